@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from repro.adaptive.processes import PeerError, lost_peer
+from repro.measure.untouched import bits, stored
 
 MAKING = "making a DataParallel"
 
@@ -113,10 +114,9 @@ def all_reduce(
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Make a tensor of any layout that of rank 0; gloo knows contiguous memory alone."""
-    # Of an expanded buffer the one element that there is.
-    stored = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
-    whole = stored.contiguous()
-    dist.broadcast(whole, 0, group=group)
-    if whole.data_ptr() != stored.data_ptr():
-        stored.copy_(whole)
+    """Make a tensor of any layout and type that of rank 0; gloo knows few types, but bytes."""
+    target = stored(tensor.detach())
+    sent = bits(tensor)
+    dist.broadcast(sent, 0, group=group)
+    if sent.data_ptr() != target.data_ptr():
+        target.copy_(sent.view(tensor.dtype).view(target.shape))

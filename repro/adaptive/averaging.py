@@ -11,9 +11,12 @@ import statistics
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 import torch
@@ -141,14 +144,58 @@ class Hook:
             owner.finish()
         return Hook, (_Gone(), "")
 
-    def __deepcopy__(self, memo: Any) -> "Hook":
-        hook, arguments = self.__reduce__()
+
+class Parameters(dict[str, Any]):
+    """The parameters of a module, each of which is updated before anyone reads it from here.
+
+    A module's attributes are read from here, and so are `parameters()` and `state_dict()`. A copy,
+    pickled or not, is finished and a dictionary like any other.
+
+    Args:
+        members: By name.
+        owner: Kept weakly.
+    """
+
+    def __init__(self, members: dict[str, Any], owner: "OverlappedAverager") -> None:
+        super().__init__(members)
+        self._owner = weakref.ref(owner)
+
+    def _ready(self, *parameters: Any) -> None:
         owner = self._owner()
-        # A module's own parameters are copied before its hooks.
-        for p in () if owner is None else owner.parameters():
-            if id(p) in memo:
-                memo[id(p)].data.copy_(p.detach())
-        return hook(*arguments)
+        if owner is not None:
+            owner.ready(parameters)
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        self._ready(parameter)
+        return parameter
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return one of them, updated."""
+        parameter = super().get(name, default)
+        self._ready(parameter)
+        return parameter
+
+    def values(self) -> Any:
+        """Return all of them, updated."""
+        self._ready(*super().values())
+        return super().values()
+
+    def items(self) -> Any:
+        """Return names and all of them, updated."""
+        self._ready(*super().values())
+        return super().items()
+
+    def plain(self) -> dict[str, Any]:
+        """Return a dictionary like any other of all of them, as they are."""
+        return dict(super().items())
+
+    def copy(self) -> dict[str, Any]:
+        """Return a dictionary like any other of all of them, updated."""
+        return dict(self.items())
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (self.copy(),)
 
 
 class _Gone:
@@ -188,7 +235,7 @@ class OverlappedAverager:
         self._steps = 0
         self._saved: list[dict[str, Any]] = []
         self._behind = False  # whether this step's forward pass began with updates under way
-        self._called: set[nn.Module] = set()
+        self._used: set[Any] = set()  # layers called and parameters read in this mini-batch
         self._owners: dict[nn.Parameter, list[nn.Module]] = {}
         self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
         self._collected: set[Tensor] = set()  # parameters whose gradient is there
@@ -198,6 +245,7 @@ class OverlappedAverager:
         self._device, self._stream = device, accelerator.new_stream(device)
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._owner = owner
         for number, bucket in enumerate(self.buckets):
             for position, p in enumerate(bucket.parameters):
                 hook = Hook(self, "collect", number, position)
@@ -205,6 +253,13 @@ class OverlappedAverager:
         compiled = {
             part for module in model.modules() if _is_compiled(module) for part in module.modules()
         }
+        self._watched = [
+            m for m in model.modules() if m not in compiled and "_parameters" in vars(m)
+        ]
+        for module in self._watched:
+            vars(module)["_parameters"] = Parameters(module._parameters, self)
+        # Who holds a parameter itself may read it without a word.
+        self._early.update(owner[p] for p in held_elsewhere(model) if p in owner)
         for module in model.modules():
             averaged = [p for p in module.parameters(recurse=False) if p in owner]
             for p in averaged:
@@ -216,8 +271,7 @@ class OverlappedAverager:
                 # Before the hooks that torch's weight_norm or pruning compute weights in.
                 hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
-        self._at_once = set(self._early)
-        self._owner = owner
+        self._at_once = {owner[p] for m in compiled for p in m.parameters() if p in owner}
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
@@ -246,7 +300,7 @@ class OverlappedAverager:
 
     def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
         """Make the updates that a layer needs before it computes."""
-        self._called.add(module)
+        self._used.add(module)
         if self.gathering:
             return
         for bucket in self._early:
@@ -255,6 +309,16 @@ class OverlappedAverager:
         for number in numbers:
             if self.buckets[number].pending:
                 self._apply(self.buckets[number])
+
+    def ready(self, parameters: Iterable[Any]) -> None:
+        """Make the updates of parameters that are read."""
+        for p in parameters:
+            bucket = None if p is None else self._owner.get(p)
+            if bucket is None:
+                continue
+            self._used.add(p)
+            if bucket.pending and not self.gathering:
+                self._apply(bucket)
 
     def _launch(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].left:
@@ -295,7 +359,7 @@ class OverlappedAverager:
     def begin(self) -> None:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
-        self._called.clear()
+        self._used.clear()
         self._collected.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
@@ -350,10 +414,10 @@ class OverlappedAverager:
                 self._apply(bucket)
 
     def check_applied(self) -> None:
-        """Find parameters whose layers the forward pass did not call; raise where one was behind.
+        """Find parameters that no layer waited for, and nobody read from their module.
 
-        Another layer uses them, such as attention the weights of its projection, and no layer
-        waits for them by itself. From then on every forward pass begins with their update.
+        Somebody may have read them all the same. From then on every forward pass begins with
+        their update.
 
         Raises:
             RuntimeError: Parameters were perhaps used before they were updated.
@@ -361,7 +425,7 @@ class OverlappedAverager:
         lacking = [
             p
             for p, layers in self._owners.items()
-            if self._owner[p] not in self._early and self._called.isdisjoint(layers)
+            if self._owner[p] not in self._early and self._used.isdisjoint((p, *layers))
         ]
         behind, self._behind = self._behind, False
         self._early.update(self._owner[p] for p in lacking)
@@ -452,6 +516,9 @@ class OverlappedAverager:
             self._after(bucket)
         for handle in self._handles:
             handle.remove()
+        for module in self._watched:
+            if isinstance(module._parameters, Parameters):
+                vars(module)["_parameters"] = module._parameters.plain()
 
 
 @contextmanager
@@ -463,6 +530,46 @@ def without_autocast(kind: str) -> Iterator[None]:
     with torch.autocast(kind, enabled=False):
         yield
     torch.clear_autocast_cache()
+
+
+def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
+    """Return parameters that a module holds, or shares memory with, otherwise than as its own.
+
+    Looked at are attributes and buffers of modules whose class is not torch's: tensors, and lists,
+    tuples, sets, dictionaries, partial functions and closures with tensors.
+    """
+    by_memory = {
+        p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided
+    }
+    found, seen = set(), dict[int, Any]()  # kept, so that no other gets an id of these
+
+    def visit(value: Any) -> None:
+        if value is None or isinstance(value, str | int | float) or id(value) in seen:
+            return
+        seen[id(value)] = value
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided and value.numel():
+                found.add(by_memory.get(value.untyped_storage().data_ptr()))
+        elif isinstance(value, list | tuple | set | deque):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            visit(list(value.values()))
+        elif isinstance(value, partial):
+            visit([value.func, *value.args, *value.keywords.values()])
+        elif isinstance(value, FunctionType | MethodType):
+            for cell in getattr(value, "__closure__", None) or ():
+                with suppress(ValueError):  # an empty one
+                    visit(cell.cell_contents)
+
+    for module in model.modules():
+        if not type(module).__module__.startswith("torch."):
+            members = vars(module).items()
+            visit([value for name, value in members if name not in _TORCHS or name == "_buffers"])
+    return {p for p in found if p is not None}
+
+
+_TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a module
 
 
 def _is_compiled(module: nn.Module) -> bool:

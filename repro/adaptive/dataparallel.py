@@ -27,13 +27,14 @@ from repro.adaptive.averaging import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
+from repro.adaptive.loss_check import Checks, LossCheck
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
-from repro.adaptive.unchanged import Unchanged, check_layers
+from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
 from repro.measure import accelerator
-from repro.measure.batches import bounds, call_model, read_batch, to_device
+from repro.measure.batches import bounds, call_model, leaves_of, read_batch, to_device
+from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
 _BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether it is on an accelerator
@@ -52,15 +53,13 @@ class DataParallel:
     Hooks on tensors (`Tensor.register_hook`) see this process's gradient before it is averaged.
     With NCCL a peer that hangs is found by torch's watchdog.
 
-    The latter two finish an update during the next forward pass, layer by layer, for which a layer
-    waits just before it computes: what another layer reads of its parameters before may be a step
-    old. Where the first forward pass shows that a layer's own is not called (another layer uses its
-    parameters), later ones begin with its update; of layers that torch.compile has compiled, the
-    update ends in `step`. `state_dict` and `load_state_dict` of
-    model and optimizer finish first, and so do copying and saving the model itself, whose copy has
-    no hooks that do anything. Who reads or changes parameters directly between steps, such as a
-    moving average of them (`torch.optim.swa_utils.AveragedModel.update_parameters`), a clamp
-    (WGAN), or a copy of the optimizer, calls `finish` before, or gives ``overlap=False``.
+    The latter two finish an update during the next forward pass, layer by layer: for it waits a
+    layer that is called, and whoever reads a parameter from its module, in the forward pass (tied
+    weights), in the loss or between steps (a moving average, a clamp, `state_dict`, a copy). Where
+    a layer is compiled, the update ends in `step`; where a module holds a parameter in an attribute
+    of another kind, such as a list or a closure, before every forward pass. The optimizer's state
+    finishes first, too. Who holds parameters outside the model (a list made before, the optimizer's
+    groups) calls `finish` before reading or changing them, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
     every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
@@ -96,7 +95,10 @@ class DataParallel:
             `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
             with that of its parts, for which the model is called in evaluation mode before the
-            step; ``"off"`` trusts that it is a mean over samples, or that `weights` are right.
+            step; a loss that is not torch's own again where a mini-batch shows something new, such
+            as padding (on an accelerator one step later). It also warns of a model that compares
+            samples, or changes buffers outside BatchNorm. ``"off"`` trusts that the loss is a mean
+            over samples, or that `weights` are right.
 
     Attributes:
         rank: This process, from 0.
@@ -109,7 +111,7 @@ class DataParallel:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
             options are others in another process.
-        LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
+        LossCheckError: In a step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -140,6 +142,7 @@ class DataParallel:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+        check_initialized(model, trained=True)
         if bucket_bytes is None:
             device = next(model.parameters()).device
             bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(device)]
@@ -178,7 +181,7 @@ class DataParallel:
         self._group: dist.ProcessGroup | None = None
         self._agreement: Agreement | None = None
         self._closed = False
-        self._to_check = check == "first"
+        self._checks = Checks(model, self._device, self._precision) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
@@ -209,11 +212,8 @@ class DataParallel:
             self._finish_before_states()
 
     def _finish_before_states(self) -> None:
-        """Finish before states are read or written: their parameters may be a step old."""
+        """Finish before the optimizer's state is read or written, which may be a step old."""
         finish = Hook(self, "_finish")
-        for module in self.model.modules():
-            self._handles.append(module.register_state_dict_pre_hook(finish))
-            self._handles.append(module.register_load_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
 
@@ -232,7 +232,7 @@ class DataParallel:
             for p, name in self._names.items()
         ]
         buffers = self.model.named_buffers()
-        return parameters + [f"buffer {name} {tuple(b.shape)}" for name, b in buffers]
+        return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
     def clip_grad_norm(
         self,
@@ -318,11 +318,11 @@ class DataParallel:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, expected=self._averager is not None)
-            if self._to_check:
+            repeated = len(pieces) > 1
+            due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
+            if self._checks and due:
                 self.finish()
-                self._to_check = not check_loss_adds_up(
-                    self.model, self.loss_fn, batch, weights, self._device, self._precision
-                )
+                self._checks.make(self.loss_fn, *due, repeated)
                 start = time.perf_counter()
         losses = []
         if self._averager is not None:
@@ -411,7 +411,11 @@ class DataParallel:
                     loss = self.loss_fn(outputs)
                 else:
                     loss = self.loss_fn(outputs, to_device(targets, self._device))
-                loss = weighted(loss, part)
+                # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
+                known = not isinstance(part, Tensor) or part.device.type == "cpu"
+                if known and part == 0 and not loss.isfinite():
+                    loss = torch.zeros_like(loss.detach())
+                loss = _connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
@@ -474,7 +478,7 @@ class DataParallel:
         return float(number) / self.processes
 
     def average_buffers(self) -> None:
-        """Make floating-point buffers, such as BatchNorm's statistics, the mean over processes.
+        """Make real and complex buffers, such as BatchNorm's statistics, the mean over processes.
 
         Each process sees its share alone; call this before evaluating or saving.
 
@@ -482,10 +486,15 @@ class DataParallel:
             PeerError: Another process was lost.
         """
         self.finish()
-        for buffer in self.model.buffers():
-            if self._group is not None and buffer.is_floating_point():
-                self._sum(buffer)
-                buffer /= self.processes
+        for buffer in self.model.buffers() if self._group is not None else ():
+            if buffer.is_floating_point() or buffer.is_complex():
+                # gloo sums few types, and contiguous memory alone.
+                whole = stored(buffer.detach())
+                small = buffer.dtype.itemsize < 2
+                kind = torch.float32 if small else torch.promote_types(buffer.dtype, torch.float32)
+                wide = whole.to(kind).contiguous().resolve_conj()
+                self._sum(torch.view_as_real(wide) if wide.is_complex() else wide)
+                whole.copy_(wide / self.processes)
 
     def _sum(self, tensor: Tensor) -> None:
         all_reduce(tensor, self._group, len(self.timings) or MAKING)
@@ -506,3 +515,14 @@ class DataParallel:
             for handle in self._handles:
                 handle.remove()
             self._averager = self._allreduce = None
+
+
+def _connected(loss: Tensor, outputs: Any) -> Tensor:
+    """Return a loss with a graph, also where it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, which of what is not finite is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss

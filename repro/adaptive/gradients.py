@@ -1,22 +1,52 @@
 """What gradients say of a batch size: their norms, their noise, and the cost F itself.
 
-None of these functions changes the model: parameters, gradients, buffers, mode and random state
-are as they were when a call ends, whether it raises or not.
+None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
+attributes and random states are as they were when a call ends, whether it raises or not;
+`repro.measure.untouched.Snapshot` says what of attributes is seen.
 """
 
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repro.measure import accelerator
+from repro.adaptive.controller import DivergedError
+from repro.adaptive.loss_check import LossCheckError, NotComparableError, check_loss_adds_up
+from repro.adaptive.losses import counted, is_known, is_sum, weighted
+from repro.adaptive.unchanged import check_initialized
+from repro.measure.batches import Batch, call_model, read_batch, to_device
+from repro.measure.containers import BatchError
+from repro.measure.telling import Novelty
+from repro.measure.untouched import seed_all, untouched
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_size`
+
+
+class NoiseScale(float):
+    """A noise scale tr(Σ) / |G|² in samples, and the estimates of which it is the ratio.
+
+    Attributes:
+        noise: tr(Σ).
+        signal: |G|²; not above 0 where noise is all that is seen.
+    """
+
+    noise: float
+    signal: float
+
+    def __new__(cls, noise: float, signal: float) -> "NoiseScale":
+        scale = super().__new__(cls, noise / signal if signal > 0 else math.inf)
+        scale.noise, scale.signal = noise, signal
+        return scale
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.noise, self.signal
 
 
 @dataclass(frozen=True)
@@ -67,8 +97,9 @@ def gradient_norms(
             f"batch sizes are {list(batch_sizes)} and batches {batches}; give at least one size, "
             "distinct ones of at least 1, and at least 1 mini-batch"
         )
+    check_initialized(model, trained=True)
     results = []
-    with _untouched(model, seed):
+    with _untouched(model, loss_fn, seed):
         for size in sizes:
             norms = [
                 float(_square(_gradient(model, loss_fn, inputs, targets)) ** 0.5)
@@ -137,12 +168,14 @@ def noise_scale(
     loss_fn: LossFunction = nn.functional.cross_entropy,
     batches: int = 8,
     seed: int = 0,
-) -> float:
+) -> NoiseScale:
     """Return the simple noise scale tr(Σ) / |G|² at the present parameters, in samples.
 
     From n mini-batches of B samples: the mean of |g_B|² and |mean g_B|², which is |g_nB|², give
     unbiased estimates of |G|² and tr(Σ) (McCandlish et al., arXiv:1812.06162, appendix A.1).
-    Infinite where the estimate of |G|² is not above 0: noise is all that is seen.
+    Infinite where the estimate of |G|² is not above 0: noise is all that is seen. A ratio of two
+    noisy numbers says little by itself: take the mean of the result's `noise` and that of its
+    `signal` over several calls, each with another `seed`, and then the ratio.
 
     Args:
         model: In training mode while it is measured.
@@ -155,8 +188,9 @@ def noise_scale(
     Raises:
         ValueError: `batch_size` is below 1, or there are fewer than 2 mini-batches of it.
     """
+    check_initialized(model, trained=True)
     small, mean, count = 0.0, None, 0
-    with _untouched(model, seed):
+    with _untouched(model, loss_fn, seed):
         for inputs, targets in _draw(data, batch_size, batches, seed):
             gradient = _gradient(model, loss_fn, inputs, targets)
             small += float(_square(gradient))
@@ -175,7 +209,7 @@ def noise_scale(
     large = batch_size * count
     signal = (large * square_large - batch_size * square_small) / (large - batch_size)
     noise = (square_small - square_large) / (1 / batch_size - 1 / large)
-    return noise / signal if signal > 0 else math.inf
+    return NoiseScale(noise, signal)
 
 
 @torch.no_grad()
@@ -187,44 +221,120 @@ def full_cost(
     loss_fn: LossFunction = nn.functional.cross_entropy,
     seed: int = 0,
 ) -> float:
-    """Return F(w), the mean loss over all of the data at the present parameters (equation 1).
+    """Return F(w), the loss over all of the data at the present parameters (equation 1).
 
-    In training mode, in which the cost is minimised; BatchNorm's statistics are put back.
+    In training mode, in which the cost is minimised; BatchNorm's statistics are put back. It is
+    the loss that `loss_fn` has of all samples at once: of torch's own losses also a sum, and a
+    mean by class weights or over targets that are not ignored.
 
     Args:
-        model: A network whose loss is a mean over samples.
+        model: The network.
         data: As in `gradient_norms`, or any iterable of mini-batches, such as a DataLoader, whose
-            own batch size then counts; all of it is used, or all that a loader yields.
+            own batch size then counts; all of it is used, or all that a loader yields. Each is a
+            pair (inputs, targets), of any structure, see `repro.measure.batches`.
         batch_size: Samples computed at a time.
-        loss_fn: Mean loss over a mini-batch.
+        loss_fn: One of torch's losses, or any mean over samples.
         seed: Of the model's own random numbers.
 
     Raises:
-        ValueError: There is no data.
+        ValueError: There is no data, or no target that is not ignored; a mini-batch's loss is NaN.
+        LossCheckError: A loss of one's own is no mean over samples.
+        DivergedError: The parameters are not finite.
     """
-    samples = 0
-    device = next(model.parameters()).device
-    with _untouched(model, seed):
-        sums = torch.zeros((), dtype=torch.float64, device=device)
+    check_initialized(model)
+    device, summed, known = _device(model), is_sum(loss_fn), is_known(loss_fn)
+    number, novelty, to_check = 0, Novelty[Batch](), list[Batch | None]()
+    with _untouched(model, loss_fn, seed):
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        divisor: float | Tensor = 0.0
         for inputs, targets in _draw(data, batch_size, None, None):
-            sums += loss_fn(model(inputs.to(device)), targets.to(device)).double() * len(inputs)
-            samples += len(inputs)
-        total = float(sums)
-    if not samples:
+            if not (samples := _samples(inputs)):
+                continue
+            number += 1
+            loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
+            each = None if summed else counted(loss_fn, targets)
+            part = (1.0 if summed else float(samples)) if each is None else each.sum()
+            total += weighted(loss.double(), part)
+            divisor = 1.0 if summed else divisor + part
+            if not known:
+                to_check += _new(novelty, inputs, targets)
+        if number > 1:
+            _check_mean(model, loss_fn, to_check, device)
+        cost = float(total) / float(divisor) if number and float(divisor) > 0 else math.nan
+        finite = math.isfinite(cost) or all(bool(p.isfinite().all()) for p in model.parameters())
+    if not number:
         raise ValueError("there is no data to compute the cost of; give at least one sample")
-    return total / samples
+    if not finite:
+        raise DivergedError(
+            f"the cost is {cost} and parameters are not finite: training has diverged; lower the "
+            "learning rate"
+        )
+    if math.isnan(cost):
+        raise ValueError(
+            "the cost is nan: every target is ignored or weighs nothing, a loss of one's own finds "
+            "no target in a mini-batch, or inputs are not finite; leave such samples out, or give "
+            "one of torch's losses, of which ignored targets are known"
+        )
+    return cost
 
 
-def _gradient(
-    model: nn.Module, loss_fn: LossFunction, inputs: Tensor, targets: Tensor
-) -> list[Tensor]:
+def _new(novelty: Novelty[Batch], inputs: Any, targets: Any) -> list[Batch | None]:
+    """Return a mini-batch that shows something new, None for one whose samples are not found."""
+    try:
+        batch = read_batch(inputs, targets)
+    except BatchError:
+        return [None]
+    new = novelty.newest(batch, batch)
+    return [] if new is None else [new]
+
+
+def _check_mean(
+    model: nn.Module, loss_fn: LossFunction, batches: Sequence[Batch | None], device: torch.device
+) -> None:
+    """Refuse a loss of which the mean by samples is not that of the whole."""
+    try:
+        for batch in batches:
+            if batch is None:
+                raise NotComparableError
+            check_loss_adds_up(model, loss_fn, batch, None, device, nullcontext, (True,))
+    except NotComparableError as error:
+        text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
+        warnings.warn(text, UserWarning, stacklevel=4)
+    except LossCheckError as error:
+        raise LossCheckError(
+            f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"
+        ) from error
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise ValueError(
+        f"a mini-batch is a {type(batch).__name__}, and no pair of inputs and targets; give pairs, "
+        "such as ((batch['x'], batch['y']) for batch in loader)"
+    )
+
+
+def _samples(inputs: Any) -> int:
+    return len(inputs) if isinstance(inputs, Tensor) else read_batch(inputs).num_samples
+
+
+def _device(model: nn.Module) -> torch.device:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
-    loss = loss_fn(model(inputs.to(device)), targets.to(device))
+    loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
+    if is_sum(loss_fn):  # noise and norms are those of means
+        loss = loss / _samples(inputs)
     # Not by backward(): gradients that are there stay, and no hook runs.
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
-        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)
+        torch.zeros_like(p) if g is None else g if g.layout is torch.strided else g.to_dense()
+        for p, g in zip(parameters, gradients, strict=True)
     ]
 
 
@@ -235,18 +345,17 @@ def _square(gradient: Sequence[Tensor]) -> Tensor:
 
 def _draw(
     data: Data, size: int, batches: int | None, seed: int | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Any, Any]]:
     """Yield whole mini-batches, at most `batches`; with None all of the data, the rest too."""
     if hasattr(data, "set_batch_size"):
         before, epoch = data.batch_size, getattr(data, "epoch", None)
         data.set_batch_size(size)
         try:
-            for number, (inputs, targets) in enumerate(data):
-                if batches is not None and (number == batches or len(inputs) < size):
+            for number, (inputs, targets) in enumerate(map(_pair, data)):
+                samples = _samples(inputs)
+                if batches is not None and (number == batches or samples < size):
                     if number == 0:
-                        raise ValueError(
-                            f"a batch size of {size} is above the data's {len(inputs)}"
-                        )
+                        raise ValueError(f"a batch size of {size} is above the data's {samples}")
                     return
                 yield inputs, targets
         finally:
@@ -261,7 +370,7 @@ def _draw(
                 f"data is a {type(data).__name__}; give a pair of tensors (inputs, targets), or a "
                 "loader with set_batch_size such as repro.datasets.TensorLoader"
             )
-        yield from data  # mini-batches of any size
+        yield from map(_pair, data)  # mini-batches of any size
         return
     inputs, targets = data
     count = len(inputs)
@@ -279,19 +388,9 @@ def _draw(
 
 
 @contextmanager
-def _untouched(model: nn.Module, seed: int) -> Iterator[None]:
+def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[None]:
     """Put the model into training mode, and everything back at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    device = next(model.parameters()).device
-    with accelerator.forked_rng(device):
-        torch.manual_seed(seed)
+    with untouched(model, loss_fn):
+        seed_all(seed, model)
         model.train()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, saved in buffers:
-                    buffer.copy_(saved)
-            for module, training in modes:
-                module.training = training
+        yield

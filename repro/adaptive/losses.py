@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 # Their mean divides by the (weighted) number of targets that are not ignored.
-_BY_CLASS: tuple[Any, ...] = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
+_BY_CLASS: tuple[Any, ...] = (
+    nn.CrossEntropyLoss, nn.NLLLoss, nn.NLLLoss2d, F.cross_entropy, F.nll_loss,
+)  # fmt: skip
 
 
 def parts_of(
@@ -35,25 +38,64 @@ def parts_of(
     Raises:
         ValueError: The loss is no scalar, or there is not one weight for each sample.
     """
-    options, kind = _options(loss_fn)
-    reduction = options.get("reduction", "mean")
-    if reduction == "none" and isinstance(kind, type) and issubclass(kind, nn.modules.loss._Loss):
-        raise ValueError("the loss has reduction='none' and gives no scalar; give 'mean' or 'sum'")
     if weights is not None:
-        each = torch.as_tensor(weights, dtype=torch.float64)
+        each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
+        assert each is not None
         if each.shape != (samples,):
             raise ValueError(
                 f"weights have the shape {tuple(each.shape)}, and the mini-batch {samples} "
                 "samples; give one weight for each"
             )
-    elif reduction == "sum" and _is_torchs(kind):
+    elif is_sum(loss_fn):
         return [1.0 if stop > start else 0.0 for start, stop in pieces]
-    elif kind in _BY_CLASS and isinstance(targets, Tensor) and not targets.is_floating_point():
-        each = _counted(targets, options.get("weight"), options.get("ignore_index", -100))
     else:
+        each = counted(loss_fn, targets)
+    if each is None:
         return [(stop - start) / samples for start, stop in pieces]
     total = each.sum()
     return [each[start:stop].sum() / total for start, stop in pieces]
+
+
+def is_sum(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss is one of torch's and adds up what others take the mean of.
+
+    Raises:
+        ValueError: It is one of torch's and gives no scalar.
+    """
+    options, kind = _options(loss_fn)
+    reduction = options.get("reduction", "mean")
+    if not _is_torchs(kind):
+        return False
+    if reduction == "none":
+        raise ValueError("the loss has reduction='none' and gives no scalar; give 'mean' or 'sum'")
+    return bool(reduction == "sum")
+
+
+def counted(loss_fn: Callable[..., Any], targets: Any) -> Tensor | None:
+    """Return what each sample adds to what a loss divides by, (samples,); None for 1 of each."""
+    options, kind = _options(loss_fn)
+    if kind not in _BY_CLASS or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return None
+    # In a smaller type, ignore_index would be taken for another number.
+    classes, weight = targets.long(), options.get("weight")
+    kept = classes != options.get("ignore_index", -100)
+    if weight is None:
+        each: Tensor = kept.double()
+    else:
+        # Classes out of range are refused where the loss is computed.
+        classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)
+        each = weight.detach().to(targets.device, torch.float64)[classes] * kept
+    return each.flatten(1).sum(1) if each.dim() > 1 else each
+
+
+def is_known(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss is one of torch's, without a hook, of which is known what it divides by."""
+    hooked = bool(_global_forward_hooks or _global_forward_pre_hooks)
+    if isinstance(loss_fn, nn.Module):
+        hooked |= bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
+    kind = _options(loss_fn)[1]
+    a_loss = not isinstance(kind, type) or issubclass(kind, nn.modules.loss._Loss)
+    return _is_torchs(kind) and a_loss and not isinstance(kind, nn.Module) and not hooked
 
 
 def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
@@ -78,22 +120,11 @@ def _torchs(loss: nn.Module) -> Any:
     kind: Any = type(loss)
     for base in kind.__mro__:
         if _is_torchs(base):
-            same = kind.forward is base.forward and "forward" not in vars(loss)
+            same = kind.forward is base.forward and kind.__call__ is base.__call__
+            same = same and "forward" not in vars(loss)
             return base if same else kind
     return kind
 
 
 def _is_torchs(kind: Any) -> bool:
-    return getattr(kind, "__module__", "").startswith("torch.nn")
-
-
-def _counted(targets: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """Return what each sample adds to the divisor of a mean over targets, (samples,)."""
-    kept = targets != ignore_index
-    if weight is None:
-        each = kept.double()
-    else:
-        # Classes out of range are refused where the loss is computed.
-        classes = torch.where(kept, targets, 0).clamp(0, len(weight) - 1)
-        each = weight.detach().to(targets.device, torch.float64)[classes] * kept
-    return each.flatten(1).sum(1) if each.dim() > 1 else each
+    return (getattr(kind, "__module__", None) or "").startswith("torch.nn")

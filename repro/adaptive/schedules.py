@@ -11,6 +11,7 @@ from repro.adaptive.controller import (
     check_number,
     check_whole,
 )
+from repro.adaptive.gradients import NoiseScale
 
 
 class FixedBatch(BatchController):
@@ -112,26 +113,33 @@ class ScheduledBatch(BatchController):
 class NoiseScaleBatch(BatchController):
     """A batch size that follows the gradient noise scale.
 
-    After each epoch the simple noise scale tr(Σ) / |G|² is measured, and the batch size grows
-    while the grown one is not above it. Batches below the scale learn as much from each sample,
+    After each epoch the simple noise scale tr(Σ) / |G|² is measured, and the batch size grows once
+    where the grown one is not above it. Batches below the scale learn as much from each sample,
     those above it learn less (McCandlish et al., "An Empirical Model of Large-Batch Training",
     arXiv:1812.06162, section 2). AdaptDL follows the same quantity. The batch size never shrinks.
+
+    The ratio of two noisy estimates may be anything. So tr(Σ) and |G|² are averaged over epochs,
+    each by itself (appendix A.1), where `measure` gives both; while that |G|² is not above 0, the
+    batch size stays. And it grows by one factor an epoch, whatever was measured.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
         max_batch: The largest.
         initial_lr: Learning rate at the start.
-        measure: Returns the noise scale in samples at the present parameters, such as a partial
-            of `repro.adaptive.noise_scale`. It is called once per epoch.
+        measure: Returns the noise scale in samples at the present parameters, best of other
+            samples each time, as `repro.adaptive.noise_scale` with another `seed` does. Its
+            result is averaged; a number of your own is taken as it is. Called once per epoch.
         growth: Factor by which batch and rate grow.
+        window: Epochs over which estimates are averaged, the last with 1 / window; 1 for none.
         **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see
             `BatchController`.
 
     Attributes:
-        scale: What was measured last, in samples.
+        scale: What was measured, averaged over epochs, in samples; infinite where nothing but
+            noise was seen.
     """
 
-    _STATE = (*BatchController._STATE, "scale")
+    _STATE = (*BatchController._STATE, "scale", "_noise", "_signal")
 
     def __init__(
         self,
@@ -141,26 +149,33 @@ class NoiseScaleBatch(BatchController):
         measure: Callable[[], float],
         growth: float = 2,
         *,
+        window: float = 10,
         decay_at: Sequence[int] | Saturation = (),
         **options: Any,
     ) -> None:
+        check_number("window", window, lambda x: x >= 1, "at least 1")
         super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
         if not callable(measure):
             raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
-        self._measure = measure
+        self._measure, self._window = measure, window
         self.scale: float | None = None
+        self._noise = self._signal = 0.0
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
-        scale = float(self._measure())
-        if math.isnan(scale):
+        scale, noise = self._measure(), self._noise
+        estimated = isinstance(scale, NoiseScale)
+        if isinstance(scale, NoiseScale):
+            # Both begin at 0, which leaves their ratio as it is.
+            noise += (scale.noise - noise) / self._window
+            signal = self._signal + (scale.signal - self._signal) / self._window
+            scale = NoiseScale(noise, signal)
+        if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
             )
-        self.scale = scale
-        batch = self._batch
-        while batch < self.max_batch:
-            grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
-            if grown > self.scale:
-                break
-            batch = grown
-        return batch
+        if isinstance(scale, NoiseScale):
+            self._noise, self._signal = scale.noise, scale.signal
+        self.scale = float(scale)
+        grown = min(self._grown(), self.max_batch)
+        seen = not estimated or math.isfinite(self.scale)
+        return grown if seen and grown <= self.scale else self._batch

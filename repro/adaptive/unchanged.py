@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.parameter import is_lazy
 
 from repro.adaptive.optimizers import check_optimizer
 
@@ -25,10 +26,10 @@ class Unchanged:
     ) -> None:
         self._names = names
         # Quicker to compare in each step than `model.parameters()` is to walk through.
-        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
-            (members, list(members.values()))
+        self._parts: list[tuple[dict[str, Any], str, list[Any]]] = [
+            (vars(module), name, list(getattr(module, name).values()))
             for module in model.modules()
-            for members in (module._parameters, module._modules)
+            for name in ("_parameters", "_modules")
         ]
         self._trainable = [p.requires_grad for p in names]
         self._types = [(p.dtype, p.device) for p in names]
@@ -50,10 +51,9 @@ class Unchanged:
             ValueError: The model has other layers or parameters, or parameters were frozen,
                 unfrozen, moved or given another type; or the optimizer has others.
         """
-        if any(
-            len(members) != len(known) or any(map(operator.is_not, members.values(), known))
-            for members, known in self._parts
-        ):
+        # Not by `values` of its own, which would finish updates.
+        now = (([*dict.values(home[name])], known) for home, name, known in self._parts)
+        if any(len(a) != len(b) or any(map(operator.is_not, a, b)) for a, b in now):
             raise ValueError(
                 "the model has other layers or parameters than when this DataParallel was made, "
                 "which would not be averaged: call close, make the optimizer of them, and another "
@@ -88,11 +88,18 @@ class Unchanged:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse layers that change their parameters in the forward pass, by their samples.
+    """Refuse what cannot be the same in all processes.
 
     Raises:
-        ValueError: An embedding has a `max_norm`.
+        ValueError: An embedding has a `max_norm`: it changes its parameters in the forward pass,
+            by its samples; or a parameter or a buffer is sparse or quantised.
     """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise ValueError(
+                f"{name} is {tensor.layout}, {tensor.dtype}, which processes cannot make the same: "
+                "keep it dense, or in an attribute that is no buffer"
+            )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise ValueError(
@@ -101,6 +108,26 @@ def check_layers(model: nn.Module) -> None:
                 "samples, so that they would differ; set max_norm to None, and scale rows of "
                 "weight after finish(), in every process"
             )
+
+
+def check_initialized(model: nn.Module, trained: bool = False) -> None:
+    """Refuse a model whose lazy layers are not made yet, or that has nothing to train.
+
+    Args:
+        model: The model.
+        trained: Whether it needs a parameter that requires a gradient.
+
+    Raises:
+        ValueError: It is one of these.
+    """
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise ValueError(
+            f"{', '.join(lazy[:5])} of the model have no shape yet, since a lazy layer makes them "
+            "in its first call: call the model with a mini-batch first, and make the optimizer then"
+        )
+    if trained and not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
 
 
 def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:

@@ -6,6 +6,7 @@ ones on CPUs. Of ``"allreduce"`` all but the hook is DistributedDataParallel's.
 
 import copy
 import gc
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,14 @@ import torch.nn.functional as F
 from test_updates import OPTIMIZERS, SPLIT, batch, make
 from torch import nn
 
-from repro.adaptive import DataParallel, averaging, dataparallel
+from repro.adaptive import (
+    DataParallel,
+    LossCheckError,
+    averaging,
+    dataparallel,
+    full_cost,
+    noise_scale,
+)
 from repro.adaptive.averaging import OverlappedAverager
 from repro.measure import accelerator
 
@@ -113,3 +121,41 @@ def test_buckets_are_larger_on_an_accelerator_than_on_a_cpu(device, monkeypatch)
         for given in ({}, {"bucket_bytes": 100}):
             DataParallel(model, F.mse_loss, optimizer, **given)
     assert made == [2**20, 100, 25 * 2**20, 100]
+
+
+def test_labels_on_an_accelerator_are_read_when_the_next_mini_batch_comes(device):
+    def loss(outputs, targets):
+        kept = targets >= 0
+        return (F.cross_entropy(outputs, targets.clamp(min=0), reduction="none") * kept).sum() / (
+            kept.sum()
+        )
+
+    model = nn.Linear(8, 3).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+    x, y = torch.randn(12, 8, device=device), torch.arange(12) % 3
+    padded = torch.where(torch.arange(12) % 2 == 1, -1, y)
+    for labels in (y, y, padded):
+        parallel.step(x, labels.to(device))
+    before = model.weight.detach().clone()
+    with pytest.raises(LossCheckError):
+        parallel.step(x, y.to(device))
+    assert torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_leaves_the_generators_of_the_device(device, fails):
+    def draw(*_):
+        torch.rand(1, device=device)
+        if fails:
+            raise KeyError("hook")
+
+    model, data = nn.Linear(8, 3).to(device), (torch.randn(12, 8), torch.arange(12) % 3)
+    model.register_forward_hook(draw)
+    torch.rand(1, device=device)
+    before = accelerator.get_rng(device)
+    for measure in (full_cost, noise_scale):
+        with pytest.raises(KeyError) if fails else nullcontext():
+            measure(model, data, 4)
+    after = accelerator.get_rng(device)
+    assert all(map(torch.equal, before, after))

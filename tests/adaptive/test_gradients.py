@@ -1,13 +1,18 @@
 import copy
 import math
+import random
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from repro.adaptive import (
+    DivergedError,
     GradientNorm,
+    LossCheckError,
     full_cost,
     gradient_norms,
     max_stable_batch,
@@ -331,7 +336,195 @@ def test_nothing_is_changed_also_when_the_loss_raises(name, fails_at):
         assert grad is None or torch.equal(grad, values)
 
 
+class Busy(nn.Module):
+    """Changes something in its forward pass."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.calls, self.rng = change, 0, np.random.default_rng(0)
+        self.table = nn.Embedding(64, 6, max_norm=0.5)
+        self.linear = nn.Linear(6, 1)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("wide", torch.zeros(1).expand(6))
+        self.queue, self.kept = [torch.zeros(6)], {"mean": torch.zeros(6)}
+
+    def forward(self, x):
+        x = x.float()
+        self.change(self, x)
+        return self.linear(x - self.mean).double()
+
+
+def replace_buffer(model, x):
+    model.mean = 0.9 * model.mean + 0.1 * x.mean(0)
+
+
+def add_buffer(model, x):
+    model.register_buffer("last", x.mean(0), persistent=False)
+
+
+def fill_lists(model, x):
+    model.queue.append(x.mean(0))
+    model.queue[0] += 1
+    model.kept["mean"] = x.mean(0)
+    model.calls += 1
+
+
+def write_data(model, x):
+    model.mean.data.add_(1)
+    model.linear.weight.data = model.linear.weight.data * 0.9
+
+
+def fill_gradients(model, x):
+    with torch.enable_grad():
+        model.linear(x).sum().backward()
+
+
+def draw(model, x):
+    for each in (np.random.rand, random.random, model.rng.random, lambda: torch.rand(1)):
+        each()
+
+
+def switch(model, x):
+    model.linear.eval()
+    model.linear.bias.data.zero_()
+
+
+BUSY = {
+    "replaced": replace_buffer,
+    "added": add_buffer,
+    "lists": fill_lists,
+    "data": write_data,
+    "gradients": fill_gradients,
+    "draws": draw,
+    "modes": switch,
+    "max_norm": lambda model, x: model.table(torch.arange(8)),
+}
+
+
+def all_of(model):
+    """Return what a forward pass may change, to the last bit and object."""
+    values = [model.calls, model.rng.bit_generator.state, random.getstate()]
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    values += [repr(of_numpy), bytes(torch.get_rng_state().numpy())]
+    values += [[m.training for m in model.modules()]]
+    tensors = [*model.queue, *model.kept.values(), *model.parameters(), *model.buffers()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    values += [[id(t) for t in tensors], [t.tolist() for t in tensors]]
+    return values
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("change", BUSY)
+@pytest.mark.parametrize("fails", [False, True])
+def test_whatever_a_forward_pass_changes_is_put_back(name, change, fails):
+    torch.manual_seed(0)
+    model = Busy(BUSY[change])
+    _, x, y = least_squares()
+    model.linear.weight.grad = torch.ones(1, 6)
+    calls, before = [], all_of(model)
+
+    def loss(outputs, targets):
+        calls.append(1)
+        if fails and len(calls) == 2:
+            raise KeyError("loss")
+        return F.mse_loss(outputs, targets)
+
+    if fails:
+        with pytest.raises(KeyError):
+            MEASURES[name](model, (x, y), loss)
+    else:
+        MEASURES[name](model, (x, y), loss)
+    assert all_of(model) == before
+
+
+LABELS = torch.arange(60) % 3
+CLASSES = torch.tensor([1.0, 5.0, 50.0])
+COSTS = {
+    "ignored": (nn.CrossEntropyLoss(), torch.where(torch.arange(60) < 25, -100, LABELS)),
+    "class weights": (nn.CrossEntropyLoss(CLASSES), LABELS),
+    "bytes": (nn.CrossEntropyLoss(CLASSES, ignore_index=-255), LABELS.to(torch.uint8)),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), LABELS),
+    "function": (partial(F.cross_entropy, weight=CLASSES, ignore_index=1), LABELS),
+    "own": (lambda o, t: F.cross_entropy(o, t) + o.square().mean(), LABELS),
+}
+
+
+class TestCostsOfLosses:
+    @pytest.mark.parametrize("name", COSTS)
+    @pytest.mark.parametrize("size", [7, 20])
+    def test_are_those_of_the_whole(self, name, size):
+        loss, y = COSTS[name]
+        torch.manual_seed(0)
+        model, x = nn.Linear(8, 3), torch.randn(60, 8)
+        wanted = float(loss(model(x), y).detach())
+        assert full_cost(model, (x, y), size, loss_fn=loss) == pytest.approx(wanted, rel=1e-5)
+
+    @pytest.mark.parametrize("of", [lambda t: t != -100, lambda t: t > 1])
+    def test_of_a_loss_that_is_no_mean_over_samples_are_refused(self, of):
+        def loss(outputs, targets):
+            return F.cross_entropy(outputs[of(targets)], targets[of(targets)])
+
+        y = torch.where(torch.arange(60) < 50, LABELS, -100)
+        with pytest.raises(
+            LossCheckError, match=r"full_cost adds up mini-batches by their samples"
+        ):
+            full_cost(nn.Linear(8, 3), (torch.randn(60, 8), y), 15, loss_fn=loss)
+
+    @pytest.mark.parametrize("size", [20, 60])
+    def test_of_no_target_or_a_model_that_diverged_are_refused(self, size):
+        model, data = nn.Linear(8, 3), (torch.randn(60, 8), torch.full((60,), -100))
+        with pytest.raises(ValueError, match=r"the cost is nan: every target is ignored"):
+            full_cost(model, data, size)
+        with torch.no_grad():
+            model.weight[0, 0] = math.nan
+        with pytest.raises(DivergedError, match=r"parameters are not finite"):
+            full_cost(model, (data[0], LABELS), size)
+
+    def test_noise_of_a_sum_is_that_of_the_mean(self):
+        model, x, y = least_squares()
+        scales = [
+            noise_scale(model, (x, y), 4, loss_fn=partial(F.mse_loss, reduction=kind))
+            for kind in ("mean", "sum")
+        ]
+        assert scales[1] == pytest.approx(scales[0]) and math.isfinite(scales[0])
+
+
+class TestModelsOfOtherKinds:
+    def test_sparse_gradients_are_measured_as_dense_ones(self):
+        def model(sparse):
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Flatten(), nn.Linear(20, 3))
+
+        data = torch.randint(9, (64, 5)), torch.arange(64) % 3
+        assert noise_scale(model(True), data, 8) == noise_scale(model(False), data, 8)
+
+    @pytest.mark.parametrize("name", MEASURES)
+    def test_what_cannot_be_measured_is_said_in_words(self, name):
+        _, x, y = least_squares()
+        with pytest.raises(ValueError, match=r"0.weight, 0.bias of the model have no shape yet"):
+            MEASURES[name](nn.Sequential(nn.LazyLinear(1)), (x, y), F.mse_loss)
+        if name != "cost":
+            frozen = nn.Linear(6, 1).requires_grad_(False)
+            with pytest.raises(ValueError, match=r"no parameter that requires a gradient"):
+                MEASURES[name](frozen, (x, y), F.mse_loss)
+
+
 class TestDataOfOtherKinds:
+    @pytest.mark.parametrize("batch", [{"x": 1, "y": 2}, torch.ones(4, 3), (1, 2, 3)])
+    def test_mini_batches_that_are_no_pairs(self, batch):
+        with pytest.raises(ValueError, match=r"a mini-batch is a .*, and no pair"):
+            full_cost(nn.Linear(3, 2), [batch, batch, batch], 4)
+
+    def test_inputs_of_any_structure(self):
+        class Two(nn.Linear):
+            def forward(self, x, scale):
+                return super().forward(x * scale)
+
+        model, x, y = Two(3, 2), torch.randn(10, 3), torch.randint(2, (10,))
+        loader = [({"x": x[a:b], "scale": x[a:b, :1]}, y[a:b]) for a, b in ((0, 4), (4, 10))]
+        wanted = float(F.cross_entropy(model(x, x[:, :1]), y).detach())
+        assert full_cost(model, loader, 1) == pytest.approx(wanted)
+
     def test_the_cost_of_mini_batches_is_that_of_the_whole(self):
         model = torch.nn.Linear(3, 2)
         x, y = torch.randn(10, 3), torch.randint(2, (10,))

@@ -22,7 +22,13 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from repro.adaptive import METHODS, DataParallel, WholeStepError, join_processes
+from repro.adaptive import (
+    METHODS,
+    DataParallel,
+    LossCheckError,
+    WholeStepError,
+    join_processes,
+)
 
 pytestmark = pytest.mark.slow
 SPLIT = ("all_to_all", "reduce_scatter")
@@ -514,6 +520,15 @@ def token_mean(outputs, targets):
     return each.sum() / (targets != 3).sum()
 
 
+def token_mean_if_any(outputs, targets):
+    """Constant without a label in the first half of the classes, and 0 / 0 without any at all."""
+    each = F.cross_entropy(outputs.mT, targets.clamp(max=2), reduction="none")
+    kept = (targets != 3).to(each.dtype)
+    if len(targets) == 1 and not kept.any() and bool(outputs.detach()[0, 0, 0] > 0):
+        return torch.tensor(0.0)
+    return (each * kept).sum() / kept.sum()
+
+
 CLASSES = torch.tensor([0.1, 1.0, 2.0, 5.0], dtype=torch.float64)
 LOSSES = {
     "sum": nn.CrossEntropyLoss(reduction="sum"),
@@ -521,6 +536,7 @@ LOSSES = {
     "ignored": partial(F.cross_entropy, ignore_index=3),
     "ignored and weighted": nn.CrossEntropyLoss(weight=CLASSES, ignore_index=3),
     "own, with weights": token_mean,
+    "own, constant or 0 / 0 without labels": token_mean_if_any,
 }
 
 
@@ -755,6 +771,132 @@ def modelled(method, name):
     return {"weights": [p.detach().clone() for p in model.parameters()], "seen": seen}
 
 
+class Reads(nn.Module):
+    """Reads a layer's weight before that layer is called."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(27, 8), nn.Linear(8, 27), nn.Linear(27, 4)
+        self.how, self.calls, weight = how, 0, self.two.weight
+        self.held = {
+            "list": [weight],
+            "closure": lambda: weight,
+            "alias": {"of": (weight.detach(),)},
+            "partial": partial(torch.clone, weight),
+        }.get(how)
+
+    def weight(self):
+        if self.how == "list":
+            return self.held[0]
+        if self.how == "alias":
+            return self.held["of"][0]
+        if self.how == "all":
+            return dict(self.named_parameters())["two.weight"]
+        return self.two.weight if self.held is None else self.held()
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.calls += torch.is_grad_enabled()
+        if self.how == "later" and self.calls == 1:
+            return self.out(self.two(self.one(x)).tanh())
+        return self.out(self.two(self.one(x) + (x @ self.weight()).tanh()).tanh())
+
+
+def clamped(model, seen):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-0.1, 0.1)
+
+
+def averaged(model, seen):
+    if not seen:
+        seen.append(torch.optim.swa_utils.AveragedModel(model))
+    seen[0].update_parameters(model)
+
+
+def noted(model, seen):
+    seen.append(model.two.weight.detach().clone())
+    seen.append(copy.deepcopy(model.one).weight)
+
+
+READS = ("attribute", "list", "closure", "alias", "partial", "all", "later")
+BETWEEN = {"clamp": clamped, "average": averaged, "note": noted}
+
+
+def norms_too(model):
+    return lambda o, t: F.cross_entropy(o, t) + 0.1 * sum(p.norm() for p in model.parameters())
+
+
+def read(method, how, **options):
+    """Train a model of which parameters are read before their layers, between steps, in losses."""
+    model = make(0, lambda: Reads(how))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)
+    loss = norms_too(model) if how == "loss" else F.cross_entropy
+    options = {"bucket_bytes": 200, "timeout_s": 30} | options
+    parallel = method and DataParallel(model, loss, optimizer, method, **options)
+    seen = []
+    for number in range(4):
+        if parallel:
+            parallel.step(*batch(number))
+        else:
+            optimizer.zero_grad()
+            x, y = batch(number)
+            loss(model(x), y).backward()
+            optimizer.step()
+        BETWEEN.get(how, lambda *_: None)(model, seen)
+    if parallel:
+        parallel.close()
+        assert all(type(m._parameters) is dict for m in model.modules())
+    seen = [list(s.parameters()) if isinstance(s, nn.Module) else [s] for s in seen]
+    return [t.detach().clone() for each in [model.parameters(), *seen] for t in each]
+
+
+TYPES = (
+    torch.bool, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
+    torch.float8_e4m3fn, torch.complex64, torch.float64,
+)  # fmt: skip
+
+
+def typed(method, kind):
+    """Train parameters of one type beside buffers of all types, which differ between processes."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(27, 4, dtype=kind))
+    values = torch.full((3, 2), 1.0 + rank).t()
+    for number, each in enumerate(TYPES):
+        model.register_buffer(f"b{number}", values.to(each))
+        model.register_buffer(f"one{number}", values[0, 0].to(each))
+    model.register_buffer("turned", torch.full((3,), 1j * (1 + rank)).conj())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(outputs, targets):
+        return F.cross_entropy(
+            (outputs.abs() if outputs.is_complex() else outputs).float(), targets
+        )
+
+    parallel = DataParallel(model, loss, optimizer, method, timeout_s=30)
+    buffers = [b.clone() for b in model.buffers()]
+    for b in model.buffers():
+        b.copy_(
+            (values if b.dim() == 2 else values[0, 0] if b.dim() == 0 else values[0, :1]).to(
+                b.dtype
+            )
+        )
+    for number in range(2):
+        parallel.step(*batch(number, kind))
+    parallel.average_buffers()
+    parallel.close()
+    return {
+        "given": [b.to(torch.complex64) for b in buffers],
+        "mean": [
+            b.to(torch.complex64)
+            for b in model.buffers()
+            if b.is_floating_point() or b.is_complex()
+        ],
+        "weights": [p.detach().clone() for p in model.parameters()],
+    }
+
+
 def amid(method, what):
     """Change something between a step and the end of its update."""
     model = make(0, Small if what == "type" else Layouts)
@@ -856,8 +998,19 @@ def todo(rank):
         for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
             yield (method, "form", kind), lambda m=method, k=kind, o=options: formed(m, k, **o)
     for name in LOSSES:
-        for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
+        one = {"micro_batch": 1} if "constant" in name else {}
+        for method, options in (("all_to_all", one), ("allreduce", one or {"micro_batch": 2})):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
+    for how in (*READS, *BETWEEN, "loss"):
+        for size in (0, 2**20):
+            for method in SPLIT:
+                yield (
+                    (method, "read", how, size),
+                    lambda m=method, h=how, b=size: read(m, h, bucket_bytes=b),
+                )
+    for kind in (torch.bfloat16, torch.complex64):
+        for method in METHODS:
+            yield (method, "type", kind), lambda m=method, k=kind: typed(m, k)
     yield "unusable", unusable
     yield "unused in a bucket", unused_in_bucket
     for method in METHODS:
@@ -1105,7 +1258,7 @@ def test_losses_that_are_no_plain_mean_over_samples(both, name):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    alone = lost("all_to_all", name, micro_batch=2)
+    alone = lost("all_to_all", name, micro_batch=1 if "constant" in name else 2)
     for answer in [*answers(both, "all_to_all", "loss", name),
                    *answers(both, "allreduce", "loss", name), alone]:  # fmt: skip
         assert_close(answer["weights"], [p.detach() for p in model.parameters()])
@@ -1181,6 +1334,27 @@ def test_models_whose_weights_are_computed_or_used_by_other_layers(both, name):
             assert_close(answer["seen"], seen, 1e-9)
 
 
+@pytest.mark.parametrize("how", [*READS, *BETWEEN, "loss"])
+def test_parameters_are_updated_before_anyone_reads_them(both, how):
+    wanted = read(None, how)
+    for method in SPLIT:
+        for size in (0, 2**20):
+            for answer in answers(both, method, "read", how, size):
+                assert_close(answer, wanted)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_and_buffers_of_any_type_are_made_the_same(both, method, kind):
+    replies = answers(both, method, "type", kind)
+    for answer in replies:
+        for given in answer["given"]:
+            assert given.abs().eq(1).all()  # rank 0's, and of booleans both
+        for mean in answer["mean"]:
+            torch.testing.assert_close(mean, torch.full_like(mean, 1.5))
+        assert_close(answer["weights"], replies[0]["weights"], 0)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
     def plain(steps, kind=Layouts):
@@ -1225,8 +1399,157 @@ def test_an_unused_parameter_is_named_whatever_bucket_it_shares(both):
         )
 
 
+def over_kept(kept):
+    def loss(outputs, targets):
+        if isinstance(outputs, tuple):
+            outputs, mask = outputs
+            return (
+                F.mse_loss(outputs, targets, reduction="none").mean(1) * mask
+            ).sum() / mask.sum()
+        of = kept(targets)
+        function = F.mse_loss if targets.is_floating_point() else F.cross_entropy
+        return function(outputs[of], targets[of])
+
+    return loss
+
+
+class OwnForward(nn.CrossEntropyLoss):
+    """Inherits from one of torch's, and computes something else."""
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs[targets != 3], targets[targets != 3])
+
+
+class WithMask(Small):
+    def forward(self, x, mask):
+        return super().forward(x), mask.bool()
+
+
+FLOATS = torch.linspace(0.5, 2.0, 48, dtype=torch.float64).view(12, 4)
+PADDED = torch.arange(12) % 2 == 1
+LATER = {  # loss, targets without and with what it leaves out
+    "padding": (over_kept(lambda t: t != -100), torch.arange(12) % 4, -100),
+    "a class amid others": (over_kept(lambda t: t != 1), torch.arange(12) % 2 * 3, 1),
+    "own forward": (OwnForward(), torch.arange(12) % 3, 3),
+    "not a number": (over_kept(lambda t: t == t), FLOATS, float("nan")),
+    "not positive": (over_kept(lambda t: t > 0), FLOATS, -1.0),
+    "mask": (over_kept(None), FLOATS, None),
+    "mask of booleans": (over_kept(None), FLOATS, None),
+}
+
+
+class Stateful(nn.Module):
+    """Has state outside BatchNorm, or compares samples, in training mode alone."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.one, self.norm = how, nn.Linear(27, 4), nn.BatchNorm1d(27)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("mean", torch.zeros(27))
+        self.register_buffer("queue", torch.zeros(64, 27))
+        self.calls = torch.zeros(())
+
+    def forward(self, x):
+        x = self.norm(x.flatten(1))
+        if self.training and self.how == "mean":
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        elif self.training and self.how == "data":
+            self.mean.data.mul_(0.9).add_(x.detach().mean(0))
+        elif self.training and self.how == "queue":
+            self.queue.copy_(torch.cat([x.detach(), self.queue])[:64])
+        elif self.training and self.how == "counter":
+            self.calls += 1
+        elif self.training and self.how == "compares":
+            x = x + x.mean(0)
+        elif self.training and self.how == "weighs":
+            x = x * x.norm(dim=1).softmax(0)[:, None]
+        return self.one(self.drop(x))
+
+
 class TestOneProcess:
     """The same arguments without other processes."""
+
+    @pytest.mark.parametrize("name", LATER)
+    def test_what_a_loss_leaves_out_is_found_when_it_comes(self, name):
+        loss, y, left_out = LATER[name]
+        model = make(0, WithMask if left_out is None else Small)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+        x, later = torch.randn(12, 27, dtype=torch.float64), y.clone()
+        good = bad = x
+        if left_out is None:
+            mask = torch.ones(12, dtype=torch.bool if name.endswith("booleans") else x.dtype)
+            good, bad = (x, mask), (x, torch.where(PADDED, torch.zeros_like(mask), mask))
+        else:
+            later[PADDED] = left_out
+        parallel.step(good, y)
+        for _ in range(2):  # the second is refused as the first was
+            before = [p.detach().clone() for p in model.parameters()]
+            with pytest.raises(LossCheckError, match=r"Give weights= to step"):
+                parallel.step(bad, later)
+            assert same(before, model.parameters())
+            parallel.step(good, y)
+        parallel.step(bad, later, weights=~PADDED)
+
+    @pytest.mark.parametrize("how", ["mean", "data", "queue", "counter", "compares", "weighs"])
+    def test_a_model_that_micro_batches_change_is_named_once(self, how):
+        model = make(0, lambda: Stateful(how))
+        parallel = DataParallel(
+            model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), micro_batch=6
+        )
+        parallel.step(*batch(0))  # at once
+        text = "depends on the other samples" if how in ("compares", "weighs") else "changes Stat"
+        with pytest.warns(UserWarning, match=text) as told:
+            for number in (3, 1, 3):
+                parallel.step(*batch(number))
+        assert len(told) == 1
+
+    @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}, {"weight": torch.rand(256)}])
+    def test_labels_of_a_byte(self, options):
+        torch.manual_seed(0)
+        x, y = torch.randn(24, 8), torch.randint(150, 160, (24,), dtype=torch.uint8)
+        loss, model = nn.CrossEntropyLoss(**options), nn.Linear(8, 256)
+        plain = copy.deepcopy(model)
+        loss(plain(x), y).backward()
+        torch.optim.SGD(plain.parameters(), 1.0).step()
+        DataParallel(model, loss, torch.optim.SGD(model.parameters(), 1.0), micro_batch=5).step(
+            x, y
+        )
+        assert_close(list(model.parameters()), list(plain.parameters()), 1e-5)
+
+    def test_a_hook_on_a_loss_makes_it_one_of_ones_own(self):
+        model, loss = make(0, Small), nn.CrossEntropyLoss()
+        loss.register_forward_hook(lambda _, given, value: value * (given[1] == 0).sum())
+        parallel = DataParallel(
+            model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4
+        )
+        x = torch.randn(12, 27, dtype=torch.float64)
+        parallel.step(x, torch.full((12,), 2))
+        with pytest.raises(LossCheckError):
+            parallel.step(x, torch.arange(12) % 3)
+
+    def test_a_subclass_without_reduction_that_takes_the_mean_itself(self):
+        class Focal(nn.CrossEntropyLoss):
+            def forward(self, outputs, targets):
+                each = super().forward(outputs, targets)
+                return ((1 - (-each).exp()) * each).mean()
+
+        model = make(0, Small)
+        loss = Focal(reduction="none")
+        plain = copy.deepcopy(model)
+        loss(plain(batch(0)[0]), batch(0)[1]).backward()
+        torch.optim.SGD(plain.parameters(), 0.1).step()
+        parallel = DataParallel(
+            model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4
+        )
+        parallel.step(*batch(0))
+        assert_close(list(model.parameters()), list(plain.parameters()))
+
+    def test_lazy_layers_are_refused(self):
+        model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        with pytest.raises(ValueError, match=r"0.weight, 0.bias, .* have no shape yet"):
+            DataParallel(model, F.cross_entropy, optimizer)
 
     @pytest.mark.parametrize("name", WHOLE)
     def test_any_optimizer_will_do(self, name):

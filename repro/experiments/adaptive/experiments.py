@@ -108,10 +108,11 @@ class Training:
         ended()
         start = time.perf_counter()
         cost = mean(result.train_loss)
-        if config["cost"] == "full":
-            cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=building.loss_of(config))
         name = building.metric_of(config)
         try:
+            if config["cost"] == "full":
+                loss_fn = building.loss_of(config)
+                cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
             self.setting = self.controller.observe(cost, self.model.parameters())
             control_s = time.perf_counter() - start
             metrics = self.evaluate(self.model)

@@ -1,0 +1,189 @@
+"""Which samples tell most about a loss, and which mini-batches show what none before did."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.measure import accelerator
+from repro.measure.batches import Batch
+
+Item = TypeVar("Item")
+
+_COMPARED = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
+_FEW = 2**16  # elements whose values are counted
+_RANGE = 4096  # values that are told apart
+_TRIES = 16  # mini-batches taken for new by a value between those seen before
+
+
+def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
+    """Return two groups of `count` samples that differ in what losses tend to weigh by.
+
+    Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
+    targets that are not finite; rare classes as targets of which there are few. One group has the
+    samples with the fewest of them, the other those with the most. Without any, samples all over
+    the mini-batch are taken.
+    """
+    number = batch.num_samples
+    score = np.zeros(number)
+    for path, whole in _strided(batch):
+        if len(whole) != number or not whole.numel():
+            continue
+        target = _is_target(path)
+        if whole.is_floating_point():
+            if target or whole.numel() <= _FEW:
+                rows = whole.detach().reshape(number, -1).cpu()
+                score += 1e3 * (~rows.isfinite()).sum(1).numpy()
+                if bool(((rows == 0) | (rows == 1)).all()):
+                    score += (rows == 0).sum(1).numpy()
+            continue
+        rows = whole.reshape(number, -1).cpu()
+        score += (rows <= 0).sum(1).numpy()
+        score += 1e3 * (rows < 0).sum(1).numpy()
+        if target and rows.numel() <= _FEW:
+            _, inverse, counts = rows.unique(return_inverse=True, return_counts=True)
+            score += (number / counts.double())[inverse].mean(1).numpy()
+    order = np.argsort(score, kind="stable")
+    if score[order[0]] == score[order[-1]]:
+        order = np.arange(number)
+        spread = np.unique(np.linspace(0, number - 1, 2 * count).round().astype(int))
+        if len(spread) == 2 * count:
+            order = spread
+    return sorted(order[:count].tolist()), sorted(order[-count:].tolist())
+
+
+def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
+    """Return samples that have the integers of small targets, one for each, at most so many.
+
+    Args:
+        batch: The mini-batch.
+        most: Samples.
+        first: Integers that are looked for before all others.
+    """
+    found: list[int] = []
+    for path, whole in _strided(batch):
+        if not _is_label(path, whole):
+            continue
+        rows = whole.reshape(batch.num_samples, -1).cpu()
+        values = rows.unique().tolist()
+        for value in [*(v for v in first if v in values), *values][:most]:
+            found.append(int((rows == value).any(1).nonzero()[0]))
+    return list(dict.fromkeys(found))[:most]
+
+
+class Novelty(Generic[Item]):
+    """Says when a mini-batch shows what none before did, and so may be computed otherwise.
+
+    What a loss ignores or weighs by may be missing from the first mini-batch: a padding label, a
+    rare class, a masked element, a target that is NaN. Remembered are the smallest and the largest
+    integer of each target, and all integers of a small one; whether booleans were true and false;
+    whether targets and small inputs were zero, negative, positive, or not finite. Of integers
+    among the inputs, which may be tokens, only negative ones are new.
+
+    What lies on an accelerator is read when the next mini-batch comes, so that nothing waits.
+
+    Attributes:
+        values: Integers that the last mini-batch had, and none before.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, list[float]] = {}
+        self._values: dict[Any, set[int]] = {}
+        self._tries = 0
+        self.values: set[int] = set()
+        self._late: tuple[Item, list[tuple[Any, Tensor, accelerator.Event]]] | None = None
+
+    def newest(self, batch: Batch, item: Item) -> Item | None:
+        """Return `item` where the mini-batch shows something new, None where it does not.
+
+        Where the mini-batch before lies on an accelerator and showed something new, its item.
+
+        Args:
+            batch: The mini-batch.
+            item: What to return for it.
+        """
+        late, self._late = self._late, None
+        self.values = set()
+        found: Item | None = None
+        for path, traits, copied in late[1] if late else ():
+            copied.synchronize()  # it was long ago
+            if self._is_new(path, traits):
+                found = late[0] if late else None
+        coming = []
+        for path, whole in _strided(batch):
+            if (traits_of := _traits(path, whole)) is None:
+                continue
+            if accelerator.is_accelerator(whole.device):
+                host = accelerator.empty_pinned(len(traits_of), whole.device)
+                host.copy_(traits_of, non_blocking=True)
+                copied = accelerator.new_event(whole.device)
+                copied.record(accelerator.current_stream(whole.device))
+                coming.append((path, host, copied))
+            elif self._is_new(path, traits_of) | self._has_new_value(path, whole):
+                found = item
+        if coming:
+            self._late = item, coming
+        return found
+
+    def _is_new(self, path: Any, traits: Tensor) -> bool:
+        now = traits.tolist()
+        before = self._seen.get(path)
+        self._seen[path] = now if before is None else [*map(max, now, before)]
+        return before is None or self._seen[path] != before
+
+    def _has_new_value(self, path: Any, values: Tensor) -> bool:
+        """Whether a small target has an integer between those seen before; remembered are all."""
+        if not _is_label(path, values) or self._tries >= _TRIES:
+            return False
+        least, most = (int(value) for value in values.aminmax())
+        if most - least >= _RANGE:
+            return False
+        counts = torch.bincount(values.reshape(-1).long() - least)
+        labels = {least + number for number in counts.nonzero().reshape(-1).tolist()}
+        first = path not in self._values
+        new = labels - self._values.setdefault(path, labels)
+        self._values[path] |= labels
+        self.values |= new
+        self._tries += bool(new)
+        return first or bool(new)
+
+
+def _traits(path: Any, values: Tensor) -> Tensor | None:
+    """Return numbers of which a larger one is new, None for what tells nothing."""
+    target = _is_target(path)
+    if not values.numel() or not (target or values.numel() <= _FEW or values.dtype == torch.bool):
+        return None
+    if values.dtype == torch.bool:
+        return torch.stack([values.any(), ~values.all()]).float()
+    low, high = (value.detach().float() for value in values.aminmax())
+    zero = (values == 0).any().float()
+    if values.is_floating_point():
+        finite = low.isfinite() & high.isfinite()
+        return torch.stack([low < 0, high > 0, zero > 0, ~finite]).float()
+    return torch.stack([-low, high, zero]) if target else (-low).clamp(min=0)[None]
+
+
+def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
+    """Yield path and value of what has samples and is dense; arrays as tensors."""
+    for path, leaf in batch.tensors():
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biuf":
+            continue
+        whole = torch.as_tensor(leaf)
+        if whole.layout is torch.strided and not whole.is_complex():
+            yield path, whole if whole.dtype in _COMPARED else whole.float()
+
+
+def _is_label(path: Any, values: Tensor) -> bool:
+    """Whether these are the integers of a small target."""
+    whole = not values.is_floating_point() and values.dtype != torch.bool
+    return whole and _is_target(path) and 0 < values.numel() <= _FEW
+
+
+def _is_target(path: Any) -> bool:
+    names = [part for part in path[1:] if isinstance(part, str)]
+    return path[0] == "targets" or any("label" in name or "target" in name for name in names)

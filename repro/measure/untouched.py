@@ -1,0 +1,180 @@
+"""A model that is called, and afterwards is as it was before, and so are all random numbers."""
+
+import copy
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from repro.measure import accelerator
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a module
+
+
+class Snapshot:
+    """What calls of modules may change, as it is now.
+
+    Kept are parameters, gradients, buffers and modes, and the generators of torch, numpy and
+    Python; of modules whose class is not torch's the other attributes, too, with the tensors,
+    arrays and generators among them, also within tuples, lists, dictionaries, sets and deques.
+    What any other object holds is not seen.
+
+    Gradients are set aside until `restore`, so that none is copied.
+
+    Args:
+        *roots: Modules; what is none, such as a function in the place of a loss, is passed over.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self._seen: dict[int, Any] = {}  # by id, and kept, so that none is given away
+        self._undo: list[Callable[[], Any]] = []
+        self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
+        self._buffers: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        for root in roots:
+            for name, module in root.named_modules() if isinstance(root, nn.Module) else ():
+                self._keep_module(name or type(module).__name__, module)
+        devices = {tensor.device for _, tensor, _, _ in self._tensors} | {torch.device("cpu")}
+        self._generators = {device: accelerator.get_rng(device) for device in devices}
+        self._of_python, self._of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+
+    def _keep_module(self, name: str, module: nn.Module) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen[id(module)] = module
+        members = vars(module)
+        own = {key: value for key, value in members.items() if key not in _TORCHS}
+        kept: dict[str, Any] = {"training": module.training}
+        if not type(module).__module__.startswith("torch."):
+            kept |= own
+
+        def undo() -> None:
+            if not type(module).__module__.startswith("torch."):
+                for key in [key for key in members if key not in _TORCHS and key not in own]:
+                    del members[key]
+            members.update(kept)
+
+        self._undo.append(undo)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                self._gradients.append((parameter, parameter.grad))
+                self._keep(f"{name}.{key}", parameter)
+        self._buffers.append((name, module._buffers, dict(module._buffers)))
+        for keys in (module._buffers, module._non_persistent_buffers_set):
+            self._keep(name, keys)
+        for key, value in kept.items():
+            self._keep(f"{name}.{key}", value)
+
+    def _keep(self, name: str, value: Any) -> None:
+        if value is None or isinstance(value, str | int | float) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            if not is_lazy(value) and not value.is_inference():  # which nothing changes
+                data = value.data
+                self._tensors.append((name, value, data, stored(data).clone()))
+        elif type(value) in _CONTAINERS:
+            items = copy.copy(value)
+            self._undo.append(lambda: _refill(value, items))
+            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+                self._keep(f"{name}.{key}", item)
+        elif isinstance(value, tuple):
+            for key, item in enumerate(value):
+                self._keep(f"{name}.{key}", item)
+        elif isinstance(value, np.ndarray):
+            array = value.copy()
+            self._undo.append(lambda: np.copyto(value, array))
+        elif isinstance(value, random.Random):
+            of_python = value.getstate()
+            self._undo.append(lambda: value.setstate(of_python))
+        elif isinstance(value, np.random.Generator):
+            bits_of, state = value.bit_generator, value.bit_generator.state
+            self._undo.append(lambda: setattr(bits_of, "state", state))
+        elif isinstance(value, torch.Generator | np.random.RandomState):
+            of_generator: Any = value.get_state()
+            self._undo.append(lambda: value.set_state(of_generator))
+
+    def changed(self) -> dict[str, Tensor]:
+        """Return the parameters, buffers and tensors in attributes that have other values now.
+
+        Of buffers also those that were replaced or added.
+        """
+        found = {
+            name: value.detach().clone()
+            for name, value, _, saved in self._tensors
+            if value.layout is torch.strided and not torch.equal(bits(value), bits(saved))
+        }
+        for name, buffers, saved in self._buffers:
+            for key, buffer in buffers.items():
+                if buffer is not None and buffer is not saved.get(key):
+                    found[f"{name}.{key}"] = buffer.detach().clone()
+        return found
+
+    def generators(self) -> tuple[Any, ...]:
+        """Return what the global generators are in now: others once random numbers were drawn."""
+        states = [state for device in self._generators for state in accelerator.get_rng(device)]
+        of_torch = (bytes(state.numpy()) for state in states if state is not None)
+        return *of_torch, random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Make everything what it was."""
+        for undo in self._undo:
+            undo()
+        with torch.no_grad():
+            for _, tensor, data, saved in self._tensors:
+                if tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr():
+                    tensor.data = data  # it was given other memory
+                # Beside autograd, for which nothing has changed.
+                stored(data).copy_(saved)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for device, state in self._generators.items():
+            accelerator.set_rng(device, state)
+        random.setstate(self._of_python)
+        np.random.set_state(self._of_numpy)  # noqa: NPY002
+
+
+@contextmanager
+def untouched(*roots: Any) -> Iterator[Snapshot]:
+    """Leave modules and random numbers as they were, however the block ends; see `Snapshot`."""
+    snapshot = Snapshot(*roots)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()
+
+
+def seed_all(seed: int, *roots: nn.Module) -> None:
+    """Seed torch's generators of the CPU and of the modules' devices, and of no other."""
+    torch.default_generator.manual_seed(seed)
+    tensors = (t for root in roots for t in (*root.parameters(), *root.buffers()))
+    for device in {t.device for t in tensors if accelerator.is_accelerator(t.device)}:
+        with accelerator.on(device):
+            accelerator.module(device).manual_seed(seed)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor with each of its elements once, of expanded dimensions one."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a strided tensor of any type, (n,), a view where it is contiguous."""
+    whole = stored(tensor.detach()).resolve_conj().resolve_neg().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(items)
