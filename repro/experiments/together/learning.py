@@ -262,7 +262,7 @@ def _controller(
                 work.count(small, loader.resolution[0], None, updates=False)
             return noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed)
 
-        return NoiseScaleBatch(small, large, rate, measure, **decay)
+        return NoiseScaleBatch(small, large, rate, measure, window=config["window"], **decay)
     return ThetaController(small, large, rate, **decay)
 
 
