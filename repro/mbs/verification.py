@@ -13,8 +13,8 @@ from repro.mbs.checking import Sample, SelfCheck
 from repro.mbs.collecting import Collector, room_for_outputs
 from repro.mbs.errors import LossCheckError
 from repro.mbs.sizing import release_memory
-from repro.mbs.telling import LabelValues, telling_samples
 from repro.measure import is_out_of_memory
+from repro.measure.telling import Novelty, telling_samples
 
 _CHECKED = {
     "loss": "that the loss of a mini-batch is the mean over its samples",
@@ -59,7 +59,7 @@ class Verification:
         self._undone = undone
         self.device = device
         self._checked: set[str] = set()
-        self._labels = LabelValues()
+        self._novelty: Novelty[bool] = Novelty(wait=True)
         self._loss_due = False
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
@@ -100,8 +100,9 @@ class Verification:
         if number < 2 or self._sharded:  # whose processes would all have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
-        new = loss and piece.batch is not None and self._labels.has_new(piece.batch)
-        self._loss_due = loss and (self._check == "always" or new or "loss" not in self._checked)
+        new = loss and piece.batch is not None and self._novelty.newest(piece.batch, True)
+        due = self._check == "always" or "loss" not in self._checked or bool(new)
+        self._loss_due = loss and due
         mixing = mixing and (self._check == "always" or "mixing" not in self._checked)
         alone_in_piece = self._loss_due and size >= number
         if mixing or alone_in_piece:

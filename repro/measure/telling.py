@@ -85,13 +85,15 @@ class Novelty(Generic[Item]):
     whether targets and small inputs were zero, negative, positive, or not finite. Of integers
     among the inputs, which may be tokens, only negative ones are new.
 
-    What lies on an accelerator is read when the next mini-batch comes, so that nothing waits.
+    What lies on an accelerator is read when the next mini-batch comes, so that nothing waits,
+    unless `wait` says otherwise.
 
     Attributes:
         values: Integers that the last mini-batch had, and none before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait: bool = False) -> None:
+        self._wait = wait
         self._seen: dict[Any, list[float]] = {}
         self._values: dict[Any, set[int]] = {}
         self._tries = 0
@@ -118,7 +120,7 @@ class Novelty(Generic[Item]):
         for path, whole in _strided(batch):
             if (traits_of := _traits(path, whole)) is None:
                 continue
-            if accelerator.is_accelerator(whole.device):
+            if accelerator.is_accelerator(whole.device) and not self._wait:
                 host = accelerator.empty_pinned(len(traits_of), whole.device)
                 host.copy_(traits_of, non_blocking=True)
                 copied = accelerator.new_event(whole.device)
