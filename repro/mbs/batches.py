@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
 from repro.mbs.losses import KnownLoss
-from repro.mbs.transaction import version_of
+from repro.mbs.transaction import same_memory, version_of
 from repro.measure.batches import (
     Batch,
     BatchError,
@@ -276,16 +276,11 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
 
 def own_memory(outputs: Any, inputs: Any) -> Any:
     """Return `outputs`, copied where they share memory with `inputs`, whose buffer is reused."""
-    shared = {
-        leaf.untyped_storage().data_ptr()
-        for leaf in leaves_of(inputs)
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-    }
+    given = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, torch.Tensor)]
 
     def unshared(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
-            return leaf
-        return leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf
+        strided = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+        return leaf.clone() if strided and any(same_memory(leaf, one) for one in given) else leaf
 
     return map_leaves(unshared, outputs)
 

@@ -16,7 +16,7 @@ from repro.mbs.batches import own_memory
 from repro.mbs.collecting import Collector
 from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
 from repro.measure import is_out_of_memory
-from repro.measure.batches import call_model, leaves_of, replaced, to_device
+from repro.measure.batches import call_model, leaves_of, map_leaves, replaced, to_device
 from repro.measure.precision import rounds_to_tf32
 
 # What two ways of computing the same may differ by, relative to its size. Rounding differs by a
@@ -234,29 +234,33 @@ class SelfCheck:
         """
         if sample.beside is None:
             return False
-        count = sample.counts[0]
-        whole, beside = (self._first_rows(i, count) for i in (sample.whole[0], sample.beside))
+        # What has rows of samples, and not as many of something else by chance.
+        alone = [len(leaf) == sample.counts[0] for leaf in self._rows(sample.parts[0][0])]
+        whole, beside = (self._first(i, alone) for i in (sample.whole[0], sample.beside))
         difference = _difference(whole, beside)
         tolerance = self._tolerance(whole)
         if difference is None or difference <= tolerance:
             return True
-        again = _difference(self._first_rows(sample.whole[0], count), whole)
+        again = _difference(self._first(sample.whole[0], alone), whole)
         if again is None or again > tolerance:
             self.hidden_state = True
             return False
         raise MixedSamplesError(
-            f"in training mode the model's outputs for {count} samples differ by "
+            f"in training mode the model's outputs for {sample.counts[0]} samples differ by "
             f"{100 * difference:.2g} % with which others are computed beside them, and a "
             f"micro-batch has only its own. {_ONE_BY_ONE}, or return what loss_fn compares, with "
             f"two_pass=True. If it is a normalisation by the batch that may be one by the "
             f"micro-batch, as BatchNorm's is, {_OFF}"
         )
 
-    def _first_rows(self, inputs: Any, count: int) -> list[torch.Tensor]:
-        """Return the outputs of the first half of the samples."""
+    def _rows(self, inputs: Any) -> list[torch.Tensor]:
         with self._undone():
-            outputs = _floats(self._forward(inputs))
-        return [leaf[:count] for leaf in outputs if len(leaf) == 2 * count]
+            return _floats(self._forward(inputs))
+
+    def _first(self, inputs: Any, alone: Sequence[bool]) -> list[torch.Tensor]:
+        """Return the rows of the first half of the samples, of outputs that have such rows."""
+        rows = zip(self._rows(inputs), alone, strict=True)
+        return [leaf[: len(leaf) // 2] for leaf, of_samples in rows if of_samples]
 
     def compare_collected(
         self,
@@ -401,8 +405,18 @@ class SelfCheck:
             return self._forward(inputs)
 
     def _forward(self, inputs: Any) -> Any:
-        inputs = to_device(inputs, self._device)
-        with torch.no_grad(), self._precision():
+        try:
+            with torch.no_grad():
+                return self._outputs(inputs)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+        with torch.enable_grad():  # the model may differentiate, or hook its activations
+            return map_leaves(_detached, self._outputs(inputs))
+
+    def _outputs(self, inputs: Any) -> Any:
+        inputs = _fresh(inputs, self._device)
+        with self._precision():
             return own_memory(call_model(self._module, inputs), inputs)
 
     def _evaluated(
@@ -431,7 +445,7 @@ class SelfCheck:
                 wanted.append(leaf)
             copies = [leaf.clone() if _is_float(leaf) else leaf for leaf in wanted]
             with self._no_autocast() if wide else self._precision():
-                loss = self._loss(replaced(outputs, copies), to_device(targets, self._device))
+                loss = self._loss(replaced(outputs, copies), _fresh(targets, self._device))
             floats = [leaf for leaf in wanted if _is_float(leaf) and leaf.requires_grad]
             gradients = _gradients(loss, floats)
         scalars = [g for leaf, g in zip(floats, gradients, strict=True) if leaf.dim() == 0]
@@ -443,8 +457,8 @@ class SelfCheck:
 
     def _with_graph(self, inputs: Any, targets: Any) -> "_Evaluated":
         with torch.enable_grad(), self._precision():
-            outputs = call_model(self._module, to_device(inputs, self._device))
-            loss = self._loss(outputs, to_device(targets, self._device))
+            outputs = call_model(self._module, _fresh(inputs, self._device))
+            loss = self._loss(outputs, _fresh(targets, self._device))
             floats = [
                 leaf
                 for leaf in leaves_of(outputs)
@@ -494,6 +508,20 @@ class _Evaluated:
         filled = [torch.zeros_like(leaf) if g is None else g for leaf, g in pairs]
         sizes = [float(leaf.detach().abs().max()) for leaf, _ in pairs if leaf.numel()]
         return cls(loss.detach().double(), filled, max(sizes, default=0.0), inside)
+
+
+def _fresh(tree: Any, device: torch.device) -> Any:
+    """Return a structure whose tensors are copies on a device, which may be changed in place."""
+
+    def copied(leaf: Any) -> Any:
+        moved = to_device(leaf, device)
+        return moved.clone() if moved is leaf and isinstance(leaf, torch.Tensor) else moved
+
+    return map_leaves(copied, tree)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:

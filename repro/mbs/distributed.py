@@ -90,6 +90,21 @@ class Processes:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
 
+    def complete(self, loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Let the backward pass that synchronises reach the parameters that it leaves out.
+
+        `DistributedDataParallel` waits for all of them, and earlier micro-batches may have used
+        others, as of a mixture of experts.
+        """
+        model = self._model
+        if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters:
+            return loss
+        reached = {id(leaf) for leaf in leaves}
+        for parameter in model.module.parameters():
+            if parameter.grad is not None and id(parameter) not in reached:
+                loss = loss + parameter.sum().to(loss.dtype) * 0
+        return loss
+
     def check_divisible(self) -> None:
         """Refuse to divide a mini-batch where gradients can only be synchronised as a whole.
 
@@ -185,8 +200,10 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
 def _warn_if_alone(model: nn.Module) -> None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
-    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        return  # spread in another way
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()) or any(
+        isinstance(module, DistributedDataParallel) for module in model.modules()
+    ):
+        return  # spread in another way, or wrapped inside
     warnings.warn(
         f"{dist.get_world_size()} processes are joined, but the model given to MicroBatchStreamer "
         f"is not wrapped: each process computes the gradient of its own samples alone. Wrap it in "

@@ -201,20 +201,20 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
         raise
 
 
-def check_no_graph(inputs: Any) -> None:
-    """Raise where inputs wait for a gradient, which they would not receive.
+def check_no_graph(tree: Any, what: str) -> None:
+    """Raise where inputs or targets wait for a gradient, which they would not receive.
 
     Raises:
-        InputGradientError: An input, or something it was computed from, requires a gradient.
+        InputGradientError: One, or something it was computed from, requires a gradient.
     """
-    for leaf in batches.leaves_of(inputs):
+    for leaf in batches.leaves_of(tree):
         tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             raise InputGradientError(
-                f"an input of shape {tuple(tensor.shape)} requires a gradient, and would receive "
+                f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
                 f"none: micro-batches are taken without the graph behind them. Put what computed "
                 f"it into the model, such as nn.Sequential(generator, discriminator) for a "
-                f"generator's step, or give it as inputs.detach()"
+                f"generator's step, or give it as .detach()"
             )
 
 

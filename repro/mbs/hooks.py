@@ -1,6 +1,8 @@
 """Hooks on parameters, which a mini-batch in one piece would call once."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -69,10 +71,14 @@ class DeferredHooks:
         for parameter, name, held in self._held:
             if name != "_backward_hooks" or parameter.grad is None:
                 continue
-            for hook in held.values():
+            hooks = getattr(parameter, name)
+            for key, hook in list(held.items()):
+                hooks[key] = hook  # from where it may remove itself
                 result = hook(parameter.grad)
                 if result is not None:
                     parameter.grad = result
+                if hooks.pop(key, None) is None:
+                    del held[key]
 
     def on_parameters(self, touched: Sequence[torch.Tensor]) -> None:
         """Call the hooks that see parameters whose gradients have been accumulated."""
@@ -108,6 +114,24 @@ def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
             leaves.append(leaf)
     return leaves
+
+
+def modules_in(function: Any) -> list[nn.Module]:
+    """Return the modules that a loss is or closes over, such as a discriminator."""
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, partial):
+        parts = [function.func, *function.args, *function.keywords.values()]
+        return [module for part in parts for module in modules_in(part)]
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = [function.__globals__.get(name) for name in code.co_names]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not yet filled
+            found.append(cell.cell_contents)
+    return [value for value in found if isinstance(value, nn.Module)]
 
 
 def gradients_present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -81,7 +81,7 @@ class KnownLoss:
             LossShapeError: Outputs and targets have different numbers of dimensions.
             UnsupportedLossError: The loss's `weight` or `pos_weight` has an entry per sample.
         """
-        if self._same_dims and outputs.dim() != targets.dim():
+        if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
             raise LossShapeError(
                 f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
                 f"the loss would compare each sample with every other; give them the same shape"

@@ -31,7 +31,7 @@ from repro.mbs.errors import (
     lazy_layer,
     resolve_device,
 )
-from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph
+from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph, modules_in
 from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
@@ -44,6 +44,7 @@ from repro.mbs.verification import Verification
 from repro.mbs.weighing import Weighing
 from repro.measure import MemoryMeter
 from repro.measure.batches import SplitFunction, call_model
+from repro.measure.untouched import Snapshot
 
 
 class MicroBatchStreamer:
@@ -343,12 +344,16 @@ class MicroBatchStreamer:
 
     def _check_inputs(self, piece: Piece) -> None:
         check_no_parameter(piece.batch, self._parameters)
-        check_no_graph(piece.inputs)
+        check_no_graph(piece.inputs, "an input")
+        if not self._two_pass:  # which takes the loss of them as a whole
+            check_no_graph(piece.targets, "a target")
 
     def _read_modules(self) -> None:
-        loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
-        # The very list that the check was given.
-        self._modules[:] = [module for root in (self.model, *loss) for module in root.modules()]
+        roots = (self.model, *modules_in(self.loss_fn))
+        found = list(dict.fromkeys(module for root in roots for module in root.modules()))
+        if found != self._modules:
+            self._modules[:] = found  # the very list that the check was given
+            self._verification.forget()
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let layers without parameters make them, as the first forward pass would."""
@@ -361,18 +366,20 @@ class MicroBatchStreamer:
                 f"model once on a few samples, under torch.no_grad()"
             )
 
-    def _meet(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note which other tensors a backward pass will add gradients to, such as task weights."""
+    def _meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what a backward pass will add gradients to; note what of it is not known yet."""
         if self._processes.sharded:
-            return  # the parameters in its graphs are parts that it has gathered
+            return []  # the parameters in its graphs are parts that it has gathered
         self._leaves = [reference for reference in self._leaves if reference() is not None]
         known = {id(leaf) for leaf in self._parameters} | {id(leaf()) for leaf in self._leaves}
-        for leaf in leaves_of_graph(tensors):
+        leaves = leaves_of_graph(tensors)
+        for leaf in leaves:
             if id(leaf) not in known:
                 known.add(id(leaf))
                 self._leaves.append(TensorWeakRef(leaf))
                 for transaction in self._transactions:
                     transaction.include(leaf)
+        return leaves
 
     def _look_for_state(self) -> None:
         """Warn where the first of several forward passes has changed what the next one reads."""
@@ -471,6 +478,7 @@ class MicroBatchStreamer:
         first = next(self._weighing.plan(whole, size, as_in_paper=True).parts())
         count = max(2, self._stager.ring_length)
         values = Values(first, self.device)
+        attributes = Snapshot(self.model, *modules_in(self.loss_fn), tensors=False)
         sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
         try:
             with (
@@ -480,6 +488,7 @@ class MicroBatchStreamer:
                 self._accumulate(self._module, sample, 1.0)
         finally:
             values.restored()
+            attributes.restore()
         return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     # Several processes
@@ -544,7 +553,6 @@ class MicroBatchStreamer:
                 # samples, and dropout draws.
                 with self._precision.forward():
                     outputs = call_model(self._module, inputs)
-                self._look_for_state()
                 if self._collector is not None:
                     self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
                 del outputs
@@ -552,11 +560,11 @@ class MicroBatchStreamer:
             with self._processes.synchronization(synchronize and index == last):
                 with self._precision.forward(), explained(plan.bounds[index], total):
                     outputs = call_model(model, inputs)
-                    self._look_for_state()
                     if self._collector is not None:
                         count = _count(plan.bounds[index])
                         outputs = self._collector.watch(outputs, count, weight)
                     loss = self._loss(outputs, targets)
+                    self._look_for_state()
                     if not loss.requires_grad:
                         loss = loss + zero_of(outputs)  # constant: no sample of these counts
                     del outputs
@@ -565,7 +573,9 @@ class MicroBatchStreamer:
                 if weight == 0:
                     loss = loss.nan_to_num() * 0
                 if loss.requires_grad:
-                    self._meet([loss])
+                    leaves = self._meet([loss])
+                    if synchronize and index == last:
+                        loss = self._processes.complete(loss, leaves)
                     self._precision.backward(loss * (weight / divisor))
             totals.add(loss.detach(), weight)
             del loss, inputs, targets  # with what its graph still holds

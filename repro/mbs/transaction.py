@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
@@ -117,10 +118,17 @@ class Buffers:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._held = [(module, dict(module._buffers)) for module in modules]
+        self._held = [(module, dict(module._buffers.items())) for module in modules]
         every = (buffer for _, held in self._held for buffer in held.values())
         self._tensors = list({id(b): b for b in every if b is not None}.values())
         self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
+        self._frozen = [
+            (module, name, parameter, parameter.detach(), version_of(parameter))
+            for module in modules
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not parameter.requires_grad
+        ]
+        self._numbers = [(module, _numbers_of(module)) for module in modules]
 
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the values."""
@@ -129,29 +137,49 @@ class Buffers:
     def write(self, copies: Sequence[torch.Tensor]) -> None:
         """Put back the buffers of before, with these values."""
         for module, held in self._held:
-            for name in module._buffers.keys() - held.keys():
+            for name in set(module._buffers.keys()) - held.keys():
                 del module._buffers[name]
             for name, buffer in held.items():
-                if module._buffers.get(name) is not buffer:
+                if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
         write_tensors(self._tensors, copies)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return which buffers outside batch normalisation no longer have the values `copies`.
+        """Return what modules have otherwise now than `copies` and than before.
 
-        Waits for the device only where a buffer was written.
+        Buffers outside batch normalisation, frozen parameters, and numbers in attributes. Waits for
+        the device only where a buffer was written.
         """
         values = dict(zip(self._versions, copies, strict=True))
         changed = []
         for module, held in self._held:
             for name, before in held.items():
-                now = module._buffers.get(name)
+                now = dict(module._buffers.items()).get(name)  # a script module has no get
                 if before is None or now is None or isinstance(module, _NormBase):
                     continue
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 if written and not _equal(now, values[id(before)]):
                     changed.append(f"{name} of {type(module).__name__}")
+        for module, name, parameter, memory, version in self._frozen:
+            if version_of(parameter) != version or not same_memory(parameter, memory):
+                changed.append(f"{name} of {type(module).__name__}")
+        for module, numbers in self._numbers:
+            new = _numbers_of(module)
+            names = (name for name, number in numbers.items() if new.get(name, number) != number)
+            changed += [f"{name} of {type(module).__name__}" for name in names]
         return changed
+
+
+def _numbers_of(module: nn.Module) -> dict[str, int | float]:
+    if type(module).__module__.startswith("torch."):
+        return {}
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+
+def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors share memory; no address is read, which would be noticed."""
+    torchs: Any = torch._C
+    return bool(torchs._is_alias_of(one, other))
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

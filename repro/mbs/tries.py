@@ -98,8 +98,9 @@ class Tries:
             if _versions(piece) != versions:
                 raise NondeterministicModelError(
                     "memory ran out, and the mini-batch cannot be tried again in smaller "
-                    "micro-batches: the model has changed its inputs in place; let it compute new "
-                    "tensors (x - mean, not x.sub_(mean)), or give a smaller micro_batch_size"
+                    "micro-batches: the model or the loss has changed its inputs in place; let it "
+                    "compute new tensors (x - mean, not x.sub_(mean)), or give a smaller "
+                    "micro_batch_size"
                 )
             # Outside the except block: the error's traceback holds the failed try's tensors.
             self._stager.release()
@@ -131,4 +132,5 @@ class Tries:
 
 
 def _versions(piece: Piece) -> list[int]:
-    return [version_of(leaf) for leaf in leaves_of(piece.inputs) if isinstance(leaf, torch.Tensor)]
+    leaves = leaves_of((piece.inputs, piece.targets))
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -44,7 +44,7 @@ class TwoPass:
         precision: Precision,
         loss: Callable[[Any, Any], torch.Tensor],
         check_finite: Callable[[Totals], None],
-        meet: Callable[[Sequence[torch.Tensor]], None],
+        meet: Callable[[Sequence[torch.Tensor]], Any],
         forward_ended: Callable[[], None],
     ) -> None:
         self._module = module
@@ -143,6 +143,7 @@ class TwoPass:
                 "the second pass computed other outputs than the first, so that gradients would "
                 "be wrong: the model draws from a random number generator of its own, which "
                 "generators= takes, changes its inputs in place, or keeps a state between calls "
-                "outside its buffers, such as a counter; register it as a buffer"
+                "outside its buffers, such as a counter or an averaged copy of its weights; "
+                "register it as a buffer, or update it outside forward"
             )
         return totals

@@ -78,6 +78,10 @@ class Verification:
         if changed:
             self._checked.discard("loss")
 
+    def forget(self) -> None:
+        """Forget what was checked: the model has other layers now."""
+        self._checked.clear()
+
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
         """Check what can be checked before the micro-batches: model, and loss of one micro-batch.
 
@@ -203,11 +207,11 @@ class Verification:
         self._warned_of_state, self._stateful = True, []
         warnings.warn(
             f"a forward pass changes {', '.join(names[:3])}{' and others' if names[3:] else ''}. "
-            f"Each micro-batch does so, and the next one computes with what it left (a codebook, a "
-            f"queue, a running mean, a power iteration), so that the gradient is not that of the "
-            f"undivided mini-batch. Update it once for each mini-batch, outside forward, or put "
-            f"its layer into evaluation mode; name random number generators of the model's own in "
-            f"generators=; check='off' says that it may be so",
+            f"Each micro-batch does so. If the next one computes with what it left (a codebook, a "
+            f"queue, a running mean, a power iteration), the gradient is not that of the undivided "
+            f"mini-batch: update it once for each mini-batch, outside forward, or put its layer "
+            f"into evaluation mode. Name random number generators of the model's own in "
+            f"generators=; check='off' says that all is well (a count of calls, a cache)",
             RuntimeWarning,
             stacklevel=4,
         )

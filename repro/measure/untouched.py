@@ -30,9 +30,10 @@ class Snapshot:
 
     Args:
         *roots: Modules; what is none, such as a function in the place of a loss, is passed over.
+        tensors: Whether to keep their parameters, gradients and buffers, too.
     """
 
-    def __init__(self, *roots: Any) -> None:
+    def __init__(self, *roots: Any, tensors: bool = True) -> None:
         self._seen: dict[int, Any] = {}  # by id, and kept, so that none is given away
         self._undo: list[Callable[[], Any]] = []
         self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
@@ -40,14 +41,14 @@ class Snapshot:
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         for root in roots:
             for name, module in root.named_modules() if isinstance(root, nn.Module) else ():
-                self._keep_module(name or type(module).__name__, module)
+                self._keep_module(name or type(module).__name__, module, tensors)
         devices = {tensor.device for _, tensor, _, _ in self._tensors} | {torch.device("cpu")}
         self._generators = {device: accelerator.get_rng(device) for device in devices}
         self._of_python, self._of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         for parameter, _ in self._gradients:
             parameter.grad = None
 
-    def _keep_module(self, name: str, module: nn.Module) -> None:
+    def _keep_module(self, name: str, module: nn.Module, tensors: bool) -> None:
         if id(module) in self._seen:
             return
         self._seen[id(module)] = module
@@ -64,6 +65,10 @@ class Snapshot:
             members.update(kept)
 
         self._undo.append(undo)
+        for key, value in kept.items():
+            self._keep(f"{name}.{key}", value)
+        if not tensors:
+            return
         for key, parameter in module._parameters.items():
             if parameter is not None and not is_lazy(parameter):
                 self._gradients.append((parameter, parameter.grad))
@@ -71,11 +76,12 @@ class Snapshot:
         self._buffers.append((name, module._buffers, dict(module._buffers)))
         for keys in (module._buffers, module._non_persistent_buffers_set):
             self._keep(name, keys)
-        for key, value in kept.items():
-            self._keep(f"{name}.{key}", value)
 
     def _keep(self, name: str, value: Any) -> None:
         if value is None or isinstance(value, str | int | float) or id(value) in self._seen:
+            return
+        if isinstance(value, nn.Module):  # in a list, and so a part of no other module
+            self._keep_module(name, value, tensors=True)
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor):

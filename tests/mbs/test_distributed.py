@@ -21,7 +21,7 @@ SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto", "auto two_pass",
          "auto short", "pieces auto short", "ignored", "hooks", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
-WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass"]
+WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
 SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters"]
 REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "static graph",
            "unwrapped"]  # fmt: skip
@@ -108,6 +108,21 @@ class Scaled(nn.Module):
         return self.layers(x)
 
 
+class Experts(nn.Module):
+    """Sends samples to one of two layers, and the last micro-batch to the first alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 4) for _ in range(2)).double()
+        self.scale = nn.Parameter(torch.tensor(0.5).double())
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        second = x[:, 0] > 0
+        return first + second[:, None] * self.layers[1](x) if second.any() else first
+
+
 def loss_with_parameters(model, case, outputs, targets):
     if "decay" in case:
         decay = sum(p.square().sum() for p in model.parameters())
@@ -115,10 +130,17 @@ def loss_with_parameters(model, case, outputs, targets):
     return F.cross_entropy(outputs * model.scale.exp(), targets)
 
 
+def routed(case):
+    x, y = make_batch()
+    if case == "experts":
+        x[[6, 7, 14, 15], 0] = -1.0  # the last micro-batch of each process
+    return x, y
+
+
 def run_with_parameters(case, rank):
     """Return the gradients after two mini-batches of eight samples in each process."""
-    x, y = (part[8 * rank : 8 * rank + 8] for part in make_batch())
-    model = Scaled()
+    x, y = (part[8 * rank : 8 * rank + 8] for part in routed(case))
+    model = Experts() if case == "experts" else Scaled()
     wrapped = DistributedDataParallel(model)
     loss_fn = partial(loss_with_parameters, model, case)
     streamer = MicroBatchStreamer(wrapped, loss_fn, 2, two_pass="two_pass" in case)
@@ -307,7 +329,7 @@ def size_of(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WITH_PARAMETERS)
 def test_parameters_that_the_loss_uses_are_synchronised(reports, case):
-    model, (x, y) = Scaled(), make_batch()
+    model, (x, y) = Experts() if case == "experts" else Scaled(), routed(case)
     # Two mini-batches, of each of which the mean over the processes counts.
     loss = sum(
         loss_with_parameters(model, case, model(x[share]), y[share])

@@ -243,15 +243,109 @@ class Slopes(nn.Linear):
         return h + torch.autograd.grad(h.tanh().sum(), x, create_graph=True)[0][:, :4]
 
 
+class Ordered(nn.Linear):
+    """Takes samples that follow each other, as a few from all over the mini-batch do not."""
+
+    def forward(self, x):
+        assert bool((x[1:, 0] - x[:-1, 0] == 1).all())
+        return super().forward(x)
+
+
 def test_models_that_cannot_be_checked_are_named():
     x, y = torch.randn(32, 6), torch.randint(4, (32,))
+    x[:, 0] = torch.arange(32)
     with pytest.raises(MixedSamplesError, match="or it takes only as many at once"):
         MicroBatchStreamer(Fixed(6, 4), F.cross_entropy, 8).backward(x, y)
-    streamer = MicroBatchStreamer(Slopes(6, 4), F.cross_entropy, 8)
+    streamer = MicroBatchStreamer(Ordered(6, 4), F.cross_entropy, 8)
     with pytest.warns(RuntimeWarning, match="that the model treats samples one by one") as caught:
         streamer.backward(x, y)
         streamer.backward(x, y)
     assert len(caught) == 1 and caught[0].filename == __file__
+
+
+class TimeFirst(nn.Module):
+    """Returns its states with time first, of as many steps as two micro-batches have samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.RNN(6, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        states = self.cell(x[:, None].expand(-1, 16, -1))[0]
+        return self.head(states[:, -1]), states.transpose(0, 1)
+
+
+@pytest.mark.parametrize("model", [Slopes(6, 4), TimeFirst()])
+def test_what_is_exact_is_not_complained_of(model):
+    x, y = torch.randn(32, 6), torch.randint(4, (32,))
+    loss_fn = F.cross_entropy
+    if isinstance(model, TimeFirst):
+        loss_fn = lambda o, t: F.cross_entropy(o[0], t)  # noqa: E731
+    MicroBatchStreamer(model, loss_fn, 8).backward(x, y)
+    got = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    loss_fn(model(x), y).backward()
+    torch.testing.assert_close(got, torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+
+class Averaged(nn.Module):
+    """Compares with a copy of itself that its forward pass moves, from the second one on."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.kind = nn.Linear(6, 4), kind
+        self.copy = copy.deepcopy(self.layer).requires_grad_(False)
+        self.mean, self.calls = torch.zeros(4), 0
+
+    def forward(self, x):
+        h = self.layer(x)
+        if self.kind == "parameter":
+            with torch.no_grad():
+                self.copy.weight.lerp_(self.layer.weight, 0.5)
+            return h - self.copy(x)
+        if self.kind == "attribute":
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            return h - self.mean
+        self.calls += 1
+        return h if self.calls < 6 else 2 * h  # later than any check
+
+
+@pytest.mark.parametrize("kind", ["parameter", "attribute", "number"])
+def test_a_state_that_is_no_buffer_is_warned_of(kind):
+    model = Averaged(kind)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6)
+    with pytest.warns(RuntimeWarning, match="a forward pass changes"):
+        for _ in range(2):
+            streamer.backward(X, Y)
+            with torch.no_grad():
+                model.layer.weight.mul_(1.1)
+
+
+@pytest.mark.parametrize("kind", ["attribute", "number"])
+def test_probes_put_attributes_back(kind):
+    models = Averaged(kind), Averaged(kind)
+    MicroBatchStreamer(models[0], F.cross_entropy, "auto").backward(X, Y)
+    F.cross_entropy(models[1](X), Y).backward()
+    assert torch.equal(models[0].layer.weight.grad, models[1].layer.weight.grad)
+    assert torch.equal(models[0].mean, models[1].mean) and models[0].calls == models[1].calls
+
+
+def test_a_state_of_a_module_that_the_loss_closes_over_is_warned_of():
+    critic = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    streamer = MicroBatchStreamer(nn.Linear(6, 4), lambda o, t: critic(o).mean(), 6)
+    with pytest.warns(RuntimeWarning, match="changes _u of _SpectralNorm"):
+        streamer.backward(X, Y)
+
+
+def test_a_layer_that_mixes_is_found_when_it_is_put_in():
+    model = nn.Sequential(nn.Linear(6, 4))
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6)
+    streamer.backward(X, Y)
+    model.append(Mixing("mean"))
+    model[1].in_features, model[1].weight = 4, nn.Parameter(torch.randn(4, 4))
+    with pytest.raises(MixedSamplesError):
+        streamer.backward(X, Y)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -320,6 +414,20 @@ def with_hooks(model, kind):
 
             p.register_post_accumulate_grad_hook(step)
     return optimizer, calls
+
+
+def test_a_hook_that_removes_itself_stays_away():
+    model, calls = nn.Linear(6, 4), []
+
+    def hook(gradient):
+        calls.append(1)
+        handle.remove()
+
+    handle = model.weight.register_hook(hook)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6)
+    for _ in range(3):
+        streamer.backward(X, Y)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "auto"])

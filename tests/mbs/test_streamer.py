@@ -577,9 +577,17 @@ def test_inputs_that_wait_for_a_gradient_are_refused():
     streamer = MicroBatchStreamer(model, F.cross_entropy, 4)
     for given in (generator(x), (generator(x),), x.clone().requires_grad_()):
         for form in ((given, y), (iter([(given, y)]), None)):
-            with pytest.raises(InputGradientError, match=r"nn.Sequential.*inputs.detach\(\)"):
+            with pytest.raises(InputGradientError, match=r"nn.Sequential.*as \.detach\(\)"):
                 streamer.backward(*form)
     streamer.backward(generator(x).detach(), y)
+    streamer.loss_fn = F.mse_loss
+    teacher = nn.Linear(6, 4).double()
+    with pytest.raises(InputGradientError, match="a target of shape"):
+        streamer.backward(x, teacher(x))
+    # The loss of two passes is that of the whole mini-batch, with its graph.
+    MicroBatchStreamer(model, F.mse_loss, 4, two_pass=True).backward(x, teacher(x))
+    whole = torch.autograd.grad(F.mse_loss(model(x), teacher(x)), teacher.weight)[0]
+    torch.testing.assert_close(teacher.weight.grad, whole)
 
 
 # Bad input
