@@ -1,5 +1,6 @@
 """A check that the micro-batches of a mini-batch add up to it."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -235,18 +236,19 @@ class SelfCheck:
         if sample.beside is None:
             return False
         # What has rows of samples, and not as many of something else by chance.
-        alone = [len(leaf) == sample.counts[0] for leaf in self._rows(sample.parts[0][0])]
-        whole, beside = (self._first(i, alone) for i in (sample.whole[0], sample.beside))
+        count = sample.counts[0]
+        alone = [len(leaf) == count for leaf in self._rows(sample.parts[0][0])]
+        whole, beside = (self._first(i, alone, count) for i in (sample.whole[0], sample.beside))
         difference = _difference(whole, beside)
         tolerance = self._tolerance(whole)
         if difference is None or difference <= tolerance:
             return True
-        again = _difference(self._first(sample.whole[0], alone), whole)
+        again = _difference(self._first(sample.whole[0], alone, count), whole)
         if again is None or again > tolerance:
             self.hidden_state = True
             return False
         raise MixedSamplesError(
-            f"in training mode the model's outputs for {sample.counts[0]} samples differ by "
+            f"in training mode the model's outputs for {count} samples differ by "
             f"{100 * difference:.2g} % with which others are computed beside them, and a "
             f"micro-batch has only its own. {_ONE_BY_ONE}, or return what loss_fn compares, with "
             f"two_pass=True. If it is a normalisation by the batch that may be one by the "
@@ -257,10 +259,10 @@ class SelfCheck:
         with self._undone():
             return _floats(self._forward(inputs))
 
-    def _first(self, inputs: Any, alone: Sequence[bool]) -> list[torch.Tensor]:
-        """Return the rows of the first half of the samples, of outputs that have such rows."""
+    def _first(self, inputs: Any, alone: Sequence[bool], count: int) -> list[torch.Tensor]:
+        """Return the rows of the first `count` of twice as many samples, of what has such rows."""
         rows = zip(self._rows(inputs), alone, strict=True)
-        return [leaf[: len(leaf) // 2] for leaf, of_samples in rows if of_samples]
+        return [leaf[:count] for leaf, of_samples in rows if of_samples and len(leaf) == 2 * count]
 
     def compare_collected(
         self,
@@ -406,7 +408,9 @@ class SelfCheck:
 
     def _forward(self, inputs: Any) -> Any:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                # Of a checkpoint, which has nothing to do here.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
                 return self._outputs(inputs)
         except RuntimeError as error:
             if is_out_of_memory(error):

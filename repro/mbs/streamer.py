@@ -18,6 +18,7 @@ from repro.mbs.errors import (
     DistributedModelError,
     EmptyBatchError,
     MicroBatchError,
+    NondeterministicModelError,
     check_choice,
     check_finite,
     check_headroom,
@@ -291,8 +292,9 @@ class MicroBatchStreamer:
             LossShapeError: The loss is not a scalar tensor.
             LossCheckError: The loss is not what the micro-batches' losses add up to.
             MixedSamplesError: The model's outputs depend on how the mini-batch is divided.
-            NondeterministicModelError: The second of two passes had other outputs, or memory ran
-                out after the model had changed its inputs in place.
+            NondeterministicModelError: The second of two passes had other outputs, memory ran out
+                after the model had changed its inputs in place, or with ``"auto"`` a forward pass
+                changes a parameter that is not trained.
             DistributedModelError: `DistributedDataParallel` with a static graph.
             InputGradientError: An input requires a gradient.
             HookError: A parameter has a hook that cannot be called once per mini-batch.
@@ -489,6 +491,12 @@ class MicroBatchStreamer:
         finally:
             values.restored()
             attributes.restore()
+        if names := self._buffers.changed_frozen():
+            raise NondeterministicModelError(
+                f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "
+                f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
+                f"buffer, update it outside forward, or give a whole number"
+            )
         return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     # Several processes

@@ -160,14 +160,20 @@ class Buffers:
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 if written and not _equal(now, values[id(before)]):
                     changed.append(f"{name} of {type(module).__name__}")
-        for module, name, parameter, memory, version in self._frozen:
-            if version_of(parameter) != version or not same_memory(parameter, memory):
-                changed.append(f"{name} of {type(module).__name__}")
+        changed += self.changed_frozen()
         for module, numbers in self._numbers:
             new = _numbers_of(module)
             names = (name for name, number in numbers.items() if new.get(name, number) != number)
             changed += [f"{name} of {type(module).__name__}" for name in names]
         return changed
+
+    def changed_frozen(self) -> list[str]:
+        """Return which parameters that are not trained were written."""
+        return [
+            f"{name} of {type(module).__name__}"
+            for module, name, parameter, memory, version in self._frozen
+            if version_of(parameter) != version or not same_memory(parameter, memory)
+        ]
 
 
 def _numbers_of(module: nn.Module) -> dict[str, int | float]:

@@ -322,6 +322,11 @@ def test_a_state_that_is_no_buffer_is_warned_of(kind):
                 model.layer.weight.mul_(1.1)
 
 
+def test_probes_refuse_what_they_cannot_put_back():
+    with pytest.raises(NondeterministicModelError, match="changes weight of Linear"):
+        MicroBatchStreamer(Averaged("parameter"), F.cross_entropy, "auto").backward(X, Y)
+
+
 @pytest.mark.parametrize("kind", ["attribute", "number"])
 def test_probes_put_attributes_back(kind):
     models = Averaged(kind), Averaged(kind)
