@@ -30,6 +30,7 @@ from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sums import ADD, ADD_INTO, Sums
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
+UNLIMITED = 1 << 62  # bytes: only to be recorded, with a part for each element
 
 
 class Running:
@@ -207,7 +208,8 @@ class Running:
         lock.acquire()
         try:
             if known.grouped:
-                parts = divide(args, residency.budget_bytes / _PART)
+                budget = residency.budget_bytes
+                parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
                 if len(parts) > 1:
                     return run_in_parts(self.follow, operation, parts, args, kwargs)
             step, inputs, written = self._prepare(operation, known, args, kwargs)
