@@ -24,6 +24,7 @@ def record(
     device: str | torch.device | None = None,
     model: nn.Module | Iterable[nn.Module] = (),
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    in_parts: bool = True,
 ) -> Trace:
     """Run one iteration and return it as a trace, at storage granularity.
 
@@ -32,10 +33,9 @@ def record(
     the same iteration on a CPU, as long as no step depends on values; gradients of views that were
     changed in place may go through other copies.
 
-    Operations on lists of tensors (`foreach` and fused optimizers) are recorded element by element,
-    as a block of the smallest budget runs them. What no operation uses is in the trace where a
-    module that is called or an optimizer that steps has it. Of anything else, such as an average of
-    the weights that is updated elsewhere, nothing is known but by `model` and `optimizer`.
+    What no operation uses is in the trace where a module that is called or an optimizer that steps
+    has it. Of anything else, such as an average of the weights that is updated elsewhere, nothing
+    is known but by `model` and `optimizer`.
 
     Args:
         step: One training iteration: forward, backward, optimizer.
@@ -45,12 +45,14 @@ def record(
         device: As of `OutOfCore`, or ``"meta"``.
         model: A module, or some, that are held on the device, whether the step uses them or not.
         optimizer: Likewise.
+        in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
+            element, as a block of the smallest budget runs them; otherwise whole.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
         ValueError: `warmup` is negative, no operation ran, or a budget is given for ``"meta"``.
     """
-    return record_timed(step, budget_bytes, warmup, device, model, optimizer).trace
+    return record_timed(step, budget_bytes, warmup, device, model, optimizer, in_parts).trace
 
 
 def record_timed(
@@ -60,6 +62,7 @@ def record_timed(
     device: str | torch.device | None = None,
     model: nn.Module | Iterable[nn.Module] = (),
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    in_parts: bool = True,
 ) -> Recording:
     """Run one iteration and return it with the seconds of its functions: see `record`."""
     if warmup < 0:
@@ -70,7 +73,8 @@ def record_timed(
             f"budget_bytes is {budget_bytes}, but on the device meta there is nothing to swap: "
             "give None"
         )
-    budget = UNLIMITED if budget_bytes is None else budget_bytes
+    unlimited = UNLIMITED if in_parts else UNLIMITED - 1
+    budget = unlimited if budget_bytes is None else budget_bytes
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     if meta:
         block.device = torch.device("meta")
