@@ -362,15 +362,27 @@ def checkpoint_blocks(
 
 
 class _Constants(TorchDispatchMode):
-    """Knows the values of whole numbers and masks that are made of nothing, such as by arange."""
+    """Knows values where torch does not: of views, and of what is made of nothing."""
 
     MADE = frozenset({"arange", "zeros", "ones", "full"})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func._opname in self.MADE and not result.is_floating_point():
-            with _disable_current_modes():
-                _know(result, func(*args, **(kwargs or {})))
+        kwargs = kwargs or {}
+        value = getattr(args[0], "constant", None) if func.is_view else None
+        if value is not None:
+            args[0].constant = None  # or the view would have a storage of its own
+        result = func(*args, **kwargs)
+        if value is not None:
+            args[0].constant = value
+            args = value, *args[1:]
+        elif func._opname not in self.MADE or result.is_floating_point():
+            return result
+        with _disable_current_modes():
+            values = func(*args, **kwargs)
+            for fake, of in zip(
+                *((r,) if isinstance(r, Tensor) else r for r in (result, values)), strict=True
+            ):
+                _know(fake, of)
         return result
 
 
