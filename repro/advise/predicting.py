@@ -208,8 +208,6 @@ class _Case:
             streamed: As of `streamed_s`.
         """
         count = -(-self.batch // micro)
-        if count == 1 and streamed is None and not iteration.blocks:
-            return float(self.speed.seconds(iteration, self.plain, self.batch).sum())
         few, more = divmod(self.batch, count)
         total = 0.0
         for size, times in ((few, count - more), (few + 1, more)):

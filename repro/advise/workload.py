@@ -83,7 +83,9 @@ class Workload:
                 it is neither changed nor run, but for probes, which run a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
-                class for each output.
+                class for each output. A model may ask for values of its whole numbers and masks,
+                such as whether all of a mask is true: a batch has those of the example, over and
+                over. It must not ask for other values.
             image: Height and width of the images, where `example` is left out; by default 224.
             loss_fn: Left out, cross-entropy over the model's outputs.
             optimizer: ``"sgd"`` (with momentum), ``"adam"``, ``"adamw"``, or a function that makes

@@ -200,20 +200,20 @@ def result_bytes(
     `room` bytes. Where there is neither, such as of a custom operation without a fake (which is not
     run to find out), the bytes of its inputs are as good a guess as any.
     """
-    given = tensors_in([*args, *kwargs.values()])
-    parts = [part for tensor in given for part in components(tensor) or [tensor]]
-    guess = sum(part.nbytes for part in parts if part.layout is torch.strided)
+    nbytes, known = 0, signature(operation)
     try:
         with torch._C._DisableTorchDispatch():  # no mode of the user's is to see this
-            if by_values(operation, args):
+            if known.by_values and by_values(operation, args):
                 return _bytes_by_values(operation, args, kwargs, room)
-            if signature(operation).has_meta:
-                nbytes = _meta_bytes(operation, args, kwargs)
-                certain = all(tensor.layout is torch.strided for tensor in given)
-                return (nbytes, True) if certain else (max(nbytes, guess), False)
+            if known.has_meta:
+                nbytes, certain = _meta_bytes(operation, args, kwargs)
+                if certain:
+                    return nbytes, True
     except Exception:
         pass
-    return guess, False
+    given = tensors_in([*args, *kwargs.values()])
+    parts = [part for tensor in given for part in components(tensor) or [tensor]]
+    return max(nbytes, sum(p.nbytes for p in parts if p.layout is torch.strided)), False
 
 
 def by_values(operation: OpOverload, args: tuple[Any, ...]) -> bool:
@@ -274,7 +274,7 @@ def _index_bytes(
         given: list[torch.Tensor | None] = []
         for index in indices:
             given += [place] * index.dim() if index is not None and _is_mask(index) else [index]
-        return _meta_bytes(operation, (x, given), {})
+        return _meta_bytes(operation, (x, given), {})[0]
 
     try:
         return chosen(count)
@@ -282,11 +282,13 @@ def _index_bytes(
         return chosen(1)
 
 
-def _meta_bytes(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _meta_bytes(
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, bool]:
     pairs: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     given = [_meta(value, pairs) for value in args]
     named = {name: _meta(value, pairs) for name, value in kwargs.items()}
-    if any(argument.name == "device" for argument in operation._schema.arguments[len(args) :]):
+    if signature(operation).takes_device:
         named["device"] = torch.device("meta")  # also where none is given: it would be run
     result = as_computed(operation, given, operation(*given, **named))
     old = {made.untyped_storage()._cdata for _, made, _ in pairs}
@@ -297,7 +299,7 @@ def _meta_bytes(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
         after = made.untyped_storage().nbytes()
         if after > before:
             total += max(0, after - value.untyped_storage().nbytes())
-    return total
+    return total, all(value.layout is torch.strided for value, _, _ in pairs)
 
 
 # They compute their mean in the storage of each element's loss, and keep all of it.

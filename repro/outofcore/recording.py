@@ -59,6 +59,7 @@ class Signature(NamedTuple):
         awaited: Its results come from other processes, and are to be waited for.
         by_values: The size of its result may depend on values.
         has_meta: It can be run on the device meta, where it computes nothing and draws no number.
+        takes_device: It may be told by name where to make its result.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Signature(NamedTuple):
     awaited: bool
     by_values: bool
     has_meta: bool
+    takes_device: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -134,6 +136,7 @@ def _signature(operation: OpOverload) -> Signature:
             operation.namespace in ("aten", "prims")
             or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "Meta")
         ),
+        takes_device=any(a.name == "device" and a.kwarg_only for a in schema.arguments),
     )
 
 
