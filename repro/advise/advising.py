@@ -52,6 +52,7 @@ _CHANGES = {
 }
 _DIVIDES = ("accumulation", "mbs", "mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore")
 _OTHERS = ("theta", "dualbatch")  # they answer what learns best, not what fits
+_TIE = 1e-9  # times that differ by less, relatively, are rounded otherwise and equal
 GIB = 2**30
 
 
@@ -229,15 +230,27 @@ def advise(
         predict(workload, m, batch, memory_bytes, speed, device=kind, simulated=simulated)
         for m in methods
     ]
-    predictions.sort(key=_rank)
+    ranked = _ranked(predictions)
     took = time.perf_counter() - begun
-    return Advice(workload, batch, memory_bytes, device, speed.grounds, tuple(predictions), took)
+    return Advice(workload, batch, memory_bytes, device, speed.grounds, ranked, took)
 
 
-def _rank(row: Prediction) -> tuple[int, float]:
-    group = 2 if not row.fits else 1 if row.method in _OTHERS else 0
-    # What is not known is put behind undivided training, of which it is a variation.
-    return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
+def _ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """Return what fits first, by time; of what takes as long, the plainest method."""
+
+    def rank(row: Prediction) -> tuple[int, float]:
+        group = 2 if not row.fits else 1 if row.method in _OTHERS else 0
+        # What is not known is put behind undivided training, of which it is a variation.
+        return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
+
+    plainest = (*METHODS, *PAIRS)
+    left, ranked = sorted(rows, key=rank), list[Prediction]()
+    while left:
+        group, slowdown = rank(left[0])
+        ties = [r for r in left if rank(r) <= (group, slowdown * (1 + _TIE))]
+        ranked += sorted(ties, key=lambda row: plainest.index(row.method))
+        left = left[len(ties) :]
+    return tuple(ranked)
 
 
 def _is_present(device: str) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from repro.measure.fake_tensors import imagined
 from repro.outofcore import Function, Trace, record
+from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 PHASES = (FORWARD, RECOMPUTE, BACKWARD, UPDATE)
@@ -52,6 +53,8 @@ class _Costs(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and by_values(func, args):
+            raise ValueError(f"the size of what {func} returns depends on values")
         # The engine computes gradients without making a graph; a recomputed block makes one.
         phase = FORWARD
         if torch._C._current_graph_task_id() >= 0:
@@ -135,8 +138,9 @@ class Iteration:
 
     @cached_property
     def gradients(self) -> frozenset[str]:
-        """Gradients of parameters."""
-        return frozenset(n for n, kind in self.small.kinds.items() if kind == "gradient")
+        """Gradients of parameters that a step makes."""
+        kinds = self.small.kinds
+        return frozenset(n for n in self.small.accesses if kinds.get(n) == "gradient")
 
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Return what some variables take."""
@@ -147,7 +151,8 @@ class Iteration:
 
     def kept_bytes(self, kind: str) -> int:
         """Return the bytes of what stays from step to step of a kind, whatever the batch size."""
-        names = [n for n in self.small.persistent if self.small.kinds.get(n) == kind]
+        kept = *self.small.persistent, *self.small.held
+        names = [n for n in kept if self.small.kinds.get(n) == kind]
         return self.bytes_of((n for n in names if n not in self.inputs), self.few)
 
     def alive(self, batch: int, without: frozenset[str] = frozenset()) -> Vector:
@@ -233,10 +238,11 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     deaths = {
         name: number + 1 for name, number in last.items() if name.partition(".")[0] not in lasting
     }
+    there = {*last, *trace.held}
     return Trace(
         tuple(functions),
-        {name: sizes[name] for name in last},
-        {name: kind for name, kind in kinds.items() if name in last},
+        {name: size for name, size in sizes.items() if name in there},
+        {name: kind for name, kind in kinds.items() if name in there},
         deaths,
     ), order
 
@@ -244,7 +250,8 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
 def _alive(trace: Trace, without: frozenset[str]) -> Vector:
     n = len(trace.functions)
     change = np.zeros(n + 1)
-    base = sum(trace.sizes[name] for name in trace.persistent if name not in without)
+    kept = *trace.persistent, *trace.held
+    base = sum(trace.sizes[name] for name in kept if name not in without)
     for name, (birth, death) in trace.lifetimes.items():
         if name in without:
             continue
@@ -352,7 +359,8 @@ def _aligned(trace: Trace, noted: list[Cost]) -> tuple[Cost, ...]:
         if position is None:
             raise ValueError(f"{function.name} is in the trace of the step, but was not seen")
         costs.append(noted[position])
-        at = position + 1
+        in_parts = function.name.startswith(("aten._foreach_", "aten._fused_"))
+        at = position if in_parts else position + 1
     last = max((i for i, cost in enumerate(costs) if cost.phase == BACKWARD), default=-1)
     return tuple(
         replace(cost, phase=UPDATE) if i > last >= 0 else cost for i, cost in enumerate(costs)

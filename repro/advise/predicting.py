@@ -386,7 +386,7 @@ def _swapped(
         simulated.peak_bytes + case.speed.beside_bytes,
         case.moving_s(simulated),
         min(least, simulated.time_s),
-        host_bytes=plan.host_bytes,
+        host_bytes=plan.host_bytes + trace.held_bytes,
         largest=largest,
         settings=settings,
         reason=reason,
@@ -425,7 +425,12 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         done = plan.simulate(seen, case.speed.link, LATENCY_S)
         least = bound(trace, budget, seen, case.speed.link, LATENCY_S)
         outcomes.append(
-            (case.moving_s(done), min(least, done.time_s), done.peak_bytes, plan.host_bytes)
+            (
+                case.moving_s(done),
+                min(least, done.time_s),
+                done.peak_bytes,
+                plan.host_bytes + (trace.held_bytes if trace.peak_bytes > budget else 0),
+            )
         )
     times_s, leasts, peaks, hosts = zip(*outcomes, strict=True)
     more = count - 2

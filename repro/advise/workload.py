@@ -1,16 +1,22 @@
 """What is trained: a step of any batch size, of shapes alone or of real tensors."""
 
 import copy
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import Iteration, recorded, recorded_again
@@ -19,6 +25,7 @@ from repro.measure.checks import is_whole
 from repro.measure.fake_tensors import imagined
 
 Step = Callable[[], object]
+_KNOWN_NUMBERS = 1 << 24  # of a tensor whose values are known
 _FIRST = 2  # samples; normalisation by the batch takes no fewer
 Blocks = Iterable[str] | Callable[[nn.Module], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -76,7 +83,9 @@ class Workload:
                 it is neither changed nor run, but for probes, which run a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
-                class for each output.
+                class for each output. A model may ask for values of its whole numbers and masks,
+                such as whether all of a mask is true: a batch has those of the example, over and
+                over. It must not ask for other values.
             image: Height and width of the images, where `example` is left out; by default 224.
             loss_fn: Left out, cross-entropy over the model's outputs.
             optimizer: ``"sgd"`` (with momentum), ``"adam"``, ``"adamw"``, or a function that makes
@@ -176,30 +185,32 @@ class Workload:
         try:
             if self.step is not None:
                 return recorded(self.step)
-            # Tensors on the device "meta" are quicker, but take attention apart where no device
-            # does: then tensors that say they are a CPU's.
-            for inside in (partial(torch.device, "meta"), imagined):
-                with inside():
+            # Tensors on the device "meta" are quicker, but take attention and LSTMs apart where no
+            # device does: then tensors that say they are a CPU's. These may have values, too.
+            fused = any(isinstance(part, nn.LSTM) for part in self._shape.modules())
+            for inside in (torch.device("meta"), imagined(ones=False))[fused:]:
+                with suppress(Exception), inside:
                     iteration = recorded_again(self._recordable(checkpointing))
-                if not any(cost.name == "aten._safe_softmax" for cost in iteration.costs):
-                    break
-            return iteration
+                    if not any(cost.name == "aten._safe_softmax" for cost in iteration.costs):
+                        return iteration
+            with _imagined_with_values():
+                return recorded_again(self._recordable(checkpointing))
         except AdviceError:
             raise
         except Exception as error:
             raise AdviceError(
-                f"a training step of {self.name} on tensors without content failed "
-                f"({type(error).__name__}: {error}): it must not depend on values, and the example "
-                "must be what model and loss take"
+                f"a training step of {self.name} on tensors without content failed{_place(error)} "
+                f"({type(error).__name__}: {error}): the example must be what model and loss take, "
+                "and the step must not depend on values, but for whether conditions on whole "
+                "numbers and masks of the example hold: leave out what is asked for them, or give "
+                "a function that makes a training step of a batch size, where every number that "
+                "is asked for is 1"
             ) from error
 
     def _recordable(self, checkpointing: bool) -> Callable[[int], Step]:
         """Return what makes steps that leave no gradient; the optimizer has its state."""
-        parts, _ = self.built(_FIRST, checkpointing=checkpointing)
-        for group in parts.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.empty_like(parameter)
-        parts.optimizer.step()
+        parts, step = self.built(_FIRST, checkpointing=checkpointing)
+        step()  # what gets no gradient gets no state
         parts.optimizer.zero_grad(set_to_none=True)
 
         def step_of(batch: int) -> Step:
@@ -352,6 +363,60 @@ def checkpoint_blocks(
         )
 
 
+class _Constants(TorchDispatchMode):
+    """Knows values where torch does not: of views, and of what is made of nothing."""
+
+    MADE = frozenset({"arange", "zeros", "ones", "full"})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        value = getattr(args[0], "constant", None) if func.is_view else None
+        if value is not None:
+            args[0].constant = None  # or the view would have a storage of its own
+        result = func(*args, **kwargs)
+        if value is not None:
+            args[0].constant = value
+            args = value, *args[1:]
+        elif func._opname not in self.MADE or result.is_floating_point():
+            return result
+        with _disable_current_modes():
+            values = func(*args, **kwargs)
+            for fake, of in zip(
+                *((r,) if isinstance(r, Tensor) else r for r in (result, values)), strict=True
+            ):
+                _know(fake, of)
+        return result
+
+
+def _know(fake: FakeTensor, value: Tensor) -> None:
+    """Have torch compute with the values of a tensor without content, as far as it has such."""
+    fake.constant = value
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+
+@contextmanager
+def _imagined_with_values() -> Iterator[None]:
+    """As `imagined`, but that a step may ask for what follows from whole numbers of its example."""
+    # torch knows values of single numbers only, unless it is told otherwise.
+    limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
+    with imagined(ones=False), limit, _Constants():
+        yield
+
+
+def _place(error: Exception) -> str:
+    """Return where in the code of a model or a loss an error began, in words."""
+    ours = tuple(
+        str(Path(__file__).parents[1] / name) for name in ("advise", "measure", "outofcore")
+    )
+    inside = (str(Path(torch.__file__).parent), *ours)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(inside)
+    ]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
+
+
 def _twin(module: nn.Module) -> nn.Module:
     """Return a copy; where tensors are made without content, one without it."""
     if not _without_content():
@@ -410,9 +475,13 @@ def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
     def resize(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.dim():
             return leaf
-        if _without_content():
-            return torch.empty(batch, *leaf.shape[1:], dtype=leaf.dtype)
-        return leaf[torch.arange(batch, device=leaf.device) % len(leaf)]
+        if not _without_content():
+            return leaf[torch.arange(batch, device=leaf.device) % len(leaf)]
+        empty = torch.empty(batch, *leaf.shape[1:], dtype=leaf.dtype)
+        if isinstance(empty, FakeTensor) and not leaf.is_floating_point():
+            with _disable_current_modes():
+                _know(empty, leaf.cpu()[torch.arange(batch) % len(leaf)])
+        return empty
 
     both: tuple[Any, Any] = map_leaves(resize, example)
     return both

@@ -4,7 +4,7 @@ What a step holds and what it computes and moves is found from the shapes alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -87,10 +87,11 @@ class _Ones(TorchDispatchMode):
 
 
 @contextmanager
-def imagined() -> Iterator[None]:
+def imagined(ones: bool = True) -> Iterator[None]:
     """Make tensors inside that have shapes and no content, whatever their size.
 
-    Whoever asks one for a number, such as a loss for whether it is finite, gets 1.
+    Whoever asks one for a number, such as a loss for whether it is finite, gets 1; without `ones`
+    an error of torch's.
     """
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -109,7 +110,11 @@ def imagined() -> Iterator[None]:
                         part._buffers[name] = buffer.to(kind)
         return module
 
-    with FakeTensorMode(), _Ones(), mock.patch.object(nn.Module, "to", to):
+    with (
+        FakeTensorMode(),
+        mock.patch.object(nn.Module, "to", to),
+        _Ones() if ones else nullcontext(),
+    ):
         yield
 
 

@@ -92,7 +92,7 @@ def bound(
     """
     check_budget(trace, budget_bytes)
     times, rates = checked_times(trace, compute_times, latency_s), checked_rates(bandwidth)
-    if trace.peak_bytes <= budget_bytes:
+    if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         return float(times.sum())
     uses = _Uses(trace)
     peak = int(np.argmax(trace.live_bytes))

@@ -3,7 +3,7 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
-from repro.outofcore.recording import tensors_in
+from repro.outofcore.recording import components, signature, tensors_in
 
 
 class Observer(Protocol):
@@ -191,39 +191,168 @@ class Timer:
 
 
 def result_bytes(
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int = 0
+) -> tuple[int, bool]:
+    """Return the bytes that an operation makes, and whether it makes no more.
+
+    They are those of new storages, and what given ones grow by, from a run on the device meta.
+    Where sizes depend on values they are the most that can be, or counted where that is more than
+    `room` bytes. Where there is neither, such as of a custom operation without a fake (which is not
+    run to find out), the bytes of its inputs are as good a guess as any.
+    """
+    nbytes, known = 0, signature(operation)
+    try:
+        with torch._C._DisableTorchDispatch():  # no mode of the user's is to see this
+            if known.by_values and by_values(operation, args):
+                return _bytes_by_values(operation, args, kwargs, room)
+            if known.has_meta:
+                nbytes, certain = _meta_bytes(operation, args, kwargs)
+                if certain:
+                    return nbytes, True
+    except Exception:
+        pass
+    given = tensors_in([*args, *kwargs.values()])
+    parts = [part for tensor in given for part in components(tensor) or [tensor]]
+    return max(nbytes, sum(p.nbytes for p in parts if p.layout is torch.strided)), False
+
+
+def by_values(operation: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Return whether the size of an operation's result depends on values."""
+    known = signature(operation).by_values
+    return known and (operation._opname != "index" or any(map(_is_mask, args[1])))
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _bytes_by_values(
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int
+) -> tuple[int, bool]:
+    names = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    name, x = operation._opname, args[0]
+    width, count = x.element_size(), x.numel()
+    if name == "repeat_interleave":
+        total = given.get("output_size")
+        return width * (int(x.sum()) if total is None else total), True
+    if name == "bincount":
+        weights = given.get("weights")
+        width = 4 if weights is not None and weights.dtype is torch.float32 else 8
+        return width * max(int(x.max()) + 1 if count else 0, given.get("minlength", 0)), True
+    if name == "_ctc_loss":
+        longest = int(torch.as_tensor(given["target_lengths"]).max())
+        return width * x.shape[1] * (x.shape[0] * (2 * longest + 1) + 1), True
+    if "unique" in name:  # values, where they are, and how often
+        return count * (width + 16), False
+    if name.startswith("_to_sparse"):  # values, where they are, and where rows begin
+        return count * (width + 8 * x.dim()) + 8 * (max(x.shape) + 1), False
+    masks = list(filter(_is_mask, args[1])) if name == "index" else [given.get("mask", x)]
+
+    def nbytes(counts: Iterable[int]) -> int:
+        chosen = max(counts)
+        if name == "index":
+            return _index_bytes(operation, x, args[1], chosen)
+        if name == "masked_select":
+            whole = torch.broadcast_shapes(x.shape, masks[0].shape).numel()
+            return chosen * int(width * whole // max(1, masks[0].numel()))
+        return chosen * int(8 * x.dim())
+
+    most = nbytes(mask.numel() for mask in masks)
+    if most > room:
+        most = nbytes(int(torch.count_nonzero(mask)) for mask in masks)
+    return most, True
+
+
+def _index_bytes(
+    operation: OpOverload, x: torch.Tensor, indices: Iterable[torch.Tensor | None], count: int
+) -> int:
+    """Return the bytes of a tensor's elements where masks choose as many, or one beside others."""
+
+    def chosen(count: int) -> int:
+        place = torch.empty(count, dtype=torch.int64, device="meta")
+        given: list[torch.Tensor | None] = []
+        for index in indices:
+            given += [place] * index.dim() if index is not None and _is_mask(index) else [index]
+        return _meta_bytes(operation, (x, given), {})[0]
+
+    try:
+        return chosen(count)
+    except (IndexError, RuntimeError):  # they broadcast with other indices
+        return chosen(1)
+
+
+def _meta_bytes(
     operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, bool]:
-    """Return the bytes that an operation makes, from a run without values, and whether that is so.
-
-    They are those of new storages, and what given ones grow by. Where there is no such run, the
-    bytes of its inputs are as good a guess as any.
-    """
     pairs: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-    try:
-        given = [_meta(value, pairs) for value in args]
-        named = {name: _meta(value, pairs) for name, value in kwargs.items()}
-        result = operation(*given, **named)
-        old = {made.untyped_storage()._cdata for _, made, _ in pairs}
-        storages = [tensor.untyped_storage() for tensor in tensors_in(result)]
-    except Exception:
-        known = (t for t in tensors_in([*args, *kwargs.values()]) if t.layout is torch.strided)
-        return sum(tensor.nbytes for tensor in known), False
+    given = [_meta(value, pairs) for value in args]
+    named = {name: _meta(value, pairs) for name, value in kwargs.items()}
+    if signature(operation).takes_device:
+        named["device"] = torch.device("meta")  # also where none is given: it would be run
+    result = as_computed(operation, given, operation(*given, **named))
+    old = {made.untyped_storage()._cdata for _, made, _ in pairs}
+    storages = [tensor.untyped_storage() for tensor in tensors_in(result)]
     new = {storage._cdata: storage.nbytes() for storage in storages}
     total = sum(nbytes for key, nbytes in new.items() if key not in old)
     for value, made, before in pairs:
         after = made.untyped_storage().nbytes()
         if after > before:
             total += max(0, after - value.untyped_storage().nbytes())
-    return total, True
+    return total, all(value.layout is torch.strided for value, _, _ in pairs)
+
+
+# They compute their mean in the storage of each element's loss, and keep all of it.
+_KEEP_ALL = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+
+
+def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
+    """Return a result without values, with the storages that it has where it is computed."""
+    name = operation._opname
+    if name in _KEEP_ALL and not result.dim():
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        return result.new_empty(shape).as_strided((), ())
+    if name == "mkldnn_rnn_layer" and torch.is_grad_enabled():
+        return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
+    if name == "mkldnn_rnn_layer_backward":  # each bias has a gradient of its own
+        return *result[:4], torch.empty_like(result[4]), *result[5:]
+    return result
+
+
+def _lstm_bytes(args: Sequence[Any]) -> int:
+    """Return what oneDNN's LSTM keeps for its backward pass, of which torch foretells nothing.
+
+    It lays out gates, hidden and cell states, and gradients of states as float32, each on pages.
+    """
+    x, hidden = args[0], args[10]
+    steps, samples, features = x.shape
+    rows = steps * samples
+    more = 2 * (rows + samples)  # of both ends of the layer, and before the first step
+
+    def line(size: int, width: int) -> int:
+        """Return a row's bytes: whole cache lines, and no multiple of 256 elements."""
+        padded = -(-size * width // 64) * 64
+        return padded if padded // width % 256 else padded + 64
+
+    wide, width = max(features, hidden), x.element_size()
+    parts = [rows * line(4 * hidden, width), rows * line(hidden, width), more * line(wide, width)]
+    parts += 2 * [more * line(wide, 4)] + [more * hidden * width, more * hidden * 4]
+    return sum(-(-part // 4096) * 4096 for part in parts)
 
 
 def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> Any:
     if isinstance(value, torch.Tensor):
-        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        if value.layout is torch.strided:
+            size, stride, dtype = value.size(), value.stride(), value.dtype
+            made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        else:  # a dense one of its shape stands for it
+            made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))
         return made
     if isinstance(value, list | tuple):
         return type(value)(_meta(item, pairs) for item in value)
+    if isinstance(value, torch.Generator):  # nothing is drawn
+        return None
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 

@@ -69,7 +69,7 @@ def packed_plans(
     check_budget(trace, budget_bytes)
     if not margins or not all(0 <= margin < 1 for margin in margins):
         raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
-    if trace.peak_bytes <= budget_bytes:
+    if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         yield plan_swaps(trace, budget_bytes)
         return
     for margin in margins:

@@ -32,6 +32,14 @@ _WRITES_UNSAID = {
     "aten.batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
 }
 
+# The sizes of their results depend on values; of "index" where masks choose.
+_BY_VALUES = frozenset(
+    {"nonzero", "argwhere", "masked_select", "index", "repeat_interleave", "bincount"}
+    | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
+    | {"_to_sparse", *(f"_to_sparse_{layout}" for layout in ("csr", "csc", "bsr", "bsc"))}
+    | {"_ctc_loss"}
+)
+
 
 class Signature(NamedTuple):
     """What is known of an operation from its schema.
@@ -49,6 +57,9 @@ class Signature(NamedTuple):
         resizes: It may change the size of a storage that it was given.
         collective: It works on with other processes after it has returned.
         awaited: Its results come from other processes, and are to be waited for.
+        by_values: The size of its result may depend on values.
+        has_meta: It can be run on the device meta, where it computes nothing and draws no number.
+        takes_device: It may be told by name where to make its result.
     """
 
     name: str
@@ -63,6 +74,9 @@ class Signature(NamedTuple):
     resizes: bool
     collective: bool
     awaited: bool
+    by_values: bool
+    has_meta: bool
+    takes_device: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -114,6 +128,15 @@ def _signature(operation: OpOverload) -> Signature:
         and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments),
         collective=operation.namespace == "c10d",
         awaited=operation.namespace == "_c10d_functional" and operation._opname != "wait_tensor",
+        by_values=name.removeprefix("aten.") in _BY_VALUES
+        and operation._overloadname != "self_Tensor",
+        # One that is registered for all devices at once would compute there, too.
+        has_meta=not ignored
+        and (
+            operation.namespace in ("aten", "prims")
+            or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "Meta")
+        ),
+        takes_device=any(a.name == "device" and a.kwarg_only for a in schema.arguments),
     )
 
 

@@ -27,7 +27,10 @@ def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
     deaths: dict[int, list[str]] = {}
     for name, (_, death) in plan.trace.lifetimes.items():
         deaths.setdefault(death % n, []).append(name)
-    device = dict.fromkeys(sorted(name for name in plan.resident if sizes[name]))
+    resident = {*plan.resident}
+    if plan.trace.peak_bytes <= plan.budget_bytes:
+        resident.update(plan.trace.held)
+    device = dict.fromkeys(sorted(name for name in resident if sizes[name]))
     events = [(0, Event(name, sizes[name])) for name in device]
     now = 0
 

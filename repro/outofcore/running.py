@@ -16,12 +16,21 @@ from repro.outofcore.collectives import Collectives, wait_for
 from repro.outofcore.following import Follower, Step
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import Operands
-from repro.outofcore.operations import Timer, divide, result_bytes, run_in_parts, say_once
+from repro.outofcore.operations import (
+    Timer,
+    as_computed,
+    by_values,
+    divide,
+    result_bytes,
+    run_in_parts,
+    say_once,
+)
 from repro.outofcore.recording import Signature, signature
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sums import ADD, ADD_INTO, Sums
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
+UNLIMITED = 1 << 62  # bytes: only to be recorded, with a part for each element
 
 
 class Running:
@@ -71,7 +80,11 @@ class Running:
         given = args
         if step is None and operation is ADD:
             step, given = self._planned_sum(follower, args, kwargs)
-        if step is None or step.signature.collective:
+        if (
+            step is None
+            or step.signature.collective
+            or (step.signature.by_values and by_values(operation, args))
+        ):
             return self._run(operation, args, kwargs)
         residency, lock, known = self._residency, self._lock, step.signature
         lock.acquire()
@@ -101,8 +114,8 @@ class Running:
                 self.operands.resized(known, given, kwargs, written, made)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
-            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-                residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            if residency.used_bytes > residency.budget_bytes:
+                self._make_room_late(known, (*inputs, *made))
             if known.awaited:
                 wait_for(result)
             if self.waiting:
@@ -167,6 +180,18 @@ class Running:
             self._addresses.kept.clear()
         self.promised = nbytes
 
+    def _make_room_late(self, known: Signature, keep: tuple[Variable, ...]) -> None:
+        """Be within the budget again after an operation made more than was foretold."""
+        residency = self._residency
+        held = residency.used_bytes
+        residency.make_room(0, keep, partial(self._name, known))
+        say_once(
+            f"more {known.name}",
+            f"{known.name} made more than could be foretold: for a moment there were {held} bytes "
+            f"of tensors, above the budget of {residency.budget_bytes}. Give a custom operation "
+            "its shapes (torch.library.register_fake), or lower the budget by the difference",
+        )
+
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, whatever the plan says of it."""
         residency, iterations, lock = self._residency, self._iterations, self._lock
@@ -183,7 +208,8 @@ class Running:
         lock.acquire()
         try:
             if known.grouped:
-                parts = divide(args, residency.budget_bytes / _PART)
+                budget = residency.budget_bytes
+                parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
                 if len(parts) > 1:
                     return run_in_parts(self.follow, operation, parts, args, kwargs)
             step, inputs, written = self._prepare(operation, known, args, kwargs)
@@ -205,8 +231,8 @@ class Running:
                 wait_for(result)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
-            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-                residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            if residency.used_bytes > residency.budget_bytes:
+                self._make_room_late(known, (*inputs, *made))
             if self.waiting:
                 self.changed.notify_all()
             if not inputs and not made:
@@ -231,10 +257,11 @@ class Running:
             _say_what_is_not_compiled()
         self._bring_in(step, known, inputs)
         nbytes, certain = 0, True
-        if step is not None:
+        if step is not None and not (known.by_values and by_values(operation, args)):
             nbytes = step.birth_bytes
         elif (known.makes or known.resizes) and not known.collective and self._computes:
-            nbytes, certain = result_bytes(operation, args, kwargs)
+            room = self._residency.budget_bytes - self._residency.used_bytes
+            nbytes, certain = result_bytes(operation, args, kwargs, room)
         self._promise(known, inputs, written, nbytes, certain)
         return step, inputs, written
 
@@ -251,7 +278,7 @@ class Running:
             raise
         if timer:
             timer.stop()
-        return result, timer
+        return result if self._computes else as_computed(operation, args, result), timer
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"

@@ -54,7 +54,7 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         window_bytes = int(_DEFAULT_SHARE * budget_bytes)
     if window_bytes < 0:
         raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
-    if trace.peak_bytes <= budget_bytes:
+    if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         none: tuple[tuple[Action, ...], ...] = ((),) * len(trace.functions)
         resident = _alive_at_start(trace)
         return SwapPlan(

@@ -63,7 +63,8 @@ class Trace:
 
     A variable that is first read was there before the iteration and stays (`persistent`: a
     parameter, a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew
-    each iteration (a batch). A variable that is first written is born there.
+    each iteration (a batch). A variable that is first written is born there. One of `sizes` that no
+    function uses is `held`: it is there all the time, unless it is swapped out for good.
 
     Args:
         functions: In the order in which they run.
@@ -126,6 +127,16 @@ class Trace:
         )
 
     @cached_property
+    def held(self) -> tuple[str, ...]:
+        """Variables that no function uses, such as the weights of a layer that is left out."""
+        return tuple(name for name in self.sizes if name not in self.accesses)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what no function uses."""
+        return sum(self.sizes[name] for name in self.held)
+
+    @cached_property
     def lifetimes(self) -> dict[str, tuple[int, int]]:
         """For each variable that does not persist, (birth, death): it is there in [birth, death).
 
@@ -146,7 +157,7 @@ class Trace:
     def live_bytes(self) -> list[int]:
         """For each function the bytes of everything alive while it runs, as trained in core."""
         change = [0] * (len(self.functions) + 1)
-        base = sum(self.sizes[name] for name in self.persistent)
+        base = sum(self.sizes[name] for name in self.persistent) + self.held_bytes
         for name, (birth, death) in self.lifetimes.items():
             change[birth] += self.sizes[name]
             if death <= len(self.functions):
@@ -174,7 +185,7 @@ class Trace:
         """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
 
         It is the larger of what the default schedule takes and of what demand paging does, by which
-        the first iteration runs. 0 where all of the iteration fits.
+        the first iteration runs, beside all that no function uses. 0 where everything fits.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
@@ -182,6 +193,8 @@ class Trace:
         needed = plan_swaps(self, budget_bytes).host_bytes
         with suppress(DoesNotFit):  # where its iterations never repeat
             needed = max(needed, on_demand(self, budget_bytes).host_bytes)
+        if self.peak_bytes > budget_bytes:
+            needed += self.held_bytes
         return -(-needed // SLAB_BYTES) * SLAB_BYTES
 
     @property
@@ -192,7 +205,7 @@ class Trace:
     def bytes_by_kind(self) -> dict[str, int]:
         """Return the bytes of all variables of each kind; ``unknown`` where none was given."""
         total: dict[str, int] = {}
-        for name in self.accesses:
+        for name in self.sizes:
             kind = self.kinds.get(name, "unknown")
             total[kind] = total.get(kind, 0) + self.sizes[name]
         return total

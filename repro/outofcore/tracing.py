@@ -1,14 +1,20 @@
 """Recording one iteration as a trace, with or without computing it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
+from repro.outofcore.kinds import meet_module, meet_optimizer
 from repro.outofcore.recording import Recording
+from repro.outofcore.running import UNLIMITED
 from repro.outofcore.swapper import OutOfCore
 from repro.outofcore.trace import Trace
-
-_UNLIMITED = 1 << 62
 
 
 def record(
@@ -16,6 +22,9 @@ def record(
     budget_bytes: int | None = None,
     warmup: int = 0,
     device: str | torch.device | None = None,
+    model: nn.Module | Iterable[nn.Module] = (),
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    in_parts: bool = True,
 ) -> Trace:
     """Run one iteration and return it as a trace, at storage granularity.
 
@@ -24,18 +33,26 @@ def record(
     the same iteration on a CPU, as long as no step depends on values; gradients of views that were
     changed in place may go through other copies.
 
+    What no operation uses is in the trace where a module that is called or an optimizer that steps
+    has it. Of anything else, such as an average of the weights that is updated elsewhere, nothing
+    is known but by `model` and `optimizer`.
+
     Args:
         step: One training iteration: forward, backward, optimizer.
         budget_bytes: Stay within it by swapping on demand; None for no limit.
         warmup: Iterations to run before, so that an optimizer has its state, and so that it is seen
             when what an iteration leaves behind dies in the next.
         device: As of `OutOfCore`, or ``"meta"``.
+        model: A module, or some, that are held on the device, whether the step uses them or not.
+        optimizer: Likewise.
+        in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
+            element, as a block of the smallest budget runs them; otherwise whole.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
         ValueError: `warmup` is negative, no operation ran, or a budget is given for ``"meta"``.
     """
-    return record_timed(step, budget_bytes, warmup, device).trace
+    return record_timed(step, budget_bytes, warmup, device, model, optimizer, in_parts).trace
 
 
 def record_timed(
@@ -43,6 +60,9 @@ def record_timed(
     budget_bytes: int | None = None,
     warmup: int = 0,
     device: str | torch.device | None = None,
+    model: nn.Module | Iterable[nn.Module] = (),
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    in_parts: bool = True,
 ) -> Recording:
     """Run one iteration and return it with the seconds of its functions: see `record`."""
     if warmup < 0:
@@ -53,17 +73,30 @@ def record_timed(
             f"budget_bytes is {budget_bytes}, but on the device meta there is nothing to swap: "
             "give None"
         )
-    budget = _UNLIMITED if budget_bytes is None else budget_bytes
-    block = OutOfCore(budget, device="cpu" if meta else device)
+    unlimited = UNLIMITED if in_parts else UNLIMITED - 1
+    budget = unlimited if budget_bytes is None else budget_bytes
+    block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     if meta:
         block.device = torch.device("meta")
-    with block:
-        block._iterations.record_only()
-        block._leader = block
-        for _ in range(warmup + 1):
-            step()
-            block.step()
-    recorded = block._iterations.recorded
+    modules: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
+    optimizers: WeakKeyDictionary[torch.optim.Optimizer, None] = WeakKeyDictionary()
+    hooks = (
+        register_module_forward_pre_hook(lambda module, _: modules.setdefault(module)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.setdefault(optimizer)),
+    )
+    try:
+        with block:
+            block._iterations.record_only()
+            block._leader = block
+            for _ in range(warmup + 1):
+                step()
+                block.step()
+            recorded = block._iterations.recorded
+            if recorded is not None:
+                recorded = _with_held(recorded, block, modules, optimizers)
+    finally:
+        for hook in hooks:
+            hook.remove()
     if recorded is None:  # not on this device, at least
         raise ValueError(
             "no operation ran in the step on the device "
@@ -71,3 +104,23 @@ def record_timed(
             'the optimizer and the inputs, and give device="meta"'
         )
     return recorded
+
+
+def _with_held(
+    recorded: Recording,
+    block: OutOfCore,
+    modules: Iterable[nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> Recording:
+    """Return a recording with what modules and optimizers hold and no operation uses."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        for module in modules:
+            meet_module(block._residency, module)
+        for optimizer in optimizers:
+            meet_optimizer(block._residency, optimizer)
+    used, trace = set(recorded.order), recorded.trace
+    held = [v for v in block._residency.variables() if v.kind and v not in used]
+    sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}
+    kinds = {f"held{n}": variable.kind for n, variable in enumerate(held)}
+    sizes, kinds = {**trace.sizes, **sizes}, {**trace.kinds, **kinds}
+    return replace(recorded, trace=replace(trace, sizes=sizes, kinds=kinds))

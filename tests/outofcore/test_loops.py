@@ -7,12 +7,14 @@ import textwrap
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import FrameType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, record
 from repro.outofcore.operations import OutOfCoreWarning, _said
@@ -528,6 +530,132 @@ class TestOperations:
         trace = record(step)
         with OutOfCore(trace.smallest_budget):
             step()
+
+    @pytest.mark.parametrize(
+        "choose",
+        [
+            lambda x: (x > 1).nonzero(),
+            lambda x: x[x > 1],
+            lambda x: x.view(8, -1)[x.view(8, -1)[:, 0] > 1],
+            lambda x: x.masked_select(x[:1] > 1),
+            lambda x: x.long().repeat_interleave(8),
+            lambda x: torch.repeat_interleave(x.long() * 4),
+            lambda x: torch.bincount(x.long() * 3000),
+            lambda x: x.unique(return_inverse=True, return_counts=True),
+            lambda x: x.to_sparse(),
+        ],
+    )
+    @pytest.mark.parametrize("room", [0, 300 * KIB])
+    def test_what_depends_on_values_stays_within_the_budget(self, choose, room, recwarn):
+        """Most of 8 KiB is chosen in the iteration that is planned, all of it after that."""
+        x, others = torch.full((2 * KIB,), 2.0), crowd(16)
+        x[KIB:] = 0
+        budget = record(lambda: choose(x + 2)).smallest_budget + 16 * KIB + room
+        with OutOfCore(budget) as block:
+            for _ in range(5):
+                for other in others:
+                    other.add_(1)
+                choose(x)
+                block.step()
+                x[KIB:] = 2
+        assert block.statistics.peak_bytes <= budget
+        assert not [w for w in recwarn if w.category is OutOfCoreWarning]
+
+    def test_too_many_chosen_values_are_refused_before(self):
+        x = torch.ones(2 * KIB)
+        with OutOfCore(20 * KIB), pytest.raises(BudgetTooSmall, match="nonzero"):
+            x.nonzero()
+        with OutOfCore(25 * KIB) as block:
+            assert len(x.nonzero()) == 2 * KIB
+        x[KIB:] = 0  # 8 KiB of them are known only by counting
+        with OutOfCore(17 * KIB) as block:
+            assert len(x.nonzero()) == KIB
+        assert block.statistics.peak_bytes == 16 * KIB
+
+    @pytest.mark.parametrize("kind", ["all backends", "no fake", "a fake"])
+    def test_an_operation_of_ones_own_runs_once(self, kind):
+        """Its random numbers and whatever else it does are those of plain training."""
+        calls, name = [], f"repro_tests::{kind.replace(' ', '_')}"
+
+        def noise(x: torch.Tensor) -> torch.Tensor:
+            calls.append(x.device.type)
+            return x + torch.rand(x.shape)
+
+        with torch.library._scoped_library("repro_tests", "FRAGMENT") as library:
+            if kind == "all backends":
+                library.define(f"{name.partition('::')[2]}(Tensor x) -> Tensor")
+                library.impl(name.partition("::")[2], noise, "CompositeExplicitAutograd")
+            else:
+                made = torch.library.custom_op(name, noise, mutates_args=())
+                if kind == "a fake":
+                    made.register_fake(torch.empty_like)
+            operation = getattr(torch.ops.repro_tests, name.partition("::")[2])
+
+            def train() -> list[float]:
+                torch.manual_seed(0)
+                return [float(operation(torch.ones(8)).sum()) for _ in range(3)]
+
+            plain = train()
+            with OutOfCore(1 << 20):
+                assert train() == plain
+            assert calls == ["cpu"] * 6
+
+    def test_what_is_not_foretold_is_said_once(self):
+        _said.clear()
+        x, others = torch.ones(KIB), crowd()
+        with torch.library._scoped_library("repro_tests", "FRAGMENT") as library:
+            library.define("tripled(Tensor x) -> Tensor")
+            library.impl("tripled", lambda x: x.repeat(3), "CPU")
+            with OutOfCore(20 * KIB) as block, pytest.warns(OutOfCoreWarning) as said:
+                for _ in range(2):
+                    [other.add_(1) for other in others]
+                    torch.ops.repro_tests.tripled(x)
+            assert block.statistics.peak_bytes > 20 * KIB
+        assert len(said) == 1 and "tripled made more" in str(said[0].message)
+        assert "register_fake" in str(said[0].message)
+
+    @pytest.mark.parametrize(
+        "draw",
+        [
+            lambda g: torch.ops.aten.rand([KIB]),  # as C++ and TorchScript call it
+            lambda g: torch.ops.aten.randperm(KIB),
+            lambda g: torch.randn(KIB, generator=g),
+            lambda g: F.dropout(torch.ones(KIB)),
+        ],
+    )
+    def test_foretelling_draws_no_random_number(self, draw):
+        class Counts(TorchDispatchMode):
+            seen = 0
+
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                self.seen += 1
+                return operation(*args, **(kwargs or {}))
+
+        def drawn(within: OutOfCore | nullcontext) -> tuple[torch.Tensor, int]:
+            torch.manual_seed(0)
+            generator = torch.Generator().manual_seed(1)
+            with Counts() as counts, within:
+                before = counts.seen
+                values = [draw(generator) for _ in range(3)]
+                return torch.stack(values), counts.seen - before
+
+        (plain, count), (values, seen) = drawn(nullcontext()), drawn(OutOfCore(1 << 20))
+        assert torch.equal(plain, values) and count == seen
+
+    def test_what_lstms_and_losses_keep_is_foretold(self):
+        model, x = nn.LSTM(40, 33, 2, bidirectional=True), torch.randn(7, 5, 40)
+
+        def step() -> None:
+            out, _ = model(x)
+            F.mse_loss(out, torch.zeros_like(out)).backward()
+            model.zero_grad()
+
+        budget = record(step).smallest_budget
+        with OutOfCore(budget, model=model) as block:
+            for _ in range(4):
+                step()
+                block.step()
+        assert block.statistics.peak_bytes <= budget
 
     def test_scripted_modules(self):
         class Net(nn.Module):

@@ -1,10 +1,25 @@
 import json
 import random
+from functools import partial
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import chain, random_trace
 
-from repro.outofcore import Function, Trace, TraceError
+from repro.outofcore import (
+    BudgetTooSmall,
+    Function,
+    OutOfCore,
+    Trace,
+    TraceError,
+    plan_packed,
+    plan_swaps,
+    record,
+)
+from repro.outofcore.allocator import ChunkedAllocator, replay
+from repro.outofcore.requests import requests
 
 
 def two() -> Trace:
@@ -64,7 +79,7 @@ class TestTrace:
             n = len(trace.functions)
             expected = []
             for i in range(n):
-                alive = set(trace.persistent)
+                alive = {*trace.persistent, *trace.held}
                 for name, (birth, death) in trace.lifetimes.items():
                     if birth <= i < death or birth <= i + n < death:
                         alive.add(name)
@@ -74,6 +89,111 @@ class TestTrace:
     def test_bytes_by_kind(self):
         trace = Trace(two().functions, two().sizes, {"w": "parameter"})
         assert trace.bytes_by_kind() == {"parameter": 5, "unknown": 7}
+
+    def test_what_no_function_uses_is_held(self):
+        trace = chain(8, width=10, weight=3)
+        sizes, kinds = {**trace.sizes, "spare": 50}, {"spare": "parameter"}
+        more = Trace(trace.functions, sizes, kinds, trace.deaths)
+        assert more.held == ("spare",) and more.persistent == trace.persistent
+        assert more.live_bytes == [alive + 50 for alive in trace.live_bytes]
+        assert more.smallest_budget == trace.smallest_budget
+        assert more.bytes_by_kind()["parameter"] == 50
+        assert Trace.from_json(more.to_json()) == more
+        core = replay(ChunkedAllocator(1), requests(plan_swaps(more, more.peak_bytes)))
+        assert core.peak_requested_bytes == more.peak_bytes
+        # Only the spare one has to leave, or others as well.
+        times = [1.0] * len(trace.functions)
+        for budget in (trace.peak_bytes, 50):
+            for plan in (plan_swaps(more, budget), plan_packed(more, budget, times, 8.0)):
+                assert plan.verify() <= budget
+                assert plan.bound(times, 8.0) <= plan.simulate(times, 8.0).time_s
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Linear(64, 32))
+
+
+class TestRecorded:
+    """A trace is that of a block: what is held beside a step, and operations on lists in parts."""
+
+    @pytest.mark.parametrize(
+        ("optimizer", "options", "kind"),
+        [
+            (torch.optim.AdamW, {"fused": True}, ""),
+            (torch.optim.Adam, {"foreach": True, "amsgrad": True}, "clip"),
+            (torch.optim.SGD, {"foreach": True, "momentum": 0.9, "lr": 0.1}, "keep gradients"),
+            (torch.optim.Adafactor, {"foreach": True}, ""),
+            (torch.optim.Adam, {}, "unused layer"),
+            (torch.optim.Adam, {}, "teacher"),
+            (torch.optim.Adam, {"foreach": True}, "average elsewhere"),
+        ],
+    )
+    def test_budgets_peaks_and_host_memory_are_a_blocks(self, optimizer, options, kind):
+        def make():
+            model = network()
+            if kind == "unused layer":
+                model.spare = nn.Linear(100, 100)
+            held = [model]
+            if kind in ("teacher", "average elsewhere"):
+                held.append(network().requires_grad_(False))
+                held[1].unused = nn.BatchNorm1d(1000)
+                held[1].forward = held[1][:4].forward
+            trainer, x = optimizer(model.parameters(), **options), torch.rand(16, 32)
+
+            def step() -> None:
+                trainer.zero_grad(set_to_none=kind != "keep gradients")
+                aim = held[1](x).detach() if kind == "teacher" else x
+                (model[:4](x) - aim).square().mean().backward()
+                if kind == "clip":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+                trainer.step()
+
+            return step, {"model": held, "optimizer": trainer}
+
+        step, given = make()
+        # Modules and optimizers that take part tell by themselves of what they hold.
+        needed = given if kind == "average elsewhere" else {}
+        first, later = record(step, **needed), record(step, warmup=1, **needed)
+        smallest = max(first.smallest_budget, later.smallest_budget)
+
+        def run(budget: int):
+            step, given = make()
+            with OutOfCore(budget, **given) as block:
+                for _ in range(4):
+                    step()
+            return block.statistics
+
+        assert run(1 << 30).peak_bytes == later.peak_bytes
+        for budget in (smallest, (smallest + later.peak_bytes) // 2):
+            seen = run(budget)
+            assert seen.peak_bytes <= budget
+            assert 0 < seen.host_bytes <= max(t.host_bytes(budget) for t in (first, later))
+        with pytest.raises(BudgetTooSmall):
+            run(smallest - 4)
+
+    def test_means_of_losses_and_lstms_take_what_they_take(self):
+        def make(loss_fn):
+            model = nn.LSTM(40, 33, bidirectional=True)
+            x = torch.rand(7, 5, 40)
+
+            def step() -> None:
+                out = model(x)[0].sigmoid()
+                loss_fn(out, torch.zeros_like(out)).backward()
+                model.zero_grad()
+
+            return step
+
+        functional = nn.functional
+        for loss_fn in (
+            functional.mse_loss,
+            partial(functional.smooth_l1_loss, reduction="sum"),
+            functional.binary_cross_entropy,
+            functional.l1_loss,
+        ):
+            with FakeTensorMode():
+                traced = record(make(loss_fn), warmup=2, device="meta")
+            assert traced == record(make(loss_fn), warmup=2, device="cpu")
 
 
 class TestJson:
