@@ -26,6 +26,8 @@ def test_it_is_there(name):
 
 
 def test_what_is_exact_or_refused_has_one():
-    rows = re.findall(r"^\| (exact|you must say something|refused|warned of) \|.*\| (.*) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (exact|you must say something|refused|warned of) \|.*\| (.*) \|$", PAGE, re.MULTILINE
+    )
     assert len(rows) > 30
     assert all(test.startswith("`tests/") for _, test in rows)

@@ -120,7 +120,7 @@ class NoiseScaleBatch(BatchController):
 
     The ratio of two noisy estimates may be anything. So tr(Σ) and |G|² are averaged over epochs,
     each by itself (appendix A.1), where `measure` gives both; while that |G|² is not above 0, the
-    batch size stays. And it grows by one factor an epoch, whatever was measured.
+    batch size stays. And it grows by `factors` an epoch at most, whatever was measured.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
@@ -131,6 +131,7 @@ class NoiseScaleBatch(BatchController):
             result is averaged; a number of your own is taken as it is. Called once per epoch.
         growth: Factor by which batch and rate grow.
         window: Epochs over which estimates are averaged, the last with 1 / window; 1 for none.
+        factors: Most factors of growth in an epoch; ``math.inf`` follows what was measured at once.
         **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see
             `BatchController`.
 
@@ -150,14 +151,17 @@ class NoiseScaleBatch(BatchController):
         growth: float = 2,
         *,
         window: float = 10,
+        factors: float = 1,
         decay_at: Sequence[int] | Saturation = (),
         **options: Any,
     ) -> None:
         check_number("window", window, lambda x: x >= 1, "at least 1")
+        if not factors >= 1:
+            raise ValueError(f"factors is {factors!r}; give a whole number from 1, or math.inf")
         super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
         if not callable(measure):
             raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
-        self._measure, self._window = measure, window
+        self._measure, self._window, self._factors = measure, window, factors
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
@@ -176,6 +180,12 @@ class NoiseScaleBatch(BatchController):
         if isinstance(scale, NoiseScale):
             self._noise, self._signal = scale.noise, scale.signal
         self.scale = float(scale)
-        grown = min(self._grown(), self.max_batch)
-        seen = not estimated or math.isfinite(self.scale)
-        return grown if seen and grown <= self.scale else self._batch
+        batch, times = self._batch, 0
+        if estimated and not math.isfinite(self.scale):
+            return batch
+        while batch < self.max_batch and times < self._factors:
+            grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
+            if grown > self.scale:
+                break
+            batch, times = grown, times + 1
+        return batch

@@ -252,7 +252,7 @@ class TestThePapersSettings:
             for name in ("noise", "theta")
         )
         theta = {name: value for name, value in theta.items() if name != "tolerance"}
-        assert noise == theta | {"kind": "noise", "batches": 8, "window": 10}
+        assert noise == theta | {"kind": "noise", "batches": 8}
 
     @pytest.mark.parametrize("profile", ["paper", "gpu"])
     def test_section_3es_large_batch(self, profile):

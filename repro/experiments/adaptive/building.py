@@ -1,5 +1,6 @@
 """What a training of the paper is made of: model, data, optimizer, controller, metric."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -187,7 +188,10 @@ def build_controller(
             batches=options.pop("batches"),
             seed=seed,
         )
-        return NoiseScaleBatch(size, largest, lr, measure, **options)
+        # A single estimate, followed at once, as the records were made.
+        return NoiseScaleBatch(
+            size, largest, lr, lambda: float(measure()), factors=math.inf, **options
+        )
     return ThetaController(size, largest, lr, **options)
 
 

@@ -345,7 +345,7 @@ def training(profile: str, task: str, chosen: Mapping[str, str], strategy: str) 
     controller = _rates(profile, task, paper)
     if strategy == "noise":
         controller = {name: value for name, value in controller.items() if name != "tolerance"}
-        controller |= {"kind": "noise", "batches": 8, "window": 10}
+        controller |= {"kind": "noise", "batches": 8}
     config = _base(profile, task, chosen) | {"strategy": strategy, "controller": controller}
     if strategy in ("best", "linear", "large"):
         config["stands_for"] = PAPER[task][strategy]["batch"]

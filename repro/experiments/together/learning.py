@@ -257,12 +257,12 @@ def _controller(
         return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
     if config["strategy"] == "noise":
 
-        def measure() -> float:
+        def measure() -> float:  # a single estimate, followed at once, as the records were made
             for _ in range(NOISE_BATCHES):  # it has its price, and trains nothing
                 work.count(small, loader.resolution[0], None, updates=False)
-            return noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed)
+            return float(noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
 
-        return NoiseScaleBatch(small, large, rate, measure, window=config["window"], **decay)
+        return NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
     return ThetaController(small, large, rate, **decay)
 
 

@@ -342,7 +342,6 @@ def trainings(profile: str, chosen: Mapping[str, str]) -> list[Run]:
                 "devices": DEVICES,
                 "step_images": STEP_IMAGES,
                 "k": K,
-                **({"window": 10} if strategy == "noise" else {}),
                 **_COMPUTE.get(profile, {}),
             }
             runs.append(Run(TRAIN, config, label=f"{label}, rate {rate:g}"))
