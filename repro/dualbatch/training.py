@@ -171,7 +171,10 @@ def train_dual_batch(
                 "the same"
             )
     if isinstance(model_fn, nn.Module):
-        raise ValueError("model_fn is a model; give a function that makes one, such as lambda: ...")
+        raise ValueError(
+            "model_fn is a model; give a function that makes a new one each time, such as "
+            "lambda: copy.deepcopy(model)"
+        )
     tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
     if not callable(data) and not (tensors and len(data) == 2):
         raise ValueError(
