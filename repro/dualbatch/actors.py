@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 
 from repro.dualbatch.checks import ClusterError
-from repro.dualbatch.engines import (
-    Fingerprint,
-    Job,
-    load_own_checkpoint,
-    save_own_checkpoint,
-)
+from repro.dualbatch.engines import Fingerprint, Job, load_own_checkpoint
 from repro.dualbatch.server import ParameterServer
 from repro.dualbatch.worker import Worker
-from repro.measure import CheckpointError
+from repro.measure import CheckpointError, save_checkpoint
 
 Arrays = dict[str, np.ndarray]
 Optimizer = dict[int, dict[str, Any]] | None  # as `Trained` has it, with arrays for tensors
@@ -176,7 +171,7 @@ class ServerActor:
 
     def _save(self) -> None:
         content = checkpoint(self._server, self._fingerprint, self._now_s, self._history)
-        save_own_checkpoint(self._path, content, check=self._server.version == self._job.plan.n)
+        save_checkpoint(self._path, content)
 
 
 def checkpoint(

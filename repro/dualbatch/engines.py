@@ -136,22 +136,10 @@ class Job:
 
 
 def _plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Return what `evaluate` returned with Python's own numbers, which a checkpoint can hold."""
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+    """Return what `evaluate` returned, with Python's numbers for numpy's and tensors."""
+    if not isinstance(metrics, Mapping | None):
         raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers by name")
-    return {name: _plain(name, value) for name, value in metrics.items()}
-
-
-def _plain(name: str, value: Any) -> Any:
-    if hasattr(value, "tolist"):  # numpy's, and tensors
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return type(value)([_plain(name, one) for one in value])
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise ValueError(f"evaluate returns {type(value)} as {name!r}; give a number")
+    return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in (metrics or {}).items()}
 
 
 def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
@@ -295,7 +283,7 @@ class LocalEngine:
             "wall_s": self.wall_s,
             "history": [asdict(result) for result in self.history],
         }
-        save_own_checkpoint(path, content, check=len(self.history) == 1)
+        save_checkpoint(path, content)
 
     def _resume(self, path: Path) -> None:
         content = load_own_checkpoint(path, self._fingerprint, self.job.recipe.device)
@@ -346,25 +334,6 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
             optimizer=done.optimizer,
         )
     return server
-
-
-def save_own_checkpoint(path: Path, content: dict[str, Any], check: bool) -> None:
-    """Write a checkpoint, and read it back if asked.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
-    save_checkpoint(path, content)
-    if not check:
-        return
-    try:
-        load_checkpoint(path)
-    except CheckpointError as error:
-        path.unlink()
-        raise CheckpointError(
-            "the optimizer's state cannot be kept in a checkpoint, which holds tensors, Python's "
-            "own numbers and texts; take another optimizer, or optimizer_state='restarted'"
-        ) from error
 
 
 def load_own_checkpoint(

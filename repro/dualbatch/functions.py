@@ -2,13 +2,14 @@
 
 Seen are names, code, defaults, arguments of partials, values of closures and the globals that the
 code reads; of modules and objects their classes, attributes, parameters and buffers. Not seen are
-the code of installed packages, iterators, containers beyond their first 100 entries, and what
-methods read of globals.
+the code of installed packages, iterators, containers beyond their first 100 entries, most values of
+large tensors, and what methods read of globals.
 """
 
 import argparse
 import dis
 import hashlib
+import inspect
 import pickle
 import random
 import re
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
@@ -29,9 +31,9 @@ from torch import Tensor, nn
 Parts = dict[str, str]  # by path, such as "loss_fn.weight"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _ENTRIES = 100  # of containers
-_ELEMENTS = 2**18  # of tensors, at even distances
+_ELEMENTS = 2**16  # of tensors, at even distances
 _INSTALLED = (sysconfig.get_paths()["stdlib"], str(PurePath(__file__).parents[1]), "<frozen")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -59,7 +61,7 @@ class Seen:
     Args:
         name: The path's beginning.
         value: A function, or whatever stands for one.
-        objects: Look into objects of users' classes, too; else their class is all.
+        objects: Look into objects of users' classes, too; else at their class and generators.
         tensors: Look at the values of a module's parameters and buffers, too.
 
     Attributes:
@@ -104,12 +106,11 @@ class Seen:
 
     def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list | tuple | deque):
-            yield from ((f"[{i}]", v) for i, v in zip(range(_ENTRIES), value, strict=False))
+            yield from ((f"[{i}]", v) for i, v in enumerate(islice(value, _ENTRIES)))
         elif isinstance(value, set | frozenset):
             yield from ((f"[{v}]", True) for v in sorted(map(repr, value))[:_ENTRIES])
         elif isinstance(value, Mapping):
-            entries = zip(range(_ENTRIES), list(value.items()), strict=False)
-            yield from ((f"[{key!r}]", v) for _, (key, v) in entries)
+            yield from ((f"[{k!r}]", v) for k, v in islice(value.items(), _ENTRIES))
         elif isinstance(value, partial):
             yield "", value.func
             yield from ((f"({i})", v) for i, v in enumerate(value.args))
@@ -123,8 +124,10 @@ class Seen:
             yield from self._of_module(value)
         elif isinstance(value, type):
             return
-        elif self._objects and (isinstance(value, _NAMESPACES) or not _installed(type(value))):
-            yield from ((f".{n}", v) for n, v in sorted(getattr(value, "__dict__", {}).items()))
+        elif isinstance(value, _NAMESPACES) or not _installed(type(value)):
+            inner = sorted(getattr(value, "__dict__", {}).items())
+            looked_into = self._objects or isinstance(value, _NAMESPACES)
+            yield from ((f".{n}", v) for n, v in inner if looked_into or isinstance(v, _GENERATORS))
         if hasattr(value, "__wrapped__"):
             yield ".wrapped", value.__wrapped__
 
@@ -186,7 +189,8 @@ def _code_of(value: Any) -> str | None:
         if not _installed(kind):
             methods = {n: getattr(m, "__func__", m) for n, m in sorted(vars(kind).items())}
             functions = {n: m for n, m in methods.items() if isinstance(m, types.FunctionType)}
-            found += [f"{name} {_text(m.__code__)}" for name, m in functions.items()]
+            # torch wraps the step of an optimizer's class when the first one is made.
+            found += [f"{n} {_text(inspect.unwrap(m).__code__)}" for n, m in functions.items()]
     return _digest("\n".join(found)) if found else None
 
 

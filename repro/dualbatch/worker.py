@@ -10,6 +10,7 @@ are not saved start anew with each share. A forward must keep nothing elsewhere.
 """
 
 import copy
+import inspect
 import math
 import random
 import warnings
@@ -35,6 +36,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
 OPTIMIZER_STATES = ("kept", "restarted")
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
+Options = dict[tuple[int, str], str]  # of an optimizer, by group and name
 _LARGEST_SEED = 2**64 - 1  # torch's
 _AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
 _LOSS = -1  # in an optimizer's state, which goes where the loss's buffers have to go
@@ -240,6 +242,7 @@ class Worker:
         self._loss_state = self._of_loss()
         self._parts = self.parts()
         self._first_rates: tuple[float, list[str]] | None = None
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self.warned: list[str] = []
         if recipe.passes_fn is None:
             self._passes = self._ordinary
@@ -337,17 +340,7 @@ class Worker:
             for layer, rate in self._dropout.items():  # a setting before may have changed it
                 layer.p = rate
         share = share_of(setting.plan or self.plan, worker, iteration, setting, recipe.seed)
-        optimizer = self._optimizer_fn(list(model.parameters()), setting.lr)
-        check_optimizer(optimizer, model)
-        self._check_rates(optimizer, setting.lr)
-        # torch does not copy what it loads, and steps change it.
-        before = copy.deepcopy(optimizer_state) or {}
-        if self._loss_state and isinstance(self._loss_fn, nn.Module):
-            self._loss_fn.load_state_dict(before.pop(_LOSS, self._loss_state), strict=False)
-        kept = recipe.optimizer_state == "kept"
-        if kept and optimizer_state is not None:
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": before, "param_groups": groups})
+        optimizer = self._make_optimizer(setting.lr, optimizer_state)
         options = _options(optimizer)
         kind = torch.device(recipe.device).type
         total, samples = torch.zeros((), device=recipe.device), 0
@@ -387,17 +380,48 @@ class Worker:
             raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         plan = setting.plan or self.plan
         factor = plan.factor_of(plan.kinds[worker], recipe.factor)
-        left = optimizer.state_dict()["state"] if kept else None
-        if kept and (moved := sorted(_options(optimizer).items() ^ options.items())):
-            self.warn(
-                f"{type(optimizer).__name__} changes its own options as it steps "
-                f"({', '.join(sorted({name for (_, name), _ in moved}))}), and these begin anew in "
-                "each share: only what it keeps by parameter goes on; take another optimizer, or "
-                "optimizer_state='restarted', which says so"
-            )
-        if self._loss_state:
-            left = (left or {}) | {_LOSS: self._of_loss()}
+        left = self._left_by(optimizer, options)
         return Trained(state, factor, total / samples, left)
+
+    def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
+        """Make a share's optimizer, and go on with what the share before left, the loss's too."""
+        optimizer = self._optimizer_fn(list(self.model.parameters()), lr)
+        check_optimizer(optimizer, self.model)
+        if self._last is not None and self._last() is optimizer:
+            raise ValueError(
+                "optimizer_fn returns the same optimizer again, which would take the state of one "
+                "worker to another; have it make a new one each time"
+            )
+        self._last = weakref.ref(optimizer)
+        self._check_rates(optimizer, lr)
+        # torch does not copy what it loads, and steps change it.
+        state = copy.deepcopy(left) or {}
+        if self._loss_state and isinstance(self._loss_fn, nn.Module):
+            self._loss_fn.load_state_dict(state.pop(_LOSS, self._loss_state), strict=False)
+        if self.recipe.optimizer_state == "kept" and left is not None:
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        return optimizer
+
+    def _left_by(self, optimizer: torch.optim.Optimizer, options: Options) -> OptimizerState | None:
+        """Return what a share leaves to the next one; its optimizer had these options at first."""
+        left = None
+        if self.recipe.optimizer_state == "kept":
+            left = optimizer.state_dict()["state"]
+            if moved := {name for (_, name), _ in _options(optimizer).items() ^ options.items()}:
+                self.warn(
+                    f"{type(optimizer).__name__} changes its own options as it steps "
+                    f"({', '.join(sorted(moved))}), and these begin anew in each share: only what "
+                    "it keeps by parameter goes on; take another optimizer, or "
+                    "optimizer_state='restarted', which says so"
+                )
+        loss_state = self._of_loss()
+        if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
+            raise ValueError(
+                f"loss_fn changes the shape of its buffer {wrong[0]!r}, which cannot be kept; make "
+                "it as large from the beginning"
+            )
+        return (left or {}) | {_LOSS: loss_state} if loss_state else left
 
     def _check_rates(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
         rates = [str(group.get("lr")) for group in optimizer.param_groups]
@@ -417,7 +441,7 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
     return {n: b.detach().clone() for n, b in module.named_buffers() if n in own}
 
 
-def _options(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], str]:
+def _options(optimizer: torch.optim.Optimizer) -> Options:
     groups = enumerate(optimizer.param_groups)
     return {(i, k): repr(v) for i, group in groups for k, v in group.items() if k != "params"}
 
@@ -442,6 +466,12 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"optimizer_fn leaves parameters out that require gradients "
             f"({', '.join(left_out[:5])}); give the optimizer all that it is called with, or have "
             "model_fn freeze those by requires_grad_(False)"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer_fn makes {type(optimizer).__name__}, whose step() needs a closure, which "
+            "workers have not; take one that steps without"
         )
     if any("initial_lr" in group for group in groups):
         raise ValueError(
