@@ -163,7 +163,7 @@ class RayEngine:
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
         kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
-        workers = _Workers(kind, ray.put(job), server, self._worker_restarts)
+        workers = _Workers(kind, _put(ray, job), server, self._worker_restarts)
         unanswered, unsaved, known = 0, UnsavedBuffers(model), self.job.recipe.parts()
         try:
             earlier = ray.get(server.status.remote())["history"]
@@ -382,6 +382,16 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
             f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
             "'ray start --head', or leave the address out; one that asks for a token needs "
             "RAY_AUTH_MODE=token in the environment"
+        ) from error
+
+
+def _put(ray: Any, job: Job) -> Any:
+    try:
+        return ray.put(job)
+    except Exception as error:  # whatever pickling raises
+        raise ClusterError(
+            f"functions and data cannot be sent to workers ({first_line(error)}); make what cannot "
+            "be pickled, such as locks, files and generators, within the functions"
         ) from error
 
 
