@@ -146,6 +146,7 @@ class RayEngine:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         job = replace(self.job, evaluate=None, on_epoch=None)
+        sent = _put(ray, job)
         bare = replace(job.recipe, data=_no_data, model_fn=torch.nn.Module)
         # Beside its checkpoints: a restart elsewhere would not find them.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -163,7 +164,7 @@ class RayEngine:
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
         kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
-        workers = _Workers(kind, _put(ray, job), server, self._worker_restarts)
+        workers = _Workers(kind, sent, server, self._worker_restarts)
         unanswered, unsaved, known = 0, UnsavedBuffers(model), self.job.recipe.parts()
         try:
             earlier = ray.get(server.status.remote())["history"]

@@ -1,9 +1,10 @@
 """What can be seen of a user's function: by it a checkpoint tells another one, or one with a state.
 
 Seen are names, code, defaults, arguments of partials, values of closures and the globals that the
-code reads; of modules and objects their classes, attributes, parameters and buffers. Not seen are
-the code of installed packages, iterators, containers beyond their first 100 entries, most values of
-large tensors, and what methods read of globals.
+code reads; of modules and objects their classes, attributes, parameters and buffers, or those that
+the function reads by name. Not seen are the code of installed packages, iterators, containers
+beyond their first 100 entries, most values of large tensors, and globals that a class's methods
+read.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 Parts = dict[str, str]  # by path, such as "loss_fn.weight"
+Names = frozenset[str] | None
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -75,17 +77,19 @@ class Seen:
         self.parts: Parts = {}
         self.trainable: list[str] = []
         self._objects, self._tensors = objects, tensors
-        self._met: dict[int, tuple[str, Any]] = {}  # alive, so that their numbers stay theirs
-        self._walk(name, value)
+        # Alive, so that their numbers stay theirs; met again, a value has the first path.
+        self._met: dict[tuple[int, Names], tuple[str, Any]] = {}
+        self._walk(name, value, None)
 
-    def _walk(self, path: str, value: Any) -> None:
+    def _walk(self, path: str, value: Any, names: Names) -> None:
+        """Note a value and what is in it; of objects what a function reads, by its names."""
         if isinstance(value, (*_PLAIN, PurePath)):
             self.parts[path] = repr(value)
             return
-        if id(value) in self._met:
-            self.parts[path] = f"as {self._met[id(value)][0]}"
+        if (id(value), names) in self._met:
+            self.parts[path] = f"as {self._met[id(value), names][0]}"
             return
-        self._met[id(value)] = path, value
+        self._met[id(value), names] = path, value
         if isinstance(value, Tensor):
             self.parts[path] = _values(value)
             if value.requires_grad:
@@ -99,12 +103,15 @@ class Seen:
             self.parts[path] = _digest(pickle.dumps(value))
         else:
             self.parts[path] = _name(value)
-            for part, inner in self._inside(value):
-                self._walk(path + part, inner)
+            reader = getattr(value, "__func__", value)
+            if isinstance(reader, types.FunctionType):
+                names = frozenset(_names_of(reader.__code__))
+            for part, inner in self._inside(value, names):
+                self._walk(path + part, inner, names)
             if (code := _code_of(value)) is not None:
                 self.parts[f"{path}.code"] = f"{_PYTHON} {code}"
 
-    def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
+    def _inside(self, value: Any, names: Names) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list | tuple | deque):
             yield from ((f"[{i}]", v) for i, v in enumerate(islice(value, _ENTRIES)))
         elif isinstance(value, set | frozenset):
@@ -120,21 +127,18 @@ class Seen:
             yield ".self", value.__self__
         elif isinstance(value, types.FunctionType):
             yield from self._of_function(value)
-        elif isinstance(value, nn.Module):
-            yield from self._of_module(value)
-        elif isinstance(value, type):
-            return
-        elif isinstance(value, _NAMESPACES) or not _installed(type(value)):
-            inner = sorted(getattr(value, "__dict__", {}).items())
-            looked_into = self._objects or isinstance(value, _NAMESPACES)
-            yield from ((f".{n}", v) for n, v in inner if looked_into or isinstance(v, _GENERATORS))
+        elif isinstance(value, nn.Module) or not (
+            isinstance(value, type) or _installed(type(value))
+        ):
+            yield from self._of_object(value, names)
+        elif isinstance(value, _NAMESPACES):
+            yield from ((f".{name}", v) for name, v in sorted(vars(value).items()))
         if hasattr(value, "__wrapped__"):
             yield ".wrapped", value.__wrapped__
 
     def _of_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
             try:
                 yield f".{name}", cell.cell_contents
             except ValueError:  # not set yet
@@ -150,10 +154,30 @@ class Seen:
             if name in function.__globals__ and not isinstance(value, types.ModuleType):
                 yield f".{name}", value
 
+    def _of_object(self, value: Any, names: Names) -> Iterator[tuple[str, Any]]:
+        held = dict(getattr(value, "__dict__", {}))
+        if not self._objects:
+            held = {name: v for name, v in held.items() if isinstance(v, _GENERATORS)}
+            names = None
+        if isinstance(value, nn.Module):
+            held = {n: v for n, v in held.items() if not n.startswith("_") and n != "training"}
+            held |= dict(value.named_parameters(recurse=False)) | dict(value.named_children())
+            held |= dict(value.named_buffers(recurse=False))
+        elif names is None and self._objects:
+            names = frozenset({"__call__"})
+        read = _reached(type(value), names or frozenset())
+        if chosen := sorted(read & held.keys()):
+            yield from ((f".{name}", held[name]) for name in chosen)
+            methods = ((name, getattr(type(value), name, None)) for name in sorted(read))
+            yield from ((f".{n}", m) for n, m in methods if isinstance(m, types.FunctionType))
+        elif isinstance(value, nn.Module):
+            yield from self._of_module(value)
+        else:
+            yield from ((f".{name}", v) for name, v in sorted(held.items()))
+
     def _of_module(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
         for prefix, sub in module.named_modules():
             of = f".{prefix}" if prefix else ""
-            self._met[id(sub)] = f"module{of}", sub
             yield f"{of}.class", type(sub)
             for name, value in sorted(vars(sub).items()):
                 if not name.startswith("_") and name != "training":
@@ -161,6 +185,24 @@ class Seen:
         if self._tensors:
             yield from ((f".{name}", p) for name, p in module.named_parameters())
             yield from ((f".{name}", b) for name, b in module.named_buffers())
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    """Return the names of globals and attributes in code, that of functions within it, too."""
+    inner = (_names_of(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _reached(kind: type, names: frozenset[str]) -> set[str]:
+    """Return the names, and those in a user's class's methods that have one of them for theirs."""
+    reached: set[str] = set()
+    new = set(names)
+    while new:
+        reached |= new
+        methods = [getattr(kind, name, None) for name in new]
+        functions = [m for m in methods if isinstance(m, types.FunctionType) and not _installed(m)]
+        new = set().union(*(_names_of(f.__code__) for f in functions)) - reached
+    return reached
 
 
 def _name(value: Any) -> str:

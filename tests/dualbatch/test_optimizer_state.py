@@ -73,7 +73,17 @@ def test_without_momentum_nothing_is_kept():
     assert same(one.state, other.state)
 
 
-@pytest.mark.parametrize("optimizer_fn", [None, adam])
+class Own(torch.optim.SGD):
+    """Of a user's class, whose step torch wraps."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr, momentum=0.9)
+
+    def step(self):
+        super().step()
+
+
+@pytest.mark.parametrize("optimizer_fn", [None, adam, Own])
 @pytest.mark.parametrize("options", SYNCS)
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}

@@ -558,6 +558,28 @@ class TestWhatFunctionsKeep:
                 on_epoch=lambda entry: scale.__setitem__(0, scale[0] / 2),
             )
 
+    def test_of_an_object_counts_what_the_loss_reads(self, tmp_path):
+        class Trainer:
+            def __init__(self, power=1):
+                self.model, self.power = make_model(), power
+
+            def mean(self, outputs, targets):
+                return functional.cross_entropy(outputs, targets) ** self.power
+
+            def decayed(self, outputs, targets):
+                return self.mean(outputs, targets) + self.model[6].weight.norm()
+
+        trainer, path = Trainer(), tmp_path / "run.pt"
+        for loss_fn in (trainer.mean, lambda o, t: trainer.mean(o, t)):
+            assert same(train(loss_fn=loss_fn).state, train().state)
+        whole = train(loss_fn=trainer.mean, checkpoint=path)
+        assert same(train(loss_fn=Trainer().mean, checkpoint=path).state, whole.state)
+        with pytest.raises(CheckpointError, match=r"loss_fn.self.power differ"):
+            train(loss_fn=Trainer(2).mean, checkpoint=path)
+        for loss_fn in (trainer.decayed, lambda o, t: trainer.decayed(o, t)):
+            with pytest.raises(ValueError, match=r"loss_fn has tensors .*model.6.weight"):
+                train(loss_fn=loss_fn)
+
     def test_a_buffer_that_grows_is_refused(self):
         class Growing(Centre):
             def forward(self, outputs, targets):
