@@ -310,7 +310,7 @@ class TestFailures:
             raise FOREIGN[name]()
 
         kind, crosses = type(made), name == "positional"
-        message = "" if crosses else rf"worker [01]: \S*{kind.__name__}: .* cannot be sent"
+        message = "file.bin" if crosses else rf"worker [01]: \S*{kind.__name__}: .* cannot be sent"
         with pytest.raises(kind if crosses else ClusterError, match=message) as caught:
             train(make_plan(1, 1), engine="ray", data=data)
         assert str(made) in str(caught.value)

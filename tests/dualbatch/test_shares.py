@@ -415,6 +415,7 @@ class TestModels:
         one = train(PLAN, data=data)
         assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
         random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
         assert same(train(PLAN, data=data).state, one.state)
 
     def test_extra_state(self):
