@@ -3,7 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.dualbatch.engines import Job, load_own_checkpoint
+from repro.dualbatch.checks import ClusterError
+from repro.dualbatch.engines import Fingerprint, Job, load_own_checkpoint
 from repro.dualbatch.server import ParameterServer
 from repro.dualbatch.worker import Worker
-from repro.measure import save_checkpoint
+from repro.measure import CheckpointError, save_checkpoint
 
 Arrays = dict[str, np.ndarray]
 Optimizer = dict[int, dict[str, Any]] | None  # as `Trained` has it, with arrays for tensors
@@ -60,7 +63,7 @@ class ServerActor:
         fingerprint: The checkpoint's.
     """
 
-    def __init__(self, job: Job, path: str, fingerprint: dict[str, str]) -> None:
+    def __init__(self, job: Job, path: str, fingerprint: Fingerprint) -> None:
         self._job, self._path, self._fingerprint = job, Path(path), fingerprint
         content = load_own_checkpoint(self._path, fingerprint)
         self._server = job.make_server(content["server"]["state"])
@@ -173,7 +176,7 @@ class ServerActor:
 
 def checkpoint(
     server: ParameterServer,
-    fingerprint: dict[str, str],
+    fingerprint: Fingerprint,
     wall_s: float,
     history: list[dict[str, Any]],
 ) -> dict[str, Any]:
@@ -195,17 +198,47 @@ class WorkerActor:
         """Return, once the cluster has room for this worker."""
         return True
 
-    def run(self, number: int, job: Job, server: Any) -> None:
-        """Train every share that the server has for worker `number`."""
+    def run(self, number: int, job: Job, server: Any) -> list[str]:
+        """Train every share that the server has for worker `number`; return what it warned of."""
         import ray
 
-        worker = Worker(job.recipe, job.plan)  # here: an error of model_fn reaches the caller
+        with _portable(number):
+            worker = Worker(job.recipe, job.plan)
         while True:
             work = ray.get(server.pull.remote(number, os.getpid()))
             if work is None:
-                return
+                return worker.warned
             iteration, version, arrays, before = work
-            setting = job.setting_at(version)
-            done = worker.train(number, iteration, to_tensors(arrays), setting, of_host(before))
-            state, loss, after = to_arrays(done.state), float(done.loss), on_host(done.optimizer)
-            ray.get(server.push.remote(number, iteration, version, state, done.factor, loss, after))
+            setting, state = job.setting_at(version), to_tensors(arrays)
+            with _portable(number):
+                done = worker.train(number, iteration, state, setting, of_host(before))
+                if (changed := worker.changed()) is not None:
+                    raise CheckpointError(f"workers on a cluster are replaced, and {changed}")
+            arrays, loss, after = to_arrays(done.state), float(done.loss), on_host(done.optimizer)
+            push = (number, iteration, version, arrays, done.factor, loss, after)
+            ray.get(server.push.remote(*push))
+
+
+@contextmanager
+def _portable(number: int) -> Iterator[None]:
+    """Name an exception of a user's function that would not be the same in another process."""
+    try:
+        yield
+    except Exception as error:
+        if _crosses(error):
+            raise
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raise ClusterError(
+            f"worker {number}: {text} (this exception cannot be sent from process to process "
+            "itself; for that it has to be made again by its class and args)"
+        ) from error
+
+
+def _crosses(error: Exception) -> bool:
+    import ray
+
+    try:
+        again = ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+        return type(again).__name__ == type(error).__name__ and str(again) == str(error)
+    except Exception:
+        return False

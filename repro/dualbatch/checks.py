@@ -39,6 +39,10 @@ class NonFiniteError(FloatingPointError):
         return NonFiniteError, self._arguments
 
 
+class ClusterError(RuntimeError):
+    """A cluster cannot be reached, is too small or died, or an exception cannot cross it."""
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite real number: a float, an int or numpy's, and no truth value."""
     # numpy's truth values are no Real, as little as text and tensors.

@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -30,22 +31,26 @@ from torch import Tensor
 
 from repro.dualbatch import own_cluster
 from repro.dualbatch.actors import ServerActor, WorkerActor, checkpoint, to_tensors
+from repro.dualbatch.checks import ClusterError as ClusterError
 from repro.dualbatch.checks import is_number, whole
-from repro.dualbatch.engines import EpochResult, Job, first_line, load_own_checkpoint
+from repro.dualbatch.engines import (
+    EpochResult,
+    Fingerprint,
+    Job,
+    first_line,
+    load_own_checkpoint,
+)
+from repro.dualbatch.functions import Parts, differing
 from repro.dualbatch.server import Commit
 from repro.dualbatch.unsaved import UnsavedBuffers
 from repro.dualbatch.worker import Batches, Share
-from repro.measure import accelerator, save_checkpoint
+from repro.measure import CheckpointError, accelerator, save_checkpoint
 
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
 CHECKS = 3  # how many times in turn it may stay without an answer
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
-
-
-class ClusterError(RuntimeError):
-    """A cluster cannot be reached, is too small, or died."""
 
 
 class RayEngine:
@@ -103,14 +108,16 @@ class RayEngine:
             ClusterError: The server or a worker died too often, or the cluster is gone.
             NonFiniteError: A worker's loss or weights became infinite or NaN; all others are ended.
             ValueError: The data function does not give what its shares ask for.
+            CheckpointError: A function keeps a state that no checkpoint holds.
         """
         job = self.job
         recipe = job.recipe
         if not accelerator.count(recipe.device):
             recipe = replace(recipe, device="cpu")  # a head node that has none
         model = recipe.make_model()
+        recipe.make_model()  # which sees whether it shares tensors with the first
         server = job.make_server(model.state_dict())
-        fingerprint = job.fingerprint(server)
+        fingerprint = job.fingerprint(server, model)
         folder = Path(tempfile.mkdtemp(prefix="repro-dualbatch-"))
         path = (job.checkpoint or folder / "server.pt").resolve()
         if path.exists():
@@ -133,12 +140,13 @@ class RayEngine:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _drive(
-        self, ray: Any, model: torch.nn.Module, path: Path, fingerprint: dict[str, str]
+        self, ray: Any, model: torch.nn.Module, path: Path, fingerprint: Fingerprint
     ) -> None:
         from ray import exceptions
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         job = replace(self.job, evaluate=None, on_epoch=None)
+        sent = _put(ray, job)
         bare = replace(job.recipe, data=_no_data, model_fn=torch.nn.Module)
         # Beside its checkpoints: a restart elsewhere would not find them.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -156,11 +164,11 @@ class RayEngine:
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
         kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
-        workers = _Workers(kind, ray.put(job), server, self._worker_restarts)
-        unanswered, unsaved = 0, UnsavedBuffers(model)
+        workers = _Workers(kind, sent, server, self._worker_restarts)
+        unanswered, unsaved, known = 0, UnsavedBuffers(model), self.job.recipe.parts()
         try:
-            known = ray.get(server.status.remote())["history"]
-            self.history = [EpochResult(**entry) for entry in known]
+            earlier = ray.get(server.status.remote())["history"]
+            self.history = [EpochResult(**entry) for entry in earlier]
             for number in range(job.plan.n):
                 workers.start(number)
             epoch = len(self.history) + 1
@@ -194,10 +202,10 @@ class RayEngine:
                 result = ending.end_epoch(model, self.log, epoch, float("nan"), wall_s)
                 self.history.append(result)
                 noted = server.note.remote(asdict(result))
-                if self.job.on_epoch is not None:
-                    self.job.on_epoch(result)
+                self._tell(result, known)
                 if epoch == len(job.schedule):
                     ray.wait([noted], timeout=CHECKS * CHECK_S)
+                    workers.hear(ray)
                     return
                 epoch += 1
                 waited = server.wait_epoch.remote(epoch)
@@ -206,6 +214,10 @@ class RayEngine:
             while isinstance(cause, exceptions.RayTaskError):  # of a worker that asks the server
                 cause = cause.cause
             raise cause if isinstance(cause, Exception) else error from error
+        except exceptions.UnserializableException as error:
+            raise ClusterError(
+                f"a worker ended by an exception that cannot be made again here: {error}"
+            ) from error
         except exceptions.RayError as error:
             raise ClusterError(
                 f"the parameter server or its cluster is gone ({first_line(error)}); {_GO_ON}"
@@ -215,6 +227,17 @@ class RayEngine:
             for actor in (server, *workers.actors.values()) if _answers(ray) else ():
                 with contextlib.suppress(Exception):
                     ray.kill(actor, no_restart=True)
+
+    def _tell(self, result: EpochResult, known: Parts) -> None:
+        """Tell `on_epoch` of an epoch; what it changes in functions does not reach the workers."""
+        if self.job.on_epoch is not None:
+            self.job.on_epoch(result)
+        if changed := differing(known, self.job.recipe.parts()):
+            raise CheckpointError(
+                f"{', '.join(changed[:5])} changed in this process as the training went on, and "
+                "workers have their own, which did not; have functions depend on what they are "
+                "given alone"
+            )
 
     def _check_places(self, ray: Any, waiting: dict[int, tuple[Any, float]]) -> None:
         for number, (is_up, since) in list(waiting.items()):
@@ -247,6 +270,7 @@ class _Workers:
     def __init__(self, kind: Any, job: Any, server: Any, restarts: int) -> None:
         self._kind, self._job, self._server, self._restarts = kind, job, server, restarts
         self._deaths: Counter[int] = Counter()
+        self._warned: set[str] = set()
         self.actors: dict[int, Any] = {}
         self.running: dict[Any, int] = {}
         self.waiting: dict[int, tuple[Any, float]] = {}
@@ -257,6 +281,18 @@ class _Workers:
         self.waiting[number] = actor.is_up.remote(), time.monotonic()
         self.running[actor.run.remote(number, self._job, self._server)] = number
 
+    def hear(self, ray: Any) -> None:
+        """Pass on what workers warned of, once the last share is merged."""
+        runs = list(self.running)
+        for run in ray.wait(runs, num_returns=len(runs), timeout=CHECK_S)[0] if runs else ():
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._warn(ray.get(run))
+
+    def _warn(self, texts: list[str]) -> None:
+        for text in set(texts) - self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=4)
+
     def end(self, ray: Any, run: Any) -> None:
         """Take note of a run that ended; where its worker died, start another.
 
@@ -265,7 +301,7 @@ class _Workers:
         """
         number = self.running.pop(run)
         try:
-            ray.get(run)
+            self._warn(ray.get(run))
         except ray.exceptions.RayActorError as death:
             self._deaths[number] += 1
             if self._deaths[number] > self._restarts:
@@ -336,17 +372,27 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
         if colon and "://" not in address:  # Ray itself asks on for many minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, **quiet)
-    except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
+    except (Exception, SystemExit) as error:  # a bare Exception where its time is up
         if address is None:
             raise ClusterError(
                 f"Ray does not start on this machine ({first_line(error)}); it needs the loopback "
-                "interface and a folder to write to (RAY_TMPDIR, else /tmp); engine='local' needs "
-                "neither"
+                "interface, a folder to write to (RAY_TMPDIR, else /tmp), and on a busy machine a "
+                "second try; engine='local' needs none of them"
             ) from error
         raise ClusterError(
             f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
             "'ray start --head', or leave the address out; one that asks for a token needs "
             "RAY_AUTH_MODE=token in the environment"
+        ) from error
+
+
+def _put(ray: Any, job: Job) -> Any:
+    try:
+        return ray.put(job)
+    except Exception as error:  # whatever pickling raises
+        raise ClusterError(
+            f"functions and data cannot be sent to workers ({first_line(error)}); make what cannot "
+            "be pickled, such as locks, files and generators, within the functions"
         ) from error
 
 

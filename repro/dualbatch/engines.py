@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from repro.dualbatch.checks import is_number, not_finite
+from repro.dualbatch.functions import Seen, differing
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer, states_of
+from repro.dualbatch.unsaved import UnsavedBuffers
 from repro.dualbatch.worker import Data, Recipe, Worker
 from repro.measure import (
     CheckpointError,
@@ -31,6 +33,7 @@ from repro.measure import (
 )
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
+Fingerprint = dict[str, Any]  # texts, and under "functions" their parts
 
 
 @dataclass(frozen=True)
@@ -90,17 +93,18 @@ class Job:
         metrics: dict[str, float] = {}
         if self.evaluate is not None:
             model.eval()
-            metrics = self.evaluate(model)
+            metrics = _plain_metrics(self.evaluate(model))
         n = self.plan.n
         commits = log[(epoch - 1) * n : epoch * n]
         setting = self.schedule[epoch - 1]
         loss = sum(commit.loss for commit in commits) / len(commits)
         return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
 
-    def fingerprint(self, server: ParameterServer) -> dict[str, str]:
+    def fingerprint(self, server: ParameterServer, model: nn.Module) -> Fingerprint:
         """Return what a checkpoint must have in common with the training that resumes from it.
 
-        Of data it has shapes and some samples, of functions their names.
+        Of data it has shapes and some samples, of functions what `Seen` finds as they are now, of
+        the model that was made its modules with their attributes.
         """
         recipe = self.recipe
         settings = [
@@ -127,7 +131,15 @@ class Job:
         }
         if recipe.aspect is not None:  # else images are squares, or stay as they are
             parts["aspect"] = recipe.aspect
-        return {name: repr(part) for name, part in parts.items()}
+        seen = recipe.parts() | Seen("model", model, tensors=False).parts
+        return {name: repr(part) for name, part in parts.items()} | {"functions": seen}
+
+
+def _plain_metrics(metrics: Any) -> dict[str, Any]:
+    """Return what `evaluate` returned, with Python's numbers for numpy's and tensors."""
+    if not isinstance(metrics, Mapping | None):
+        raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers by name")
+    return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in (metrics or {}).items()}
 
 
 def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
@@ -178,7 +190,14 @@ class LocalEngine:
             )
         self.job, self.time_models, self.jitter = job, time_models, jitter
         self.worker = Worker(job.recipe, job.plan)
+        # What `evaluate` does to a model does not reach the worker's. Made in any case, for
+        # make_model sees by the second one whether they share tensors.
+        self._evaluated = job.recipe.make_model()
+        if job.evaluate is None:
+            self._evaluated = self.worker.model
+        self._unsaved = UnsavedBuffers(self._evaluated)
         self.server = job.make_server(self.worker.model.state_dict())
+        self._fingerprint = job.fingerprint(self.server, self.worker.model)
         self.history: list[EpochResult] = []
         self.now_s = 0.0
         self.wall_s = 0.0
@@ -209,10 +228,15 @@ class LocalEngine:
             synchronize(job.recipe.device)
             self.wall_s = time.perf_counter() - start
             paused = time.perf_counter()
-            epoch, model = len(self.history) + 1, self.worker.model
-            self.worker.load(server.state)
+            epoch, model = len(self.history) + 1, self._evaluated
+            model.load_state_dict(server.state)
+            self._unsaved.restore()
             result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
             self.history.append(result)
+            if (changed := self.worker.changed()) is not None:
+                if job.checkpoint is not None:
+                    raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
+                self.worker.warn(changed)
             if job.checkpoint is not None:
                 self._save(job.checkpoint)
             if job.on_epoch is not None:
@@ -252,7 +276,7 @@ class LocalEngine:
 
     def _save(self, path: Path) -> None:
         content = {
-            "fingerprint": self.job.fingerprint(self.server),
+            "fingerprint": self._fingerprint,
             "server": self.server.state_dict(),
             "busy": [[number, *entry] for number, entry in self._busy.items()],
             "now_s": self.now_s,
@@ -262,9 +286,7 @@ class LocalEngine:
         save_checkpoint(path, content)
 
     def _resume(self, path: Path) -> None:
-        content = load_own_checkpoint(
-            path, self.job.fingerprint(self.server), self.job.recipe.device
-        )
+        content = load_own_checkpoint(path, self._fingerprint, self.job.recipe.device)
         self.server.load_state_dict(content["server"])
         self._busy = {number: (finish, epoch) for number, finish, epoch in content["busy"]}
         self.now_s, self.wall_s = content["now_s"], content["wall_s"]
@@ -281,6 +303,7 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
         ValueError: The log is not one of a training with this plan.
     """
     worker = Worker(job.recipe, job.plan)
+    job.recipe.make_model()  # which sees whether it shares tensors with the first
     server = job.make_server(worker.model.state_dict())
     for number, commit in enumerate(log):
         for later in log[number:]:
@@ -314,7 +337,7 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
 
 
 def load_own_checkpoint(
-    path: Path, fingerprint: Mapping[str, str], device: str = "cpu"
+    path: Path, fingerprint: Fingerprint, device: str = "cpu"
 ) -> dict[str, Any]:
     """Read a checkpoint of this training.
 
@@ -329,7 +352,12 @@ def load_own_checkpoint(
             f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or move "
             "this one away to start anew"
         ) from error
-    other = [name for name in fingerprint if stored.get(name) != fingerprint[name]]
+    texts = fingerprint.keys() - {"functions"}
+    other = [
+        name for name in fingerprint if name in texts and stored.get(name) != fingerprint[name]
+    ]
+    if not other and "functions" in stored:  # older ones have their names alone
+        other = differing(stored["functions"], fingerprint["functions"])[:5]
     if other:
         raise CheckpointError(
             f"checkpoint {path} is of another training: {', '.join(other)} differ; give the same, "

@@ -104,7 +104,7 @@ def train_dual_batch(
     the fewest a share. The shares of an epoch together are the data.
 
     Args:
-        model_fn: Makes the model; called in every process.
+        model_fn: Makes the model, a new one each time; called in every process.
         data: Inputs and targets, or a function from a `Share` to its mini-batches, which has to
             give all of the share's samples and no others, `batch_size` at a time and the rest last.
         plan: For epochs whose setting has no plan of its own.
@@ -115,9 +115,10 @@ def train_dual_batch(
         factor: Scheme of the model-update factor: ``linear``, ``sqrt`` or ``none`` (section 3.4).
         engine: ``local``, all workers in turn on one device; or ``ray``, processes on any number
             of machines (the `cluster` extra).
-        loss_fn: Mean loss of (outputs, targets).
-        optimizer_fn: Given parameters and a learning rate, makes an optimizer; by default SGD with
-            momentum 0.9 and weight decay 5e-4.
+        loss_fn: Mean loss of (outputs, targets). Each worker has its own buffers of a module; see
+            `Recipe`.
+        optimizer_fn: Given the list of parameters and a learning rate, makes an optimizer of them;
+            by default SGD with momentum 0.9 and weight decay 5e-4.
         seed: Of weights, order, augmentation, dropout. On the local engine the same seed gives the
             same run: bit for bit on a CPU with the same number of threads, on a GPU as far as its
             kernels repeat (`torch.use_deterministic_algorithms`).
@@ -139,7 +140,8 @@ def train_dual_batch(
             has an order of commits of its own, as real workers would.
         slowdowns: How many times as long the shares of each worker take by that clock, one number
             above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
-        evaluate: Called with the global model after each epoch; its time is not counted.
+        evaluate: Called after each epoch with a model of the global weights, which is its own; its
+            time is not counted.
         on_epoch: Told of each epoch as it ends, after its checkpoint was written.
         checkpoint: File written after each epoch, and resumed from if it is there.
         follow: Commit log of another run; the local engine then trains in its order, for the same
@@ -152,8 +154,8 @@ def train_dual_batch(
             ask for.
         NonFiniteError: A worker's loss or weights became infinite or NaN.
         CheckpointError: The checkpoint cannot be read, is of another training, or of one that
-            diverged.
-        ClusterError: A cluster cannot be reached, or died.
+            diverged; or a function keeps a state that no checkpoint holds.
+        ClusterError: A cluster cannot be reached, or died, or an exception cannot come from it.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; choose among {', '.join(ENGINES)}")
@@ -171,7 +173,10 @@ def train_dual_batch(
                 "the same"
             )
     if isinstance(model_fn, nn.Module):
-        raise ValueError("model_fn is a model; give a function that makes one, such as lambda: ...")
+        raise ValueError(
+            "model_fn is a model; give a function that makes a new one each time, such as "
+            "lambda: copy.deepcopy(model)"
+        )
     tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
     if not callable(data) and not (tensors and len(data) == 2):
         raise ValueError(

@@ -5,12 +5,16 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 A worker has no memory: its result depends on the pulled state, its optimizer's state, its number
 and the number of its share alone. So a share that was lost with its worker is done again to the
 same bits, and engines agree. The server keeps each worker's optimizer state between its shares
-beside the weights. Buffers that are not saved start anew with each share. A forward must keep
-nothing elsewhere.
+beside the weights, and the buffers of a loss that is a module with them. Buffers of a model that
+are not saved start anew with each share. A forward must keep nothing elsewhere.
 """
 
 import copy
+import inspect
 import math
+import random
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.dualbatch.checks import NonFiniteError, function, not_finite, whole
+from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.unsaved import UnsavedBuffers
@@ -31,8 +36,11 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
 OPTIMIZER_STATES = ("kept", "restarted")
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
+Options = dict[tuple[int, str], str]  # of an optimizer, by group and name
 _LARGEST_SEED = 2**64 - 1  # torch's
 _AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
+_LOSS = -1  # in an optimizer's state, which goes where the loss's buffers have to go
+_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # by all recipes of this process
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,17 @@ class Recipe:
     """How every worker trains, whichever the engine. What crosses processes has to be picklable.
 
     Attributes:
-        model_fn: Makes a model; its weights are those of the server.
+        model_fn: Makes a model, another one each time; its weights are those of the server.
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
             its mini-batches, such as one that augments: as many pairs of inputs (B, ...) and
             targets (B, ...), and of the sizes, that `Share` says. Tensors of images (N, C, H, W)
             are resized bilinearly where a schedule has resolutions, their targets are not; a
-            function resizes its images itself. torch's generators are seeded while it runs;
-            whatever else is random in it has to follow `Share.seed`.
-        loss_fn: Mean loss of (outputs, targets).
-        optimizer_fn: Given parameters and a learning rate, makes the optimizer of a share.
+            function resizes its images itself. The generators of torch, NumPy and Python are
+            seeded while it runs; whatever else is random in it has to follow `Share.seed`.
+        loss_fn: Mean loss of (outputs, targets). Of a module with buffers each worker has a copy,
+            whose buffers are kept from share to share. Nothing in it is trained.
+        optimizer_fn: Given the list of parameters and a learning rate, makes the optimizer of a
+            share, of all parameters that require gradients.
         factor: Scheme of the model-update factor, a key of `FACTORS`.
         seed: Of the initial weights, the order of the data and all else.
         device: Where to train.
@@ -116,6 +126,12 @@ class Recipe:
         function("loss_fn", self.loss_fn)
         function("optimizer_fn", self.optimizer_fn, optional=True)
         function("passes_fn", self.passes_fn, optional=True)
+        if trainable := Seen("loss_fn", self.loss_fn).trainable:
+            raise ValueError(
+                f"loss_fn has tensors that require gradients ({', '.join(trainable[:5])}), which "
+                "no worker trains; make them part of the model of model_fn, whose outputs loss_fn "
+                "gets, or freeze them by requires_grad_(False)"
+            )
         if self.factor not in FACTORS:
             raise ValueError(f"factor is {self.factor!r}; choose among {', '.join(FACTORS)}")
         if self.aspect not in (None, *ASPECTS):
@@ -143,7 +159,8 @@ class Recipe:
         """Return a model with the initial weights, on the device.
 
         Raises:
-            ValueError: `model_fn` makes something else, or a model without anything to train.
+            ValueError: `model_fn` makes something else, a model without anything to train, or one
+                that shares tensors with another that is still there.
         """
         with seeded(self.device, self.seed):
             model = self.model_fn()
@@ -154,10 +171,37 @@ class Recipe:
                 f"model_fn makes a {type(model).__name__} that has no parameter to train; leave "
                 "requires_grad of some as it is"
             )
+        mine = _storages(model)
+        if model in _made or any(mine & _storages(other) for other in _made):
+            raise ValueError(
+                "model_fn returns a model that shares tensors with one that it or another run's "
+                "made before, so that one training would change the other; have it make a new one "
+                "each time, such as by lambda: copy.deepcopy(model)"
+            )
         model = model.to(self.device)
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _made.add(model)
         return model
+
+    def parts(self, loss_fn: Loss | None = None) -> Parts:
+        """Return what can be seen of the functions, with another `loss_fn` in the place of its own.
+
+        Of a data function that is an object its class alone.
+        """
+        functions = ("loss_fn", loss_fn or self.loss_fn), ("optimizer_fn", self.optimizer_fn)
+        parts = {k: v for name, f in functions for k, v in Seen(name, f).parts.items()}
+        if callable(self.data):
+            parts |= Seen("data", self.data, objects=False).parts
+        return parts
+
+
+def _storages(model: nn.Module) -> set[tuple[torch.device, int]]:
+    """Return where the tensors of a model's state lie."""
+    tensors = (t for t in model.state_dict().values() if isinstance(t, Tensor))
+    kept = (t for t in tensors if not nn.parameter.is_lazy(t))
+    places = {(t.device, t.untyped_storage().data_ptr()) for t in kept}
+    return {(device, place) for device, place in places if place}
 
 
 @dataclass(frozen=True)
@@ -168,7 +212,8 @@ class Trained:
         state: To push.
         factor: Its model-update factor.
         loss: Mean training loss, ().
-        optimizer: The optimizer's state for the worker's next share; None where it restarts.
+        optimizer: The optimizer's state for the worker's next share, and under -1 the buffers of
+            a loss that has some; None where there is neither, or the optimizer restarts.
     """
 
     state: dict[str, Tensor]
@@ -191,18 +236,46 @@ class Worker:
         self._optimizer_fn = recipe.optimizer_fn or sgd
         self._dropout = dropout_rates(self.model)
         self._unsaved = UnsavedBuffers(self.model)
+        self._loss_fn: Loss = recipe.loss_fn
+        if isinstance(self._loss_fn, nn.Module) and _buffers(self._loss_fn):
+            self._loss_fn = copy.deepcopy(self._loss_fn)
+        self._loss_state = self._of_loss()
+        self._parts = self.parts()
+        self._first_rates: tuple[float, list[str]] | None = None
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
+        self.warned: list[str] = []
         if recipe.passes_fn is None:
             self._passes = self._ordinary
         else:
-            self._own_passes = recipe.passes_fn(self.model, recipe.loss_fn)
+            self._own_passes = recipe.passes_fn(self.model, self._loss_fn)
             function("what passes_fn returns", self._own_passes)
             self._passes = self._own
+
+    def _of_loss(self) -> dict[str, Tensor]:
+        loss = self._loss_fn
+        return _buffers(loss) if isinstance(loss, nn.Module) else {}
+
+    def parts(self) -> Parts:
+        """Return what can be seen of the functions, but for what is kept from share to share."""
+        kept = {f"loss_fn.{name}" for name in self._loss_state}
+        parts = self.recipe.parts(self._loss_fn)
+        return {path: part for path, part in parts.items() if path not in kept}
+
+    def changed(self) -> str | None:
+        """Return what has changed in the functions since the worker was made, in words."""
+        return in_words(differing(self._parts, self.parts()))
+
+    def warn(self, text: str) -> None:
+        """Warn, of each thing once."""
+        if text not in self.warned:
+            self.warned.append(text)
+            warnings.warn(text, stacklevel=4)
 
     def _ordinary(self, inputs: Tensor, targets: Tensor) -> Tensor:
         recipe = self.recipe
         kind, low = torch.device(recipe.device).type, recipe.autocast
         with torch.autocast(kind, low) if low is not None else nullcontext():
-            loss = recipe.loss_fn(self.model(inputs), targets)
+            loss = self._loss_fn(self.model(inputs), targets)
         check_loss(loss)
         loss.backward()
         return loss.detach()
@@ -217,12 +290,17 @@ class Worker:
             raise ValueError(
                 f"what passes_fn made returns {_got(loss)}; give the mini-batch's mean loss"
             )
+        return loss
+
+    def _check_gradients(self) -> None:
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                "what passes_fn made leaves no gradient in the model; call backward() in it, or "
-                "give loss_fn alone"
+                "loss_fn returns a loss that depends on no weight of the model which is trained; "
+                "leave detach() and other models out of it"
+                if self.recipe.passes_fn is None
+                else "what passes_fn made leaves no gradient in the model; call backward() in it, "
+                "or give loss_fn alone"
             )
-        return loss
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Make the model that of a state: its weights, and its unsaved buffers as at first."""
@@ -249,8 +327,8 @@ class Worker:
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
             ValueError: The data function does not give the share's mini-batches, the loss is not
-                one number that depends on the weights, batch normalization meets a single sample,
-                or there is no such worker.
+                one number that depends on the weights, the optimizer is not one of the weights,
+                batch normalization meets a single sample, or there is no such worker.
         """
         recipe, model = self.recipe, self.model
         number = whole("worker", worker, 0, (setting.plan or self.plan).n - 1)
@@ -262,13 +340,8 @@ class Worker:
             for layer, rate in self._dropout.items():  # a setting before may have changed it
                 layer.p = rate
         share = share_of(setting.plan or self.plan, worker, iteration, setting, recipe.seed)
-        optimizer = self._optimizer_fn(model.parameters(), setting.lr)
-        kept = recipe.optimizer_state == "kept"
-        if kept and optimizer_state is not None:
-            # torch does not copy what it loads, and steps change it.
-            groups = optimizer.state_dict()["param_groups"]
-            loaded = {"state": copy.deepcopy(optimizer_state), "param_groups": groups}
-            optimizer.load_state_dict(loaded)
+        optimizer = self._make_optimizer(setting.lr, optimizer_state)
+        options = _options(optimizer)
         kind = torch.device(recipe.device).type
         total, samples = torch.zeros((), device=recipe.device), 0
         losses: list[Tensor] = []
@@ -277,7 +350,7 @@ class Worker:
         def diverged(what: str, step: int) -> NonFiniteError:
             return NonFiniteError(what, number, setting.epoch, step, setting.lr)
 
-        with seeded(recipe.device, share.seed):
+        with seeded(recipe.device, share.seed), torch.enable_grad():
             for inputs, targets in batches_of(recipe, share, f"worker {number}, {epoch}"):
                 inputs = inputs.to(recipe.device, non_blocking=True)
                 targets = targets.to(recipe.device, non_blocking=True)
@@ -286,6 +359,8 @@ class Worker:
                 optimizer.zero_grad(set_to_none=True)
                 with _named(share, len(inputs), f"worker {number}, {epoch}"):
                     losses.append(self._passes(inputs, targets))
+                if not samples:
+                    self._check_gradients()
                 if kind in _AT_ONCE and not math.isfinite(losses[-1]):
                     raise diverged(f"the loss is {float(losses[-1])}", len(losses))
                 optimizer.step()
@@ -305,8 +380,115 @@ class Worker:
             raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         plan = setting.plan or self.plan
         factor = plan.factor_of(plan.kinds[worker], recipe.factor)
-        left = optimizer.state_dict()["state"] if kept else None
+        left = self._left_by(optimizer, options)
         return Trained(state, factor, total / samples, left)
+
+    def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
+        """Make a share's optimizer, and go on with what the share before left, the loss's too."""
+        optimizer = self._optimizer_fn(list(self.model.parameters()), lr)
+        check_optimizer(optimizer, self.model)
+        if self._last is not None and self._last() is optimizer:
+            raise ValueError(
+                "optimizer_fn returns the same optimizer again, which would take the state of one "
+                "worker to another; have it make a new one each time"
+            )
+        self._last = weakref.ref(optimizer)
+        self._check_rates(optimizer, lr)
+        # torch does not copy what it loads, and steps change it.
+        state = copy.deepcopy(left) or {}
+        if self._loss_state and isinstance(self._loss_fn, nn.Module):
+            self._loss_fn.load_state_dict(state.pop(_LOSS, self._loss_state), strict=False)
+        if self.recipe.optimizer_state == "kept" and left is not None:
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        return optimizer
+
+    def _left_by(self, optimizer: torch.optim.Optimizer, options: Options) -> OptimizerState | None:
+        """Return what a share leaves to the next one; its optimizer had these options at first."""
+        left = None
+        if self.recipe.optimizer_state == "kept":
+            left = optimizer.state_dict()["state"]
+            if moved := {name for (_, name), _ in _options(optimizer).items() ^ options.items()}:
+                self.warn(
+                    f"{type(optimizer).__name__} changes its own options as it steps "
+                    f"({', '.join(sorted(moved))}), and these begin anew in each share: only what "
+                    "it keeps by parameter goes on; take another optimizer, or "
+                    "optimizer_state='restarted', which says so"
+                )
+        loss_state = self._of_loss()
+        if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
+            raise ValueError(
+                f"loss_fn changes the shape of its buffer {wrong[0]!r}, which cannot be kept; make "
+                "it as large from the beginning"
+            )
+        return (left or {}) | {_LOSS: loss_state} if loss_state else left
+
+    def _check_rates(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        rates = [str(group.get("lr")) for group in optimizer.param_groups]
+        if self._first_rates is None:
+            self._first_rates = lr, rates
+        if lr != self._first_rates[0] and rates == self._first_rates[1]:
+            self.warn(
+                f"optimizer_fn makes the same learning rate ({', '.join(rates)}) of the "
+                f"schedule's {self._first_rates[0]:g} and {lr:g}, which therefore change nothing; "
+                "use the rate that it is given, or give one rate to all stages"
+            )
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the buffers that a module's state has."""
+    own = {name for name, _ in module.named_buffers()} & module.state_dict().keys()
+    return {n: b.detach().clone() for n, b in module.named_buffers() if n in own}
+
+
+def _options(optimizer: torch.optim.Optimizer) -> Options:
+    groups = enumerate(optimizer.param_groups)
+    return {(i, k): repr(v) for i, group in groups for k, v in group.items() if k != "params"}
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Raise a ValueError where an optimizer is not one of all weights of a model to be trained."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list) or not hasattr(optimizer, "step"):
+        raise ValueError(
+            f"optimizer_fn returns {type(optimizer).__name__}; give one optimizer, such as "
+            "torch.optim.SGD(parameters, lr)"
+        )
+    taken = {id(parameter) for group in groups for parameter in group["params"]}
+    if taken - {id(parameter) for parameter in model.parameters()}:
+        raise ValueError(
+            f"optimizer_fn makes {type(optimizer).__name__} of parameters that are not the "
+            "worker's; give it those that optimizer_fn is called with"
+        )
+    named = model.named_parameters()
+    if left_out := [name for name, p in named if p.requires_grad and id(p) not in taken]:
+        raise ValueError(
+            f"optimizer_fn leaves parameters out that require gradients "
+            f"({', '.join(left_out[:5])}); give the optimizer all that it is called with, or have "
+            "model_fn freeze those by requires_grad_(False)"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer_fn makes {type(optimizer).__name__}, whose step() needs a closure, which "
+            "workers have not; take one that steps without"
+        )
+    if any("initial_lr" in group for group in groups):
+        raise ValueError(
+            "optimizer_fn attaches a learning-rate scheduler, which nobody steps; leave it out: "
+            "the rates are those of the schedule (Stage, warmup_epochs)"
+        )
+
+
+def in_words(changed: Sequence[str]) -> str | None:
+    """Say what changed in users' functions as they were used, and what to do; None for nothing."""
+    if not changed:
+        return None
+    return (
+        f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
+        "worker nor in a checkpoint; keep what a loss remembers in buffers of a module that is "
+        "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
+    )
 
 
 def check_loss(loss: Any) -> None:
@@ -479,10 +661,17 @@ def resized(
 
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
-    """Seed torch's generators inside a ``with`` block, and put them back as they were."""
+    """Seed all generators of a process inside a ``with`` block, and put them back as they were."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with accelerator.forked_rng(device):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def _generator(seed: int, iteration: int) -> torch.Generator:

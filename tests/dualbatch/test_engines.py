@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
-from repro.measure import TimeModel
+from repro.measure import TimeModel, load_checkpoint, save_checkpoint
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
@@ -337,6 +338,66 @@ class Stop(Exception):
     """The end of a training that is to be resumed."""
 
 
+def weighted(outputs, targets, weight=None):
+    return functional.cross_entropy(outputs, targets, torch.as_tensor(weight))
+
+
+class Focal:
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, outputs, targets):
+        return functional.cross_entropy(outputs, targets) ** self.power
+
+
+SMOOTHING = {"now": 0.1}
+
+
+def smoothed(value):
+    SMOOTHING["now"] = value
+    return lambda o, t: functional.cross_entropy(o, t, label_smoothing=SMOOTHING["now"])
+
+
+def activated(activation):
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3), activation)
+
+
+def scaled(share, factor):
+    return ((IMAGES[i] * factor, LABELS[i]) for i in share.indices.split(share.batch_size))
+
+
+IMAGES, LABELS = make_data()
+EVEN, UNEVEN = (1.0, 1.0, 1.0), (1.0, 9.0, 1.0)
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+# What is given, how it is made of one thing or another, and what differs.
+OTHER_FUNCTIONS = {
+    "another optimizer": ("optimizer_fn", partial, SGD, ADAM, r"optimizer_fn"),
+    "another argument": ("optimizer_fn", lambda m: partial(SGD, momentum=m), 0.9, 0.5,
+                         r"optimizer_fn\(momentum\)"),
+    "one more argument": ("optimizer_fn", lambda given: partial(SGD, **given), {},
+                          {"nesterov": False}, r"optimizer_fn\(nesterov\)"),
+    "other code": ("optimizer_fn", lambda make: make, lambda p, lr: SGD(p, lr),
+                   lambda p, lr: SGD(p, lr / 2), r"optimizer_fn.code"),
+    "other weights": ("loss_fn", lambda w: nn.CrossEntropyLoss(torch.tensor(w)), EVEN, UNEVEN,
+                      r"loss_fn.weight"),
+    "another attribute": ("loss_fn", lambda s: nn.CrossEntropyLoss(label_smoothing=s), 0.0, 0.1,
+                          r"loss_fn.label_smoothing"),
+    "a partial's list": ("loss_fn", lambda w: partial(weighted, weight=list(w)), EVEN, UNEVEN,
+                         r"loss_fn\(weight\)\[1\]"),
+    "a closure's list": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)), list(EVEN),
+                         list(UNEVEN), r"loss_fn.w\[1\]"),
+    "a default": ("loss_fn", lambda w: (lambda o, t, w=w: weighted(o, t, w)), EVEN, UNEVEN,
+                  r"loss_fn\(default 0\)\[1\]"),
+    "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
+    "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
+    "a bound method": ("loss_fn", lambda p: Focal(p).__call__, 1.0, 2.0, r"loss_fn.self.power"),
+    "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
+    "another slope": ("model_fn", lambda s: activated(nn.LeakyReLU(s)), 0.1, 0.2,
+                      r"model.2.negative_slope"),
+    "other data": ("data", lambda f: partial(scaled, factor=f), 1.0, 2.0, r"data\(factor\)"),
+}  # fmt: skip
+
+
 class TestResume:
     @pytest.mark.slow
     @pytest.mark.parametrize("where", ["on_epoch", "evaluate"])
@@ -442,6 +503,40 @@ class TestResume:
             train(checkpoint=path, **({"count": 2} | change))
         assert path.read_bytes() == content
 
+    @pytest.mark.parametrize("name", OTHER_FUNCTIONS)
+    def test_checkpoints_of_other_functions(self, name, tmp_path):
+        what, make, one, other, named = OTHER_FUNCTIONS[name]
+        path = tmp_path / "training.pt"
+        whole = train(checkpoint=path, count=1, **{what: make(one)})
+        again = train(checkpoint=path, count=1, **{what: make(one)})
+        assert same(again.state, whole.state)
+        message = rf"is of another training: ({named})(, \S+)* differ; give the same"
+        with pytest.raises(CheckpointError, match=message):
+            train(checkpoint=path, count=1, **{what: make(other)})
+
+    def test_checkpoints_that_know_functions_by_name_alone_are_taken(self, tmp_path):
+        path = tmp_path / "training.pt"
+        whole = train(checkpoint=path, count=1)
+        content = load_checkpoint(path)
+        del content["fingerprint"]["functions"]  # as it was before
+        save_checkpoint(path, content)
+        assert same(train(checkpoint=path, count=1).state, whole.state)
+        with pytest.raises(CheckpointError, match=r"loss and optimizer differ"):
+            train(checkpoint=path, count=1, loss_fn=nn.functional.multi_margin_loss)
+
+    def test_checkpoints_of_a_loss_that_logs_to_a_list(self, tmp_path):
+        seen = []
+
+        def loss_fn(outputs, targets):
+            seen.append(len(targets))
+            return functional.cross_entropy(outputs, targets)
+
+        options = {"loss_fn": loss_fn, "checkpoint": tmp_path / "training.pt"}
+        whole = train(**options)
+        assert same(train(**options).state, whole.state)
+        seen.clear()
+        assert same(train(**options).state, whole.state)
+
     def test_checkpoints_of_another_model(self, tmp_path):
         path = tmp_path / "training.pt"
         train(checkpoint=path, count=2)
@@ -456,18 +551,16 @@ class TestResume:
 
     def test_a_function_that_fails_leaves_the_checkpoint(self, tmp_path):
         path = tmp_path / "training.pt"
-        calls, most = [], [20]
+        calls = []
 
         def loss_fn(outputs, targets):
             calls.append(1)
-            if len(calls) > most[0]:
+            if len(calls) == 20:
                 raise Stop
             return functional.cross_entropy(outputs, targets)
 
         with pytest.raises(Stop):
             train(checkpoint=path, loss_fn=loss_fn)
-        calls.clear()
-        most[0] = 10**6
         assert same(train(checkpoint=path, loss_fn=loss_fn).state, train().state)
 
 

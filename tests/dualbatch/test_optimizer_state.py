@@ -73,7 +73,17 @@ def test_without_momentum_nothing_is_kept():
     assert same(one.state, other.state)
 
 
-@pytest.mark.parametrize("optimizer_fn", [None, adam])
+class Own(torch.optim.SGD):
+    """Of a user's class, whose step torch wraps."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr, momentum=0.9)
+
+    def step(self):
+        super().step()
+
+
+@pytest.mark.parametrize("optimizer_fn", [None, adam, Own])
 @pytest.mark.parametrize("options", SYNCS)
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
@@ -139,3 +149,85 @@ def test_other_values_are_refused(value):
         train(optimizer_state=value)
     with pytest.raises(ValueError, match=message):
         Recipe(make_model, Recorder(), optimizer_state=value)
+
+
+def two_groups(parameters, lr):
+    weights = [p for p in parameters if p.dim() > 1]
+    rest = [p for p in parameters if p.dim() < 2]
+    return torch.optim.SGD([{"params": weights}, {"params": rest}], lr, momentum=0.9)
+
+
+def test_parameters_may_be_looked_at_twice():
+    plain = train(optimizer_fn=lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9))
+    assert same(train(optimizer_fn=two_groups).state, plain.state)
+
+
+def scheduled(parameters, lr):
+    optimizer = torch.optim.SGD(parameters, lr)
+    torch.optim.lr_scheduler.LinearLR(optimizer)
+    return optimizer
+
+
+class Estimating(torch.optim.SGD):
+    """Keeps a number in its options, as those that find their own rate do."""
+
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            group["d"] = group.get("d", 1.0) * 1.1
+
+
+MADE = {}  # looked up by a function that makes its optimizer once
+OTHER = make_model()
+WRONG = {
+    "of another model": (lambda p, lr: torch.optim.SGD(OTHER.parameters(), lr),
+                         r"SGD of parameters that are not the worker's"),
+    "of copies": (lambda p, lr: torch.optim.SGD([q.detach().clone() for q in p], lr),
+                  r"parameters that are not the worker's"),
+    "of the head": (lambda p, lr: torch.optim.SGD(p[-2:], lr),
+                    r"leaves parameters out .*\(0.weight, 0.bias, 1.weight, 1.bias\)"),
+    "of no biases": (lambda p, lr: torch.optim.SGD([q for q in p if q.dim() > 1], lr),
+                     r"leaves parameters out .*6.bias"),
+    "with a scheduler": (scheduled, r"attaches a learning-rate scheduler.*\(Stage, warmup_epochs"),
+    "and a scheduler": (lambda p, lr: (torch.optim.SGD(p, lr), None), r"returns tuple; give one"),
+    "nothing": (lambda p, lr: None, r"returns NoneType; give one optimizer"),
+    "made once": (lambda p, lr: MADE.setdefault("it", torch.optim.SGD(p, lr)),
+                  r"returns the same optimizer again"),
+    "with a closure": (torch.optim.LBFGS, r"LBFGS, whose step\(\) needs a closure"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_optimizer_that_does_not_train_the_worker_is_refused(name):
+    MADE.clear()
+    optimizer_fn, message = WRONG[name]
+    with pytest.raises(ValueError, match=rf"optimizer_fn .*{message}"):
+        train(optimizer_fn=optimizer_fn)
+
+
+def test_frozen_parameters_may_be_left_out():
+    def frozen():
+        model = make_model()
+        model[0].requires_grad_(False)
+        return model
+
+    options = {"model_fn": frozen, "count": 1}
+    of_all = train(optimizer_fn=torch.optim.SGD, **options)
+    left_out = train(
+        optimizer_fn=lambda p, lr: torch.optim.SGD([q for q in p if q.requires_grad], lr), **options
+    )
+    assert same(left_out.state, of_all.state)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_fn", "message"),
+    [
+        (lambda p, lr: torch.optim.SGD(p, 0.1), r"same learning rate \(0.1\) of .*0.1 and 0.02"),
+        (lambda p, lr: torch.optim.SGD(p, torch.tensor(0.05)), r"same learning rate \(tensor"),
+        (Estimating, r"Estimating changes its own options as it steps \(d\)"),
+    ],
+)
+def test_what_does_not_follow_the_schedule_or_is_not_kept_is_warned_of_once(optimizer_fn, message):
+    with pytest.warns(UserWarning, match=message) as said:
+        train(optimizer_fn=optimizer_fn)
+    assert len(said) == 1

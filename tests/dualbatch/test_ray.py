@@ -8,11 +8,13 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import trainings
 from trainings import make_data, make_plan, same, train
 
@@ -233,6 +235,27 @@ class TestWithoutACluster:
             train(engine="ray", plan=make_plan(1, 1))
         assert not ray.is_initialized()
 
+    @pytest.mark.parametrize(
+        "error", [Exception("timed out\nat last"), KeyError("x"), SystemExit(1)]
+    )
+    @pytest.mark.parametrize("address", [None, "auto"])
+    def test_ray_fails_as_it_will(self, error, address, monkeypatch):
+        def init(*arguments, **options):
+            raise error
+
+        monkeypatch.setattr(ray, "init", init)
+        message = "Ray does not start .*second try" if address is None else "no Ray cluster at"
+        with pytest.raises(ClusterError, match=rf"{message}") as caught:
+            train(engine="ray", plan=make_plan(1, 1), address=address)
+        assert f"({type(error).__name__}: " in str(caught.value)
+        assert not ray.is_initialized()
+
+    def test_a_model_that_is_shared_is_refused_before(self, monkeypatch):
+        model = trainings.make_model()
+        with pytest.raises(ValueError, match=r"shares tensors"):
+            train(engine="ray", plan=make_plan(1, 1), model_fn=lambda: model)
+        assert not ray.is_initialized()
+
     def test_unknown_option(self):
         with pytest.raises(TypeError, match=r"workers_per_gpu"):
             train(engine="ray", workers_per_gpu=4)
@@ -242,7 +265,82 @@ class OwnError(Exception):
     """Of a loss function."""
 
 
+class KeywordError(Exception):
+    def __init__(self, path, *, code):
+        super().__init__(f"{path}: {code}")
+
+
+class WordyError(Exception):
+    def __init__(self, path):
+        super().__init__(f"no file {path}")
+
+
+class LockError(Exception):
+    def __init__(self, path):
+        super().__init__(path)
+        self.lock = threading.Lock()
+
+
+class ArgumentlessError(Exception):
+    def __init__(self, path, code):
+        self.path = path
+
+    def __str__(self):
+        return f"of {self.path}"
+
+
+FOREIGN = {
+    "keyword": lambda: KeywordError("file.bin", code=7),
+    "made anew with other words": lambda: WordyError("file.bin"),
+    "a lock": lambda: LockError("file.bin"),
+    "positional": lambda: ArgumentlessError("file.bin", 7),
+}
+
+
+def stepwise(parameters, lr):
+    return torch.optim.SGD(parameters, 0.1)
+
+
 class TestFailures:
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_an_exception_that_does_not_cross_processes(self, name, clean):
+        made = FOREIGN[name]()
+
+        def data(share):
+            raise FOREIGN[name]()
+
+        kind, crosses = type(made), name == "positional"
+        message = "file.bin" if crosses else rf"worker [01]: \S*{kind.__name__}: .* cannot be sent"
+        with pytest.raises(kind if crosses else ClusterError, match=message) as caught:
+            train(make_plan(1, 1), engine="ray", data=data)
+        assert str(made) in str(caught.value)
+        wait_until_gone()
+
+    def test_a_loss_that_counts_in_an_attribute(self, clean):
+        class Counting(torch.nn.CrossEntropyLoss):
+            count = 0
+
+            def forward(self, outputs, targets):
+                self.count += 1
+                return super().forward(outputs, targets) / self.count
+
+        with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
+            train(make_plan(1, 1), engine="ray", loss_fn=Counting())
+
+    def test_a_loss_that_on_epoch_changes(self, clean):
+        scale = [1.0]
+
+        def loss_fn(outputs, targets):
+            return torch.nn.functional.cross_entropy(outputs, targets) * scale[0]
+
+        with pytest.raises(CheckpointError, match=r"loss_fn.scale\[0\] changed in this process"):
+            train(
+                make_plan(1, 1),
+                engine="ray",
+                loss_fn=loss_fn,
+                on_epoch=lambda entry: scale.__setitem__(0, 2.0),
+            )
+
     @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, clean):
         def kill(entry):
@@ -385,6 +483,24 @@ class TestRuns:
         ]
         losses = [entry.train_loss for entry in whole.history]
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
+
+    def test_a_loss_with_buffers_and_a_warning(self, cluster):
+        class Centre(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("c", torch.zeros(3))
+
+            def forward(self, outputs, targets):
+                loss = torch.nn.functional.cross_entropy(outputs - self.c, targets)
+                self.c.lerp_(outputs.detach().mean(0), 0.1)
+                return loss
+
+        options = {"sync": "bsp", "loss_fn": Centre(), "optimizer_fn": stepwise}
+        with pytest.warns(UserWarning, match=r"same learning rate \(0.1\)") as said:
+            result = run(**options)
+        assert len(said) == 1
+        with pytest.warns(UserWarning, match=r"same learning rate \(0.1\)"):
+            assert same(train(make_plan(1, 1), **options).state, result.state)
 
     def test_a_worker_and_a_server_that_die(self, cluster):
         seen = []

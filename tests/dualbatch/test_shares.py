@@ -1,16 +1,31 @@
 """What data functions must give for their shares, and what becomes of images' sizes."""
 
+import copy
 import itertools
 import math
+import random
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainings import SAMPLES, TIMES, Recorder, make_data, make_model, make_plan, same, train
+from trainings import (
+    SAMPLES,
+    SYNCS,
+    TIMES,
+    Recorder,
+    make_data,
+    make_model,
+    make_plan,
+    same,
+    train,
+)
 
 from repro.dualbatch import (
+    CheckpointError,
     CyclicProgressiveSchedule,
     DualBatchPlan,
     NonFiniteError,
@@ -20,6 +35,7 @@ from repro.dualbatch import (
     SubStage,
     Worker,
 )
+from repro.measure import load_checkpoint
 
 PLAN = replace(make_plan(1, 1), small_samples=25, large_samples=35, small_batch=4)
 ONE = DualBatchPlan(TIMES, 1.0, 0, 1, 25, None, 4, 0, 25, 1.0)
@@ -337,6 +353,71 @@ class TestModels:
             train(count=1, **options)
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize("way", ["itself", "a part", "assigned", "an earlier run's"])
+    def test_a_model_that_is_shared_is_refused(self, way):
+        one = Linear()
+        state = one.state_dict()
+
+        def assigned():
+            model = Linear()
+            model.load_state_dict(state, assign=True)
+            return model
+
+        made = {
+            "itself": lambda: one,
+            "a part": lambda: nn.Sequential(one, nn.Linear(3, 3, dtype=torch.float64)),
+            "assigned": assigned,
+            "an earlier run's": lambda: models.pop(),
+        }
+        models = [one, Linear(), one]
+        before, options = copy.deepcopy(state), {"data": DOUBLE, "model_fn": made[way]}
+        with pytest.raises(ValueError, match=r"shares tensors .*lambda: copy.deepcopy\(model\)"):
+            train(**options)
+            train(**options)
+        if way != "an earlier run's":
+            assert same(one.state_dict(), before)
+        copies = [train(data=DOUBLE, model_fn=lambda: copy.deepcopy(one)).state for _ in range(2)]
+        assert same(*copies)
+
+    def test_a_model_is_no_function(self):
+        with pytest.raises(ValueError, match=r"such as lambda: copy.deepcopy\(model\)"):
+            train(model_fn=make_model())
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: model.requires_grad_(False),
+            lambda model: model.half(),
+            lambda model: model.register_forward_hook(lambda m, x, y: y * 0),
+            lambda model: torch.set_grad_enabled(False),
+        ],
+    )
+    def test_what_evaluate_does_to_its_model_reaches_no_worker(self, change):
+        try:
+            assert same(train(evaluate=lambda model: change(model) and {}).state, train().state)
+        finally:
+            torch.set_grad_enabled(True)
+
+    def test_metrics_of_numpy_and_torch_are_kept(self, tmp_path):
+        found = {"a": np.float64(0.5), "b": torch.tensor(2.0), "c": np.array([1, 2])}
+        options = {"count": 1, "checkpoint": tmp_path / "run.pt", "evaluate": lambda model: found}
+        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
+        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
+        with pytest.raises(ValueError, match=r"evaluate returns <class 'float'>; give a dict"):
+            train(evaluate=lambda model: 0.5)
+
+    def test_all_generators_follow_the_share(self):
+        def data(share):
+            for images, labels in batches(share):
+                yield images + float(np.random.rand()) + random.random(), labels  # noqa: NPY002
+
+        before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+        one = train(PLAN, data=data)
+        assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        assert same(train(PLAN, data=data).state, one.state)
+
     def test_extra_state(self):
         class Extra(nn.Linear):
             def get_extra_state(self):
@@ -347,3 +428,173 @@ class TestModels:
 
         with pytest.raises(ValueError, match=r"'_extra_state' .*without get_extra_state"):
             train(model_fn=lambda: Extra(6, 3))
+
+
+class Arc(nn.Module):
+    """A loss with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(3))
+
+    def forward(self, outputs, targets):
+        return functional.cross_entropy(outputs @ self.w, targets)
+
+
+ARC = Arc()
+TRAINABLE = {
+    "a module": (ARC, "loss_fn.w"),
+    "a bound method": (ARC.forward, "loss_fn.self.w"),
+    "a partial": (partial(functional.cross_entropy, weight=torch.ones(3, requires_grad=True)),
+                  r"loss_fn\(weight\)"),
+    "a global": (lambda outputs, targets: ARC(outputs, targets), "loss_fn.ARC.w"),
+    "a closure": ((lambda arc: lambda outputs, targets: arc(outputs, targets))(ARC),
+                  "loss_fn.arc.w"),
+}  # fmt: skip
+
+
+class Centre(nn.Module):
+    """A loss that remembers in a buffer, or elsewhere."""
+
+    def __init__(self, elsewhere=False):
+        super().__init__()
+        self.register_buffer("c", torch.zeros(3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.count, self.elsewhere = 0, elsewhere
+
+    def forward(self, outputs, targets):
+        loss = functional.cross_entropy(outputs - self.c, targets) / (1 + self.count)
+        self.c = self.c.lerp(outputs.detach().mean(0), 0.1)
+        self.steps += 1
+        self.count += self.elsewhere
+        return loss
+
+
+def in_a_closure():
+    kept = {"c": torch.zeros(3)}
+
+    def loss_fn(outputs, targets):
+        loss = functional.cross_entropy(outputs - kept["c"], targets)
+        kept["c"] = kept["c"].lerp(outputs.detach().mean(0), 0.1)
+        return loss
+
+    return {"loss_fn": loss_fn}
+
+
+def counting():
+    count = 0
+
+    def loss_fn(outputs, targets):
+        nonlocal count
+        count += 1
+        return functional.cross_entropy(outputs, targets) / count
+
+    return {"loss_fn": loss_fn}
+
+
+def drawing():
+    generator = np.random.default_rng(0)
+    return {"data": lambda share: ((x * generator.random(), y) for x, y in batches(share))}
+
+
+KEPT_NOWHERE = {
+    "attribute": (lambda: {"loss_fn": Centre(True)}, "loss_fn.count"),
+    "buffers within": (lambda: {"loss_fn": partial(Centre())}, "loss_fn.c, loss_fn.steps"),
+    "closure": (in_a_closure, r"loss_fn.kept\['c'\]"),
+    "counter": (counting, "loss_fn.count"),
+    "generator": (drawing, "data.generator"),
+}
+
+
+class TestWhatFunctionsKeep:
+    @pytest.mark.parametrize("name", TRAINABLE)
+    def test_a_loss_with_weights_of_its_own_is_refused(self, name):
+        loss_fn, path = TRAINABLE[name]
+        with pytest.raises(ValueError, match=rf"loss_fn has tensors .*\({path}\).*model_fn"):
+            train(loss_fn=loss_fn)
+
+    @pytest.mark.parametrize("optimizer_state", ["kept", "restarted"])
+    @pytest.mark.parametrize("options", SYNCS)
+    def test_each_worker_has_its_own_buffers_of_a_loss(self, options, optimizer_state, tmp_path):
+        options, loss = options | {"optimizer_state": optimizer_state}, Centre()
+        whole, path = train(loss_fn=loss, **options), tmp_path / "run.pt"
+        assert int(loss.steps) == 0 and not same(whole.state, train(**options).state)
+
+        def stop(entry):
+            if entry.epoch == 2:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            train(loss_fn=loss, checkpoint=path, on_epoch=stop, **options)
+        kept = load_checkpoint(path)["server"]["optimizers"]
+        plan = make_plan()
+        for worker, kind in enumerate(plan.kinds):
+            steps = math.ceil(plan.share_of(kind) / plan.batch_of(kind))
+            assert int(kept[worker][-1]["steps"]) in (2 * steps, 3 * steps)
+        assert same(train(loss_fn=Centre(), checkpoint=path, **options).state, whole.state)
+        followed = train(loss_fn=Centre(), follow=whole.log, **options)
+        assert same(followed.state, whole.state)
+
+    @pytest.mark.parametrize("name", KEPT_NOWHERE)
+    def test_what_is_kept_elsewhere_is_warned_of_and_in_no_checkpoint(self, name, tmp_path):
+        make, path = KEPT_NOWHERE[name]
+        with pytest.warns(UserWarning, match=rf"^{path} changed as the training went on") as said:
+            train(PLAN, **make())
+        assert len(said) == 1
+        file = tmp_path / "run.pt"
+        with pytest.raises(CheckpointError, match=rf"of epoch 1: {path} changed .*buffers of a m"):
+            train(PLAN, checkpoint=file, **make())
+        assert not file.exists()
+
+    def test_what_on_epoch_changes_of_a_loss_is_no_secret(self, tmp_path):
+        scale = [1.0]
+
+        def loss_fn(outputs, targets):
+            return functional.cross_entropy(outputs, targets) * scale[0]
+
+        with pytest.raises(CheckpointError, match=r"of epoch 2: loss_fn.scale\[0\] changed"):
+            train(
+                checkpoint=tmp_path / "run.pt",
+                loss_fn=loss_fn,
+                on_epoch=lambda entry: scale.__setitem__(0, scale[0] / 2),
+            )
+
+    def test_of_an_object_counts_what_the_loss_reads(self, tmp_path):
+        class Trainer:
+            def __init__(self, power=1):
+                self.model, self.power = make_model(), power
+
+            def mean(self, outputs, targets):
+                return functional.cross_entropy(outputs, targets) ** self.power
+
+            def decayed(self, outputs, targets):
+                return self.mean(outputs, targets) + self.model[6].weight.norm()
+
+        trainer, path = Trainer(), tmp_path / "run.pt"
+        for loss_fn in (trainer.mean, lambda o, t: trainer.mean(o, t)):
+            assert same(train(loss_fn=loss_fn).state, train().state)
+        whole = train(loss_fn=trainer.mean, checkpoint=path)
+        assert same(train(loss_fn=Trainer().mean, checkpoint=path).state, whole.state)
+        with pytest.raises(CheckpointError, match=r"loss_fn.self.power differ"):
+            train(loss_fn=Trainer(2).mean, checkpoint=path)
+        for loss_fn in (trainer.decayed, lambda o, t: trainer.decayed(o, t)):
+            with pytest.raises(ValueError, match=r"loss_fn has tensors .*model.6.weight"):
+                train(loss_fn=loss_fn)
+
+    def test_a_buffer_that_grows_is_refused(self):
+        class Growing(Centre):
+            def forward(self, outputs, targets):
+                loss = super().forward(outputs, targets)
+                self.c = self.c.expand(1, 3).clone()
+                return loss
+
+        with pytest.raises(ValueError, match=r"changes the shape of its buffer 'c'"):
+            train(loss_fn=Growing(), count=1)
+
+    def test_a_loss_of_another_model_is_refused(self):
+        def loss_fn(outputs, targets):
+            other = nn.Linear(3, 3)
+            return functional.cross_entropy(other(outputs.detach()), targets)
+
+        with pytest.raises(ValueError, match=r"depends on no weight of the model"):
+            train(loss_fn=loss_fn)
