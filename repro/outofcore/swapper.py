@@ -1,10 +1,10 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal, Self
 
 import torch
@@ -32,7 +32,7 @@ from repro.outofcore.host import (
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.kinds import classify, meet_module, meet_optimizer, parameters_of, variable_of
-from repro.outofcore.operations import Operations, RawAccess
+from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.others import Others
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import SwapPlan
@@ -198,7 +198,7 @@ class OutOfCore:
             mover = PacedMover(self._store, self.link_bytes_per_s)
         else:
             mover = ThreadMover(self._store)
-        self._process, self._thread = forks.process, threading.get_ident()
+        self._process, self._thread = forks.process, get_ident()
         excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
@@ -264,6 +264,7 @@ class OutOfCore:
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
             self._addresses.kept.clear()
+            self._say_what_is_uncounted()
             self._iterations.log = self._iterations.follower = None
 
     @property
@@ -283,18 +284,32 @@ class OutOfCore:
 
     def _take_in(self) -> None:
         """Count what the user has named, and hold the budget."""
-        for model in self._models:
-            meet_module(self._residency, model)
-        for optimizer in self._optimizers:
-            meet_optimizer(self._residency, optimizer)
-        self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            for model in self._models:
+                meet_module(self._residency, model)
+            for optimizer in self._optimizers:
+                meet_optimizer(self._residency, optimizer)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        residency = self._residency
+        residency.make_room(0, (), lambda: "what was there before", strict=False)
+        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
+        if fixed:
+            say_once(
+                "fixed",
+                f"{fixed} bytes of the model or its optimizer lie in memory that torch does not own "
+                "alone (of safetensors, mmap=True or numpy, or shared with other processes): they "
+                "count and stay on the device. To have them swapped, copy them before the block, "
+                "such as by p.data = p.data.clone() for each parameter",
+            )
 
     def _called(self, module: nn.Module, _: object) -> None:
         """Count what the first module that is called has, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
             meet_module(self._residency, module)
-            self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+            self._make_room()
 
     # ---- iterations
 
@@ -304,7 +319,10 @@ class OutOfCore:
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         with self._lock:
-            if not any(variable_of(self._residency, p) for p in parameters_of(optimizer)):
+            parameters = parameters_of(optimizer)
+            if not (self._mine() and any(p.device == self.device for p in parameters)) and not any(
+                variable_of(self._residency, p) for p in parameters
+            ):
                 return  # it has stepped out of our sight
             if self._iterations.log is not None:
                 classify(self._residency, optimizer)
@@ -325,8 +343,22 @@ class OutOfCore:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             with self._lock:
                 self._addresses.kept.clear()
+                for entry in self._iterations.log or ():
+                    for variable in entry.written:
+                        variable.raw = False
                 self._iterations.end(self._residency.clock)
+                self._say_what_is_uncounted()
             self._follow_better()  # other threads may go on meanwhile
+
+    def _say_what_is_uncounted(self) -> None:
+        nbytes = self._statistics.uncounted_bytes = sum(self._residency.uncounted.values())
+        if 100 * nbytes > self.budget_bytes:
+            say_once(
+                "uncounted",
+                f"tensors of {nbytes} bytes are used by slices alone, such as a data set: they are "
+                "neither counted nor swapped. Name them in exclude= if that is meant; else use "
+                "each whole once within the block, such as tensor.sum(), or clone its parts",
+            )
 
     def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
@@ -355,6 +387,8 @@ class OutOfCore:
         if forks.process != self._process:  # such as a loader's worker
             self._check_readable([*args, *kwargs.values()])
             return operation(*args, **kwargs)
+        if get_ident() != self._thread and torch._C._current_graph_task_id() < 0:
+            return self.run_beside(operation, args, kwargs)  # as of torch.jit.fork
         guard = self._guard
         guard.depth += 1
         try:
@@ -373,7 +407,11 @@ class OutOfCore:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
         if forks.process != self._process:
             return operation(*args, **kwargs)
-        return self._others.run(operation, args, kwargs)
+        try:
+            return self._others.run(operation, args, kwargs)
+        except BudgetTooSmall as error:
+            self._failed = error
+            raise
 
     def _check_readable(self, values: list[Any]) -> None:
         forks.check_readable(self._residency, values, self.swap_folder is not None)
@@ -424,4 +462,4 @@ class OutOfCore:
             return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
-        return threading.get_ident() == self._thread
+        return get_ident() == self._thread
