@@ -13,7 +13,7 @@ from repro.outofcore.iterations import Statistics
 from repro.outofcore.operations import result_bytes
 from repro.outofcore.recording import signature
 from repro.outofcore.residency import Residency, Variable
-from repro.outofcore.running import Running
+from repro.outofcore.running import Running, in_compiled
 
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
 
@@ -43,6 +43,12 @@ class Others:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
         # One of higher order, such as torch.cond, calls functions whose operations nobody sees.
         known = signature(operation) if isinstance(operation, OpOverload) else None
+        if known is None and in_compiled():
+            raise NotImplementedError(
+                f"{operation} needs torch.compile, which does not look into an OutOfCore block: "
+                "use what computes the same without (Python's if and while, "
+                "F.scaled_dot_product_attention), or train without the block"
+            )
         if known is not None and known.ignored:
             return operation(*args, **kwargs)
         residency, running = self._residency, self._running

@@ -142,6 +142,7 @@ class Residency:
         storage = tensor.untyped_storage()
         if self.uncounted.pop(storage._cdata, None) is None:
             return None
+        del self._watches[weakref.ref(storage)]  # equal to the one that tells of its end so far
         return self._meet(storage._cdata, storage, tensor, False, True)
 
     def _meet(

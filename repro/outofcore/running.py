@@ -289,15 +289,19 @@ class Running:
 
 
 def _say_what_is_not_compiled() -> None:
+    if in_compiled():
+        say_once(
+            "compile",
+            "within OutOfCore a compiled function runs as if it were not compiled, as every "
+            "operation has to be seen: its values are those of the function itself",
+        )
+
+
+def in_compiled() -> bool:
+    """Return whether torch.compile is asked for what runs."""
+    frame: FrameType | None = sys._getframe(1)
     if "torch._dynamo.eval_frame" not in sys.modules:
-        return
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper":
-            say_once(
-                "compile",
-                "within OutOfCore a compiled function runs as if it were not compiled, as every "
-                "operation has to be seen: its values are those of the function itself",
-            )
-            return
+        return False
+    while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
+    return frame is not None

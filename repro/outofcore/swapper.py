@@ -1,11 +1,12 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
+import os
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +44,17 @@ from repro.outofcore.running import Running
 from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
+
+_T = TypeVar("_T")
+
+
+def _all_of(kind: type[_T], given: object, name: str, allowed: str) -> tuple[_T, ...]:
+    values = (given,) if isinstance(given, kind) else given
+    if isinstance(values, Iterable) and not isinstance(values, str | type):
+        values = tuple(values)
+        if all(isinstance(value, kind) for value in values):
+            return values
+    raise ValueError(f"{name} is {given!r:.200}: give {allowed}, one or some")
 
 
 class OutOfCore:
@@ -97,8 +109,9 @@ class OutOfCore:
         HostMemoryError: The host (not the device) has not the memory to swap to.
         DoesNotFit: The schedule is "lms" or "vdnn", and holds more than the budget.
         PlanError: The schedule is a function, and its plan breaks a rule.
-        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here,
-            `swap_folder` is given for an accelerator, or the schedule or the link's rate is none.
+        ValueError: An argument is of another kind or out of its range, the device is not here, or
+            `swap_folder` is given for an accelerator or is no folder that a file can be made in.
+        RuntimeError: A block of the device is entered already.
     """
 
     def __init__(
@@ -116,20 +129,30 @@ class OutOfCore:
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
-        if isinstance(window_bytes, str) and window_bytes != "auto":
+        if not (window_bytes is None or window_bytes == "auto" or is_whole(window_bytes, 0)):
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
         if host_bytes is not None and not is_whole(host_bytes, 0):
             raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
-        self.device = accelerator.resolve(device)
-        if self.device.type == "meta":
-            raise ValueError("the device meta is not supported: choose cpu or an accelerator")
+        try:
+            self.device = accelerator.resolve(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device is {device!r}: choose cpu or an accelerator") from error
+        if self.device.type != "cpu" and not accelerator.is_accelerator(self.device):
+            raise ValueError(
+                f"the device {self.device} is not supported: choose cpu or an accelerator"
+            )
+        if swap_folder is not None and not isinstance(swap_folder, str | os.PathLike):
+            raise ValueError(f"swap_folder is {swap_folder!r}: give a folder's path, or None")
         if swap_folder is not None and self.device.type != "cpu":
             raise ValueError(
                 f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
             )
-        if link_bytes_per_s is not None and (self.device.type != "cpu" or link_bytes_per_s <= 0):
+        rate = link_bytes_per_s
+        if rate is not None and not (
+            self.device.type == "cpu" and isinstance(rate, int | float) and rate > 0
+        ):
             raise ValueError(
                 f"link_bytes_per_s is {link_bytes_per_s!r} on {self.device}: give bytes/s above 0 "
                 "on a CPU, or None"
@@ -137,18 +160,11 @@ class OutOfCore:
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
-        self._excluded = tuple(exclude)
-        self._models = (model,) if isinstance(model, nn.Module) else tuple(model)
-        self._optimizers = (
-            (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+        self._excluded = _all_of(torch.Tensor, exclude, "exclude", "tensors")
+        self._models = _all_of(nn.Module, model, "model", "modules")
+        self._optimizers = _all_of(
+            torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
         )
-        for given, kind in ((self._models, nn.Module), (self._optimizers, torch.optim.Optimizer)):
-            for value in given:
-                if not isinstance(value, kind):
-                    raise ValueError(
-                        f"{value!r} is a {type(value).__name__}: give modules as model= and "
-                        "optimizers as optimizer="
-                    )
         self._statistics = Statistics()
         self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
@@ -176,11 +192,24 @@ class OutOfCore:
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
-            if not isinstance(mode.owner, Beside) or mode.owner.block.entered:
+            if not isinstance(mode.owner, Beside):
                 raise RuntimeError(
                     f"another OutOfCore block of {self.device} is entered here already: leave it "
                     "first, as both would move the same tensors"
                 )
+            if mode.owner.block.entered:
+                raise RuntimeError(
+                    f"another OutOfCore block of {self.device} is entered in the thread that "
+                    "started this one, and sees what this one does: train here without a block of "
+                    "its own, or start this thread before that block"
+                )
+        try:
+            excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                "a tensor in exclude= has no storage of its own, such as a sparse or lazy one: it "
+                "is not swapped; name there what it consists of, such as its values()"
+            ) from error
         # What lies on the host stays readable on a CPU, by torch 2.13's way to exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
         self._store = HostStore(self.device, self.swap_folder, whole=whole)
@@ -199,7 +228,6 @@ class OutOfCore:
         else:
             mover = ThreadMover(self._store)
         self._process, self._thread = forks.process, get_ident()
-        excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         self._statistics = Statistics()
