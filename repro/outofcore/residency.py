@@ -139,6 +139,8 @@ class Residency:
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
         """Count what was left alone so far, as an operation writes to a part of it."""
+        if tensor.layout is not torch.strided:
+            return None
         storage = tensor.untyped_storage()
         if self.uncounted.pop(storage._cdata, None) is None:
             return None
@@ -372,6 +374,7 @@ class Residency:
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
+            self.bury()
             # Some may have ended, but for the copy. Copies end in the order in which they began:
             # to wait for one that frees enough is to wait for no other.
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:

@@ -289,6 +289,7 @@ class OutOfCore:
         try:
             self._residency.restore()
         finally:
+            self._residency.budget_bytes = 1 << 62  # threads that go on move nothing any more
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
             self._addresses.kept.clear()
