@@ -51,7 +51,7 @@ class Addresses:
         for variable in variables:
             if variable.locked:
                 self._residency.resized(variable)
-                variable.locked = False
+                variable.locked, variable.unlocked = variable.fixed, True
 
     def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, in `kept` where to `keep`."""

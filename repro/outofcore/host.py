@@ -85,7 +85,13 @@ class HostStore:
         if path is not None:
             if not path.is_dir():
                 raise ValueError(f"{path} is no folder: give one in which a file may grow")
-            self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
+            try:
+                self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
+            except OSError as error:
+                raise ValueError(
+                    f"no file can be made in {path} ({error.strerror}): give a folder that can be "
+                    "written"
+                ) from error
             self.file = self._handle.fileno()
         self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []

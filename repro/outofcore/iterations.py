@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from torch._ops import OpOverload
 
 from repro.outofcore.following import Follower, Step
-from repro.outofcore.operations import Timer
+from repro.outofcore.operations import Timer, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.recording import Entry, Recording, build, sum_in_place
 from repro.outofcore.residency import Variable
 from repro.outofcore.sums import ADD_INTO
 
+_MOST = 2**18  # operations of an iteration that are kept
 _REFINEMENTS = 2  # plans made for better known ends of variables, at most
 
 
@@ -31,6 +32,7 @@ class Statistics:
         peak_bytes: The most bytes of storages on the device at once.
         host_bytes: The most bytes swapped out at once.
         locked_bytes: Bytes that stay on the device, since their address is in use elsewhere.
+        uncounted_bytes: Bytes that are left alone, since operations use slices of them alone.
     """
 
     iterations: int = 0
@@ -44,6 +46,7 @@ class Statistics:
     peak_bytes: int = 0
     host_bytes: int = 0
     locked_bytes: int = 0
+    uncounted_bytes: int = 0
 
 
 class Iterations:
@@ -134,9 +137,22 @@ class Iterations:
             if timer is not None:
                 entry.seconds, entry.events = timer.seconds, timer.events
             self.log.append(entry)
+            if len(self.log) > _MOST:
+                self._begin_anew()
         if step is not None and follower is not None:
             follower.cursor += 1
         return step
+
+    def _begin_anew(self) -> None:
+        """Forget what ran since the last iteration ended, since that was too much for one."""
+        assert self.log is not None
+        self.origin += len(self.log)
+        self.log.clear()
+        say_once(
+            "endless",
+            f"no iteration has ended in {_MOST} operations, so that nothing is planned: call step() "
+            "of the OutOfCore block after each, where no torch optimizer steps",
+        )
 
     def end(self, clock: int) -> None:
         """End an iteration, and plan anew where that is called for.

@@ -31,9 +31,10 @@ def meet_optimizer(residency: Residency, optimizer: torch.optim.Optimizer) -> No
 def _meet(residency: Residency, kind: str, values: Iterable[object]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            variable = residency.find(value, made=True)
+            variable = residency.find(value, named=True)
             if variable is not None and not variable.kind:
                 variable.kind = kind
+                variable.raw = kind == "parameter" and value.requires_grad
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from repro.outofcore.recording import Signature, components, tensors_in
 from repro.outofcore.residency import Residency, Variable
@@ -47,20 +48,25 @@ class Operands:
             if isinstance(value, torch.Tensor | list | tuple):
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                     variable = find(tensor)
+                    writes_it = position < len(writes) and writes[position]
+                    if variable is None and writes_it and self._residency.uncounted:
+                        variable = self._residency.adopt(tensor)
                     if variable is None:
                         self._hold_components(tensor)
                         continue
                     if variable not in inputs:
                         inputs.append(variable)
-                    if position < len(writes) and writes[position] and variable not in written:
+                    if writes_it and variable not in written:
                         written.append(variable)
                         if not variable.kind and known.name.endswith("batch_norm"):
                             variable.kind = "buffer"
                     elif not variable.kind and isinstance(tensor, torch.nn.Parameter):
-                        variable.kind = "parameter"
+                        variable.kind, variable.raw = "parameter", tensor.requires_grad
         for name, value in kwargs.items():
             for tensor in tensors_in(value):
                 variable = find(tensor)
+                if variable is None and name in known.writes_named and self._residency.uncounted:
+                    variable = self._residency.adopt(tensor)
                 if variable is None:
                     self._hold_components(tensor)
                     continue
@@ -69,6 +75,19 @@ class Operands:
                 if name in known.writes_named and variable not in written:
                     written.append(variable)
         return inputs, written
+
+    def held(self, *arguments: Any) -> list[Variable]:
+        """Return the variables of all that arguments hold, however deep, modules included."""
+        inputs: list[Variable] = []
+        for leaf in tree_leaves(arguments):
+            tensors = [leaf] if isinstance(leaf, torch.Tensor) else []
+            if isinstance(leaf, torch.nn.Module):
+                tensors = [*leaf.parameters(), *leaf.buffers()]
+            for tensor in tensors:
+                variable = self._residency.find(tensor)
+                if variable is not None and variable not in inputs:
+                    inputs.append(variable)
+        return inputs
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""

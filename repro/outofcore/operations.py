@@ -74,6 +74,8 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
 
+    supports_higher_order_operators = True  # such as torch.cond: they come here as a whole
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return not _LEFT_ALONE  # by a wrapper, which takes as long as half of what we do

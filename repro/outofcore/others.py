@@ -1,17 +1,19 @@
 """Operations of other threads, and how the thread that trains waits for these and collectives."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch._ops import OpOverload
 
 from repro.measure import accelerator
+from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.operations import result_bytes
 from repro.outofcore.recording import signature
 from repro.outofcore.residency import Residency, Variable
-from repro.outofcore.running import Running
+from repro.outofcore.running import Running, in_compiled
 
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
 
@@ -35,34 +37,42 @@ class Others:
     ) -> None:
         self._running, self._residency, self._lock = running, residency, residency.lock
         self._statistics, self._guard = statistics, guard
+        running.beside = self.run
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
-        known = signature(operation)
-        if known.ignored:
+        # One of higher order, such as torch.cond, calls functions whose operations nobody sees.
+        known = signature(operation) if isinstance(operation, OpOverload) else None
+        if known is None and in_compiled():
+            raise NotImplementedError(
+                f"{operation} needs torch.compile, which does not look into an OutOfCore block: "
+                "use what computes the same without (Python's if and while, "
+                "F.scaled_dot_product_attention), or train without the block"
+            )
+        if known is not None and known.ignored:
             return operation(*args, **kwargs)
         residency, running = self._residency, self._running
 
         def what() -> str:
-            return f"an operation of another thread ({known.name})"
+            return f"an operation of another thread ({known.name})" if known else str(operation)
 
         with self._lock:
-            inputs, written = running.operands.of(known, args, kwargs)
+            if known is None:
+                inputs = written = running.operands.held(args, kwargs)
+            else:
+                inputs, written = running.operands.of(known, args, kwargs)
             nbytes, certain = 0, True
             while True:
                 for variable in inputs:
-                    keep = (*inputs, *running.active)
                     if not variable.resident:
                         self._statistics.on_demand += 1
-                        need = variable.nbytes + (running.promised or 0)
-                        residency.make_room(need, keep, what)
+                        self._make_room(variable.nbytes, inputs, what, strict=True)
                         residency.swap_in(variable)
                     residency.arrive(variable)
                     variable.used = residency.clock
-                if known.makes or known.resizes:
+                if known is not None and (known.makes or known.resizes):
                     nbytes, certain = result_bytes(operation, args, kwargs)
-                need = nbytes + (running.promised or 0)
-                residency.make_room(need, (*inputs, *running.active), what, strict=certain)
+                self._make_room(nbytes, inputs, what, strict=certain)
                 if all(variable.resident for variable in inputs):  # also where we had to wait
                     break
             for variable in inputs:
@@ -72,7 +82,7 @@ class Others:
             residency.used_bytes += nbytes
         try:
             self._other_streams()
-            result = operation._op(*args, **kwargs)
+            result = (operation if known is None else operation._op)(*args, **kwargs)
             self._other_streams()
         except BaseException:
             with self._lock:
@@ -80,13 +90,32 @@ class Others:
             raise
         with self._lock:  # without a gap, in which another thread could take what was kept free
             self._end(inputs, nbytes)
-            made = running.operands.made(result, inputs) if known.makes else []
-            if known.resizes:
+            makes = known is None or known.makes
+            made = running.operands.made(result, inputs) if makes else []
+            if known is not None and known.resizes:
                 running.operands.resized(known, args, kwargs, written, made)
             residency.note_peak()
             keep = (*inputs, *made, *running.active)
             residency.make_room(running.promised or 0, keep, what, strict=False)
         return result
+
+    def _make_room(
+        self, nbytes: int, inputs: list[Variable], what: Callable[[], str], strict: bool
+    ) -> None:
+        """Have room beside what the thread that trains works on, or else when that is done."""
+        residency, running = self._residency, self._running
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            active, promised = tuple(running.active), running.promised
+            need, keep = nbytes + (promised or 0), (*inputs, *active)
+            try:
+                return residency.make_room(need, keep, what, strict, patient=False)
+            except BudgetTooSmall:
+                busy = active or promised or any(v.pins for v in residency.variables())
+                if not busy or time.monotonic() > until or self._guard.pending is not None:
+                    raise
+                running.changed.wait(0.002)
+                running.collectives.let_go()
 
     def _end(self, inputs: list[Variable], nbytes: int) -> None:
         self._residency.used_bytes -= nbytes

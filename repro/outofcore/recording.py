@@ -110,7 +110,8 @@ def _signature(operation: OpOverload) -> Signature:
         r.alias_info is not None and r.alias_info.is_write for r in schema.returns
     ) and any(writes)
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
-    makes = not (in_place or operation.is_view)
+    # What has no memory is never given to an operation: torch fills it with zeros before.
+    makes = not (in_place or operation.is_view or name == "aten._efficientzerotensor")
     changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
     # By exclusion: what may hold a tensor in a way that no name here says is looked at.
     takes = [n for n, a in enumerate(schema.arguments) if str(a.type) not in _WITHOUT_TENSORS]

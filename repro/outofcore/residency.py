@@ -31,6 +31,8 @@ class Variable:
         outgoing: The copy to the host, likewise.
         fresh: On a CPU, the memory that the copy to the device goes to.
         locked: It is never swapped out: somebody has its address.
+        fixed: Likewise, for good: its memory is not torch's own, or other processes share it.
+        raw: Native code may write it by its address, as far as is known: no copy of it is trusted.
         pins: How many operations of other threads, and collectives, are at work on it.
         used: The number of the operation that used it last, over all iterations.
         died: Likewise, the operation before which it was gone; None while it is alive.
@@ -39,6 +41,7 @@ class Variable:
 
     # Defaults of the class: one is made for every result of an operation.
     resident, valid, locked = True, False, False
+    fixed = raw = unlocked = False
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None
     incoming: tuple[object, torch.UntypedStorage] | None = None
@@ -75,6 +78,7 @@ class Residency:
         excluded: Storages to leave alone.
 
     Attributes:
+        uncounted: Bytes by address of what is left alone, since operations began with a part of it.
         lock: To be held by whoever changes anything here.
         wait: Waits until an operation of another thread or a collective has ended; returns whether
             one has.
@@ -94,6 +98,7 @@ class Residency:
         self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
         self.ended: deque[Variable] = deque()  # what is still to be counted as such
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
+        self.uncounted: dict[int, int] = {}
         self._excluded = frozenset(excluded)
         # For each of these, which tell of the end of a storage: its address and its variable.
         self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
@@ -102,15 +107,18 @@ class Residency:
         self.wait: Callable[[], bool] = lambda: False
         self.lies = store.whole
 
-    def find(self, tensor: torch.Tensor, made: bool = False) -> Variable | None:
+    def find(
+        self, tensor: torch.Tensor, made: bool = False, named: bool = False
+    ) -> Variable | None:
         """Return a tensor's variable, made known where it is new; None where it is left alone.
 
         A storage from outside of which the first operation sees only a part, such as a slice of a
-        dataset, is left alone.
+        dataset, is left alone until an operation writes to it.
 
         Args:
             tensor: Any tensor.
             made: An operation within the block has just made it.
+            named: It counts even where it is a part, since the user or an optimizer has named it.
         """
         try:
             storage = tensor.untyped_storage()
@@ -118,7 +126,9 @@ class Residency:
             return None
         key = storage._cdata
         variable = self.known.get(key, _UNKNOWN)
-        return variable if variable is not _UNKNOWN else self._meet(key, storage, tensor, made)
+        if variable is not _UNKNOWN:
+            return variable
+        return self._meet(key, storage, tensor, made, named)
 
     def look_up(self, tensor: torch.Tensor) -> Variable | None:
         """Return a tensor's variable if it is known already, else None."""
@@ -127,18 +137,33 @@ class Residency:
         except (NotImplementedError, RuntimeError):
             return None
 
+    def adopt(self, tensor: torch.Tensor) -> Variable | None:
+        """Count what was left alone so far, as an operation writes to a part of it."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        if self.uncounted.pop(storage._cdata, None) is None:
+            return None
+        del self._watches[weakref.ref(storage)]  # equal to the one that tells of its end so far
+        return self._meet(storage._cdata, storage, tensor, False, True)
+
     def _meet(
-        self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool
+        self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool, named: bool
     ) -> Variable | None:
         nbytes = storage.nbytes()
         if nbytes == 0:
             return None  # it may grow yet
-        managed = (
-            (made or tensor.requires_grad or 2 * tensor.nbytes > nbytes)
-            and storage.device == self.device
-            and storage.resizable()
-            and key not in self._excluded
-        )
+        managed = storage.device == self.device and key not in self._excluded
+        fixed = managed and not storage.resizable()
+        if managed and not made and self.device.type != "meta":
+            if tensor._is_zerotensor():
+                managed = False  # a size without memory
+            else:
+                fixed = fixed or self._shared(storage)
+                managed, fixed = self._beside_aliases(storage, fixed)
+        if managed and not (made or named or tensor.requires_grad or 2 * tensor.nbytes > nbytes):
+            managed = False
+            self.uncounted[key] = nbytes
         variable = Variable(nbytes, self.clock) if managed else None
         reference = weakref.ref(storage, self._on_end)
         self._watches[reference] = key, variable
@@ -146,12 +171,39 @@ class Residency:
         if variable is not None:
             variable.storage_ref = reference
             self.used_bytes += nbytes
+            if fixed:
+                variable.locked = variable.fixed = True
         return variable
+
+    def _shared(self, storage: torch.UntypedStorage) -> bool:
+        return self.device.type == "cpu" and storage.is_shared()
+
+    def _beside_aliases(self, storage: torch.UntypedStorage, fixed: bool) -> tuple[bool, bool]:
+        """Return whether a storage from outside counts, and whether it stays where it is.
+
+        Others may lie at the same address, such as what DLPack made of it: then all of them stay.
+        """
+        start = storage.data_ptr()
+        end = start + storage.nbytes()
+        foreign = fixed
+        counts = True
+        for variable in self.variables():
+            if not (fixed or variable.fixed) or variable.died is not None or not variable.resident:
+                continue
+            other = variable.storage_ref() if variable.storage_ref else None
+            if other is None or other is storage:
+                continue
+            at = other.data_ptr()
+            if at < end and start < at + variable.nbytes:
+                variable.locked = variable.fixed = True
+                counts, fixed = not foreign, True
+        return counts, fixed
 
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # The address may be used again from now on.
         key, variable = self._watches.pop(reference)
         self.known.pop(key, None)
+        self.uncounted.pop(key, None)
         if variable is None:
             return
         variable.died = self.clock
@@ -223,6 +275,8 @@ class Residency:
         """Start the copy of a variable to the host, where the host's is not right."""
         if not variable.resident or variable.valid or variable.died is not None or variable.pins:
             return  # such as one that is still coming
+        if variable.locked:
+            return
         storage = variable.storage_ref() if variable.storage_ref else None
         if storage is None:
             return  # it ends just now, in another thread
@@ -261,10 +315,19 @@ class Residency:
         """Free a variable's device memory, when its copy to the host is done."""
         if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
-        self.swap_out(variable)
-        self.arrive(variable)
-        self.settle(variable)
+        self.arrive(variable)  # while it lies on the host, torch does not own its memory either
         storage: Any = variable.storage_ref() if variable.storage_ref else None
+        if storage is None:
+            return
+        if self._shared(storage) or not (storage.resizable() or self.lies and variable.unlocked):
+            variable.locked = variable.fixed = True  # it has become so, where nobody saw it
+            return
+        del storage  # so that it may end
+        if variable.raw:
+            self.written(variable)
+        self.swap_out(variable)
+        self.settle(variable)
+        storage = variable.storage_ref() if variable.storage_ref else None
         if variable.died is not None or storage is None:  # the copy held its storage until now
             return
         if self.lies:
@@ -294,15 +357,24 @@ class Residency:
             variable.nbytes = nbytes
 
     def make_room(
-        self, nbytes: int, keep: Iterable[Variable], what: Callable[[], str], strict: bool = True
+        self,
+        nbytes: int,
+        keep: Iterable[Variable],
+        what: Callable[[], str],
+        strict: bool = True,
+        patient: bool = True,
     ) -> None:
         """Free device memory for `nbytes`, of what was used longest ago and is not to `keep`.
+
+        Where all that may be released is not enough, wait for others if `patient`; they move other
+        things meanwhile.
 
         Raises:
             BudgetTooSmall: All that may be released is not enough, where `strict`.
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
+            self.bury()
             # Some may have ended, but for the copy. Copies end in the order in which they began:
             # to wait for one that frees enough is to wait for no other.
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
@@ -325,13 +397,13 @@ class Residency:
                     self.resized(variable)
             if self.used_bytes + nbytes <= self.budget_bytes or not strict:
                 return
-            if not self.ended and not self.wait():
+            if not self.ended and not (patient and self.wait()):
                 break
         else:
             return
         name, needed = what(), self.used_bytes + nbytes
         held = sum(v.nbytes for v in self.variables() if v.locked)
-        because = f", {held} of them of variables whose address is in use" if held else ""
+        because = f", {held} of them of variables whose address is in use (or whose memory is not torch's own)" if held else ""
         busy = sum(v.nbytes for v in self.variables() if v.pins)
         if busy:
             because += f", {busy} of them in use by other threads or collectives"

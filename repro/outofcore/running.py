@@ -47,6 +47,7 @@ class Running:
         collectives: The collectives that have begun.
         active: The variables that the operation under way works on.
         promised: The bytes that it makes; None where none is under way.
+        beside: Runs an operation that no plan holds.
         waiting: How many threads wait until nobody works on some variable.
         changed: The condition that they wait for.
     """
@@ -67,6 +68,7 @@ class Running:
         self.collectives = Collectives()
         self.active: Iterable[Variable] = ()
         self.promised: int | None = None
+        self.beside: Callable[..., Any]
         self.waiting = 0
         self.changed = threading.Condition(residency.lock)
 
@@ -195,6 +197,8 @@ class Running:
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, whatever the plan says of it."""
         residency, iterations, lock = self._residency, self._iterations, self._lock
+        if not isinstance(operation, OpOverload):  # of higher order
+            return self.beside(operation, args, kwargs)
         known = signature(operation)
         if known.ignored:
             return operation._op(*args, **kwargs)
@@ -295,6 +299,8 @@ class Running:
             variable = bound[v]
             if variable is None or variable.died is not None:
                 continue
+            if kind is Kind.SWAP_OUT and variable.raw:
+                continue  # its copy is made at the end, when nothing writes any more
             if kind is Kind.SWAP_OUT:
                 if self._iterations.plan is not None and self._iterations.plan.copies_again:
                     residency.written(variable)  # as if it were: the plan wants the copy
@@ -304,19 +310,25 @@ class Running:
             elif not variable.resident:
                 residency.make_room(variable.nbytes, keep, what)
                 residency.swap_in(variable)
+                if variable.raw:
+                    residency.arrive(variable)
                 variable.used = residency.clock
 
 
 def _say_what_is_not_compiled() -> None:
+    if in_compiled():
+        say_once(
+            "compile",
+            "within OutOfCore a compiled function runs as if it were not compiled, as every "
+            "operation has to be seen: its values are those of the function itself",
+        )
+
+
+def in_compiled() -> bool:
+    """Return whether torch.compile is asked for what runs."""
+    frame: FrameType | None = sys._getframe(1)
     if "torch._dynamo.eval_frame" not in sys.modules:
-        return
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper":
-            say_once(
-                "compile",
-                "within OutOfCore a compiled function runs as if it were not compiled, as every "
-                "operation has to be seen: its values are those of the function itself",
-            )
-            return
+        return False
+    while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
+    return frame is not None

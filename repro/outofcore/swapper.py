@@ -1,11 +1,12 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
-import threading
+import os
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Self
+from threading import get_ident
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ from repro.outofcore.host import (
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.kinds import classify, meet_module, meet_optimizer, parameters_of, variable_of
-from repro.outofcore.operations import Operations, RawAccess
+from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.others import Others
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import SwapPlan
@@ -43,6 +44,17 @@ from repro.outofcore.running import Running
 from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
+
+_T = TypeVar("_T")
+
+
+def _all_of(kind: type[_T], given: object, name: str, allowed: str) -> tuple[_T, ...]:
+    values = (given,) if isinstance(given, kind) else given
+    if isinstance(values, Iterable) and not isinstance(values, str | type):
+        values = tuple(values)
+        if all(isinstance(value, kind) for value in values):
+            return values
+    raise ValueError(f"{name} is {given!r:.200}: give {allowed}, one or some")
 
 
 class OutOfCore:
@@ -97,8 +109,9 @@ class OutOfCore:
         HostMemoryError: The host (not the device) has not the memory to swap to.
         DoesNotFit: The schedule is "lms" or "vdnn", and holds more than the budget.
         PlanError: The schedule is a function, and its plan breaks a rule.
-        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here,
-            `swap_folder` is given for an accelerator, or the schedule or the link's rate is none.
+        ValueError: An argument is of another kind or out of its range, the device is not here, or
+            `swap_folder` is given for an accelerator or is no folder that a file can be made in.
+        RuntimeError: A block of the device is entered already.
     """
 
     def __init__(
@@ -116,20 +129,30 @@ class OutOfCore:
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
-        if isinstance(window_bytes, str) and window_bytes != "auto":
+        if not (window_bytes is None or window_bytes == "auto" or is_whole(window_bytes, 0)):
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
         if host_bytes is not None and not is_whole(host_bytes, 0):
             raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
-        self.device = accelerator.resolve(device)
-        if self.device.type == "meta":
-            raise ValueError("the device meta is not supported: choose cpu or an accelerator")
+        try:
+            self.device = accelerator.resolve(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device is {device!r}: choose cpu or an accelerator") from error
+        if self.device.type != "cpu" and not accelerator.is_accelerator(self.device):
+            raise ValueError(
+                f"the device {self.device} is not supported: choose cpu or an accelerator"
+            )
+        if swap_folder is not None and not isinstance(swap_folder, str | os.PathLike):
+            raise ValueError(f"swap_folder is {swap_folder!r}: give a folder's path, or None")
         if swap_folder is not None and self.device.type != "cpu":
             raise ValueError(
                 f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
             )
-        if link_bytes_per_s is not None and (self.device.type != "cpu" or link_bytes_per_s <= 0):
+        rate = link_bytes_per_s
+        if rate is not None and not (
+            self.device.type == "cpu" and isinstance(rate, int | float) and rate > 0
+        ):
             raise ValueError(
                 f"link_bytes_per_s is {link_bytes_per_s!r} on {self.device}: give bytes/s above 0 "
                 "on a CPU, or None"
@@ -137,18 +160,11 @@ class OutOfCore:
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
-        self._excluded = tuple(exclude)
-        self._models = (model,) if isinstance(model, nn.Module) else tuple(model)
-        self._optimizers = (
-            (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+        self._excluded = _all_of(torch.Tensor, exclude, "exclude", "tensors")
+        self._models = _all_of(nn.Module, model, "model", "modules")
+        self._optimizers = _all_of(
+            torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
         )
-        for given, kind in ((self._models, nn.Module), (self._optimizers, torch.optim.Optimizer)):
-            for value in given:
-                if not isinstance(value, kind):
-                    raise ValueError(
-                        f"{value!r} is a {type(value).__name__}: give modules as model= and "
-                        "optimizers as optimizer="
-                    )
         self._statistics = Statistics()
         self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
@@ -176,11 +192,24 @@ class OutOfCore:
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
-            if not isinstance(mode.owner, Beside) or mode.owner.block.entered:
+            if not isinstance(mode.owner, Beside):
                 raise RuntimeError(
                     f"another OutOfCore block of {self.device} is entered here already: leave it "
                     "first, as both would move the same tensors"
                 )
+            if mode.owner.block.entered:
+                raise RuntimeError(
+                    f"another OutOfCore block of {self.device} is entered in the thread that "
+                    "started this one, and sees what this one does: train here without a block of "
+                    "its own, or start this thread before that block"
+                )
+        try:
+            excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                "a tensor in exclude= has no storage of its own, such as a sparse or lazy one: it "
+                "is not swapped; name there what it consists of, such as its values()"
+            ) from error
         # What lies on the host stays readable on a CPU, by torch 2.13's way to exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
         self._store = HostStore(self.device, self.swap_folder, whole=whole)
@@ -198,8 +227,7 @@ class OutOfCore:
             mover = PacedMover(self._store, self.link_bytes_per_s)
         else:
             mover = ThreadMover(self._store)
-        self._process, self._thread = forks.process, threading.get_ident()
-        excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
+        self._process, self._thread = forks.process, get_ident()
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         self._statistics = Statistics()
@@ -261,9 +289,11 @@ class OutOfCore:
         try:
             self._residency.restore()
         finally:
+            self._residency.budget_bytes = 1 << 62  # threads that go on move nothing any more
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
             self._addresses.kept.clear()
+            self._say_what_is_uncounted()
             self._iterations.log = self._iterations.follower = None
 
     @property
@@ -283,18 +313,32 @@ class OutOfCore:
 
     def _take_in(self) -> None:
         """Count what the user has named, and hold the budget."""
-        for model in self._models:
-            meet_module(self._residency, model)
-        for optimizer in self._optimizers:
-            meet_optimizer(self._residency, optimizer)
-        self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            for model in self._models:
+                meet_module(self._residency, model)
+            for optimizer in self._optimizers:
+                meet_optimizer(self._residency, optimizer)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        residency = self._residency
+        residency.make_room(0, (), lambda: "what was there before", strict=False)
+        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
+        if fixed:
+            say_once(
+                "fixed",
+                f"{fixed} bytes of the model or its optimizer lie in memory that torch does not own "
+                "alone (of safetensors, mmap=True or numpy, or shared with other processes): they "
+                "count and stay on the device. To have them swapped, copy them before the block, "
+                "such as by p.data = p.data.clone() for each parameter",
+            )
 
     def _called(self, module: nn.Module, _: object) -> None:
         """Count what the first module that is called has, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
             meet_module(self._residency, module)
-            self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+            self._make_room()
 
     # ---- iterations
 
@@ -304,7 +348,10 @@ class OutOfCore:
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         with self._lock:
-            if not any(variable_of(self._residency, p) for p in parameters_of(optimizer)):
+            parameters = parameters_of(optimizer)
+            if not (self._mine() and any(p.device == self.device for p in parameters)) and not any(
+                variable_of(self._residency, p) for p in parameters
+            ):
                 return  # it has stepped out of our sight
             if self._iterations.log is not None:
                 classify(self._residency, optimizer)
@@ -325,8 +372,22 @@ class OutOfCore:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             with self._lock:
                 self._addresses.kept.clear()
+                for entry in self._iterations.log or ():
+                    for variable in entry.written:
+                        variable.raw = False
                 self._iterations.end(self._residency.clock)
+                self._say_what_is_uncounted()
             self._follow_better()  # other threads may go on meanwhile
+
+    def _say_what_is_uncounted(self) -> None:
+        nbytes = self._statistics.uncounted_bytes = sum(self._residency.uncounted.values())
+        if 100 * nbytes > self.budget_bytes:
+            say_once(
+                "uncounted",
+                f"tensors of {nbytes} bytes are used by slices alone, such as a data set: they are "
+                "neither counted nor swapped. Name them in exclude= if that is meant; else use "
+                "each whole once within the block, such as tensor.sum(), or clone its parts",
+            )
 
     def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
@@ -355,6 +416,8 @@ class OutOfCore:
         if forks.process != self._process:  # such as a loader's worker
             self._check_readable([*args, *kwargs.values()])
             return operation(*args, **kwargs)
+        if get_ident() != self._thread and torch._C._current_graph_task_id() < 0:
+            return self.run_beside(operation, args, kwargs)  # as of torch.jit.fork
         guard = self._guard
         guard.depth += 1
         try:
@@ -373,7 +436,11 @@ class OutOfCore:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
         if forks.process != self._process:
             return operation(*args, **kwargs)
-        return self._others.run(operation, args, kwargs)
+        try:
+            return self._others.run(operation, args, kwargs)
+        except BudgetTooSmall as error:
+            self._failed = error
+            raise
 
     def _check_readable(self, values: list[Any]) -> None:
         forks.check_readable(self._residency, values, self.swap_folder is not None)
@@ -424,4 +491,4 @@ class OutOfCore:
             return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
-        return threading.get_ident() == self._thread
+        return get_ident() == self._thread

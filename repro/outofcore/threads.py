@@ -13,12 +13,20 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.utils.dlpack
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from repro.outofcore.host import MOVER
 from repro.outofcore.operations import Operations, RawAccess
 
+# What torch's to_dlpack is called by; unlike the others that give addresses, no mode sees it.
+_DLPACK: tuple[tuple[Any, str], ...] = (
+    (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+    (torch._C, "_to_dlpack"),
+)
+_to_dlpack = torch._C._to_dlpack
 _start, _submit = threading.Thread.start, ThreadPoolExecutor.submit
 
 
@@ -107,15 +115,25 @@ def _submit_within(
     return _submit(pool, partial(_within, fn), *args, **kwargs)
 
 
+def _to_dlpack_within(tensor: torch.Tensor) -> object:
+    for block in tuple(_blocks):
+        block.bring(tensor, lock=True)
+    return _to_dlpack(tensor)
+
+
 def watch(block: Block) -> Callable[[], None]:
     """Have threads see a block from now on; return what ends it."""
     _blocks.append(block)
     patched: Any = threading.Thread, ThreadPoolExecutor
     patched[0].start, patched[1].submit = _start_within, _submit_within
+    for owner, name in _DLPACK:
+        setattr(owner, name, _to_dlpack_within)
 
     def end() -> None:
         _blocks.remove(block)
         if not _blocks:
             patched[0].start, patched[1].submit = _start, _submit
+            for owner, name in _DLPACK:
+                setattr(owner, name, _to_dlpack)
 
     return end

@@ -1,5 +1,6 @@
 """What runs beside a training or does more than compute ends right, or in a named error."""
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -7,19 +8,26 @@ import textwrap
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.dlpack import to_dlpack
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, record
 from repro.outofcore.operations import OutOfCoreWarning, _said
 
 KIB = 2**10
+AMPLE = 1 << 40
 
 
 def crowd(n: int = 8) -> list[torch.Tensor]:
@@ -180,6 +188,75 @@ class TestOthers:
         assert child(code, str(tmp_path)) == "2"  # of a file it has no copy
 
 
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+class Forked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = Branch(), Branch(), Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        futures = [torch.jit.fork(self.one, x), torch.jit.fork(self.two, x)]
+        total = self.three(x)
+        for future in futures:
+            total = total + torch.jit.wait(future)
+        return total
+
+
+class Nested(Forked):
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        future = torch.jit.fork(self.one, x)
+        return self.two(x) + torch.jit.wait(future)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        future = torch.jit.fork(self.both, x)
+        return self.three(x * 2) + torch.jit.wait(future)
+
+
+class TestScriptsThatFork:
+    """Operations of torch.jit.fork come from threads of torch's own, several at once."""
+
+    @pytest.mark.parametrize("network", [Forked, Nested])
+    def test_they_give_the_same(self, network):
+        def train(budget: int | None) -> list[float]:
+            torch.manual_seed(0)
+            net = torch.jit.script(network())
+            optimizer = torch.optim.SGD(net.parameters(), 0.01)
+            x, seen = torch.rand(32, 64), []
+
+            def loop() -> None:
+                for _ in range(8):
+                    optimizer.zero_grad()
+                    loss = (net(x) - x).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    with torch.no_grad():
+                        seen.append((loss.item(), net(x).sum().item()))
+
+            if budget is None:
+                loop()
+                return seen
+            with OutOfCore(budget, model=net, optimizer=optimizer) as block:
+                loop()
+            assert block.statistics.bytes_in
+            assert block.statistics.peak_bytes <= budget
+            return seen
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            train(None)  # the first runs of a script are not optimized
+            assert train(120 * KIB) == train(None)
+            with pytest.raises(BudgetTooSmall):
+                train(40 * KIB)
+
+
 class TestSizes:
     """C++ code reads lengths and sizes, and keeps their address."""
 
@@ -323,7 +400,7 @@ class TestTheFirstIteration:
             assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
     def test_what_is_named_must_be_that(self):
-        with pytest.raises(ValueError, match="give modules as model="):
+        with pytest.raises(ValueError, match="give modules, one or some"):
             OutOfCore(1, model=[torch.ones(1)])
 
 
@@ -402,6 +479,293 @@ class TestLayouts:
                     other.mul_(1)
                 result = both * 3
             assert (result.a.sum().item(), result.b.sum().item()) == (3 * KIB, 6 * KIB)
+
+
+def foreign(tensor: torch.Tensor, how: str, folder: Path) -> torch.Tensor:
+    """Return a copy of a tensor in memory that is not torch's alone."""
+    if how == "numpy":
+        return torch.from_numpy(tensor.numpy().copy())
+    if how == "buffer":
+        return torch.frombuffer(bytearray(tensor.numpy().tobytes()), dtype=tensor.dtype).view_as(
+            tensor
+        )
+    if how == "mmap":
+        path = folder / f"tensor{len(list(folder.iterdir()))}"
+        torch.save(tensor, path)
+        return torch.load(path, mmap=True)
+    if how == "exported":  # to an array that was made before
+        tensor.numpy()
+        return tensor
+    return tensor.clone().share_memory_()
+
+
+class TestMemoryOfOthers:
+    """What torch does not own, or not alone, counts and stays where it is."""
+
+    @pytest.fixture(autouse=True)
+    def forget(self):
+        _said.clear()
+
+    @pytest.mark.parametrize("how", ["numpy", "buffer", "mmap", "shared", "exported"])
+    def test_it_counts_and_stays(self, how, tmp_path):
+        def train(budget: int | None) -> list[float]:
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+            for parameter in net.parameters():
+                parameter.data = foreign(parameter.detach().clone(), how, tmp_path)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            x, seen = torch.rand(64, 32), []
+            places = [p.data_ptr() for p in net.parameters()]
+
+            def loop() -> None:
+                for _ in range(5):
+                    optimizer.zero_grad()
+                    loss = (net(x) - x).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    seen.append(loss.item())
+
+            if budget is None:
+                loop()
+                return seen
+            held = sum(p.nbytes for p in net.parameters())
+            with ExitStack() as stack:
+                with pytest.warns(OutOfCoreWarning, match=f"{held} bytes of the model"):
+                    block = stack.enter_context(OutOfCore(budget, model=net, optimizer=optimizer))
+                loop()
+                assert block.statistics.locked_bytes == held
+                block.unlock()
+                loop()
+            assert held < block.statistics.peak_bytes <= budget
+            assert block.statistics.iterations == 10
+            assert block.statistics.replayed
+            assert block.statistics.bytes_in
+            assert [p.data_ptr() for p in net.parameters()] == places
+            assert all(p.is_shared() == (how == "shared") for p in net.parameters())
+            return seen[:5]
+
+        assert train(70 * KIB) == train(None)
+        _said.clear()
+        with pytest.raises(BudgetTooSmall, match="memory is not torch's own"):
+            train(40 * KIB)
+
+    @pytest.mark.parametrize("how", ["numpy", "dlpack", "to_dlpack", "bound", "storage"])
+    @pytest.mark.parametrize("before", [True, False])
+    def test_an_alias_holds_what_the_tensor_holds(self, how, before):
+        def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+            if how == "numpy":
+                return torch.from_numpy(tensor.numpy())
+            if how == "dlpack":
+                return torch.from_dlpack(tensor)
+            if how == "storage":
+                return torch.empty(0).set_(tensor.untyped_storage())
+            export = to_dlpack if how == "bound" else torch.utils.dlpack.to_dlpack
+            return torch.utils.dlpack.from_dlpack(export(tensor))
+
+        tensors, x = crowd(), torch.zeros(KIB)
+        alias = alias_of(x) if before else x
+        with OutOfCore(32 * KIB):
+            if not before:
+                x.add_(0)
+                alias = alias_of(x)
+            for i in range(4):
+                alias.fill_(float(i))
+                for tensor in tensors:
+                    tensor.mul_(1)
+                assert x.sum().item() == i * KIB
+                x.add_(1)
+                for tensor in tensors:
+                    tensor.mul_(1)
+                assert alias.sum().item() == (i + 1) * KIB
+
+    def test_what_becomes_shared_within_the_block_stays_so(self):
+        tensors, x = crowd(), torch.ones(KIB)
+        with OutOfCore(24 * KIB) as block:
+            x.add_(1)
+            x.share_memory_()
+            block.unlock()
+            for tensor in tensors:
+                tensor.mul_(1)
+            assert x.is_shared()
+        assert x.is_shared()
+
+    def test_a_part_that_is_written_counts_whole(self):
+        flat, tensors = torch.zeros(4 * KIB), crowd()
+        parts = flat.split(KIB)
+        with OutOfCore(32 * KIB) as block:
+            for i in range(4):
+                assert parts[0].sum().item() == i  # read alone at first
+                for part in parts:
+                    part.add_(1 / KIB)
+                for tensor in tensors:
+                    tensor.mul_(1)
+                block.step()
+            assert any(v.nbytes == flat.nbytes for v in block._residency.variables())
+        assert flat.sum().item() == 16
+        assert block.statistics.uncounted_bytes == 0
+        assert block.statistics.peak_bytes <= 32 * KIB
+
+
+def write_by_address(tensor: torch.Tensor, minus: torch.Tensor) -> None:
+    """Subtract from a tensor as native code does: no mode of torch tells of it."""
+    with torch._C.DisableTorchFunction():
+        places = [(t.data_ptr(), t.numel()) for t in (tensor, minus)]
+    ours, theirs = (
+        np.ctypeslib.as_array((ctypes.c_float * n).from_address(at)) for at, n in places
+    )
+    ours -= 0.1 * theirs
+
+
+class NativeSGD(torch.optim.Optimizer):
+    def __init__(self, parameters: object) -> None:
+        super().__init__(parameters, {})
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                write_by_address(parameter, parameter.grad)
+
+
+class TestNativeOptimizers:
+    @pytest.mark.parametrize("by", ["optimizer", "hand", "half"])
+    def test_they_lose_no_update(self, by):
+        """Half: native code changes some parameters, operations the others."""
+
+        def train(budget: int | None) -> list[float]:
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 32))
+            parameters = list(net.parameters())
+            native = NativeSGD(parameters[::2] if by == "half" else parameters)
+            others = torch.optim.Adam(parameters[1::2])
+            x, seen = torch.rand(64, 32), []
+
+            def loop(block: OutOfCore | None = None) -> None:
+                for _ in range(8):
+                    net.zero_grad()
+                    loss = (net(x) - x).square().mean()
+                    loss.backward()
+                    if by == "hand":
+                        for parameter in parameters:
+                            write_by_address(parameter, parameter.grad)
+                        if block:
+                            block.step()
+                    else:
+                        native.step()
+                    if by == "half":
+                        others.step()
+                    seen.append(loss.item())
+
+            if budget is None:
+                loop()
+                return seen
+            with OutOfCore(budget, model=net) as block:
+                loop(block)
+            assert block.statistics.replayed
+            assert block.statistics.bytes_in
+            return seen
+
+        plain = train(None)
+        for budget in (50, 56, 64, 80, 96):
+            assert train(budget * KIB) == plain
+
+
+class TestIterationsThatEnd:
+    def test_also_where_no_parameter_is_managed(self):
+        net, x = nn.Linear(32, 32), torch.rand(64, 32)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with OutOfCore(40 * KIB, exclude=net.parameters()) as block:
+            for _ in range(5):
+                optimizer.zero_grad()
+                net(x).square().mean().backward()
+                optimizer.step()
+        assert block.statistics.iterations == 5
+
+    def test_what_never_ends_is_told_once_and_forgotten(self, monkeypatch):
+        monkeypatch.setattr("repro.outofcore.iterations._MOST", 50)
+        _said.clear()
+        net, x = nn.Linear(32, 32), torch.rand(64, 32)
+        with OutOfCore(60 * KIB) as block:
+            with pytest.warns(OutOfCoreWarning, match="no iteration has ended in 50 op") as said:
+                for _ in range(30):
+                    net(x).square().mean().backward()
+            assert len(said) == 1
+            assert len(block._iterations.log) <= 50
+            for _ in range(4):
+                net(x).square().mean().backward()
+                block.step()
+            assert block.statistics.replayed
+
+
+class TestOtherTensors:
+    """What has no ordinary memory, and operations that call others."""
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+    def test_forward_mode_differentiation(self):
+        torch.manual_seed(0)
+        net, x = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)), torch.rand(64, 16)
+        zero = torch._efficientzerotensor((KIB,))
+
+        def tangent() -> torch.Tensor:
+            with fwd.dual_level():
+                out = net(fwd.make_dual(x, torch.ones_like(x)))
+                return fwd.unpack_dual(out).tangent + zero[:64].view(64, 1)
+
+        plain = tangent()
+        with OutOfCore(52 * KIB, model=net) as block:
+            for _ in range(4):
+                net(x).mean().backward()
+                for tensor in crowd():
+                    tensor.mul_(1)
+                assert torch.equal(tangent(), plain)
+                block.step()
+
+    def test_lazy_layers_are_named(self):
+        net = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.LazyLinear(10))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with OutOfCore(AMPLE, model=net, optimizer=optimizer) as block:
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(torch.rand(4, 8)).sum().backward()
+                optimizer.step()
+            counted = {id(block._residency.find(p)) for p in net.parameters()}
+        assert len(counted) == 4
+        assert block.statistics.iterations == 4
+
+    def test_functions_of_functions(self):
+        torch.manual_seed(0)
+        net, x = nn.Linear(16, 1), torch.rand(64, 16)
+        parameters = dict(net.named_parameters())
+
+        def norm(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+            return functional_call(net, values, (row,)).square().sum()
+
+        def each() -> list[torch.Tensor]:
+            one = vmap(grad(norm), (None, 0))(parameters, x)["weight"]
+            two = torch.ops.higher_order.cond(
+                x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,)
+            )[0]
+            return [one.detach(), two, jacrev(torch.sin)(x[0])]
+
+        plain = each()
+        with OutOfCore(44 * KIB) as block:
+            for _ in range(4):
+                assert all(map(torch.equal, each(), plain))
+                for tensor in crowd():
+                    tensor.mul_(1)
+                block.step()
+            assert block.statistics.bytes_in
+
+    @pytest.mark.parametrize("operator", ["cond", "while_loop"])
+    def test_what_needs_compiling_is_refused(self, operator):
+        x = torch.rand(4)
+        calls = {
+            "cond": lambda: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            "while_loop": lambda: while_loop(
+                lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), x)
+            ),
+        }
+        with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match="needs torch.compile"):
+            calls[operator]()
 
 
 class TestAddresses:

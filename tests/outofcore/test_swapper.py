@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -517,11 +518,14 @@ def test_workers_of_a_loader_are_processes_of_their_own():
 def test_what_is_left_alone():
     data = torch.randn(4000, 16)
     model = nn.Linear(16, 2)
-    with OutOfCore(20_000) as block:
-        for i in range(5):  # slices of a large tensor from outside
-            model(data[i * 10 : i * 10 + 10]).sum().backward()
-            block.step()
+    operations._said.discard("uncounted")
+    with pytest.warns(operations.OutOfCoreWarning, match="256000 bytes are used by slices"):
+        with OutOfCore(20_000) as block:
+            for i in range(5):  # slices of a large tensor from outside
+                model(data[i * 10 : i * 10 + 10]).sum().backward()
+                block.step()
     assert block.statistics.peak_bytes <= 20_000
+    assert block.statistics.uncounted_bytes == data.nbytes
     with OutOfCore(20_000, exclude=(data,)):
         model(data.index_select(0, torch.arange(10))).sum().backward()
     with pytest.raises(BudgetTooSmall), OutOfCore(20_000):
@@ -656,11 +660,35 @@ class TestArguments:
         ):
             pass
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("model", nn.Linear),
+            ("model", None),
+            ("optimizer", torch.optim.SGD),
+            ("exclude", [1]),
+            ("exclude", [torch.eye(2).to_sparse()]),
+            ("device", "foo"),
+            ("device", 5),
+            ("swap_folder", 5),
+            ("swap_folder", "/proc"),
+            ("window_bytes", -1),
+            ("link_bytes_per_s", "fast"),
+            ("host_bytes", 0.5),
+        ],
+    )
+    def test_what_is_of_another_kind(self, name, value):
+        with pytest.raises(ValueError, match=r"give|choose|name"), OutOfCore(1, **{name: value}):
+            pass
+
     def test_entered_twice(self):
         with OutOfCore(1000), pytest.raises(RuntimeError, match=r"another .* of cpu .* leave it"):
             OutOfCore(1000).__enter__()
         with OutOfCore(1000) as block, pytest.raises(RuntimeError, match="entered already"):
             block.__enter__()
+        with OutOfCore(1000), ThreadPoolExecutor(1) as pool:
+            error = pool.submit(lambda: OutOfCore(1000).__enter__()).exception()
+        assert "without a block of its own" in str(error)
 
     def test_a_step_outside(self):
         with pytest.raises(RuntimeError, match="inside the block"):
