@@ -3,7 +3,7 @@
 import copy
 import inspect
 import random
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from repro.microconv.conv import is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,12 @@ def tune(
     Every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch from then on, found by
     measuring (WR, section III-B) or by sharing out one workspace (WD, section III-C), and stays an
     ``nn.Conv2d``; `untune` undoes it. Of finite operands results differ by no more than the stated
-    errors of the algorithms; FFT and Winograd turn Inf into NaN and spread it over the sample's
-    image, but never hide it. A kernel that torch's own convolution computes as fast within the limit is left to
-    torch: what it allocates inside is measured, and counts as its workspace. Where that is more
-    than the limit, the kernel is divided or replaced, whatever time that takes.
+    errors of the algorithms. Inf and NaN are never hidden, so that a ``GradScaler`` skips the step,
+    but FFT and Winograd turn Inf into NaN and spread it over the sample's image.
+
+    A kernel that torch's own convolution computes as fast within the limit is left to torch: what
+    it allocates inside is measured, and counts as its workspace. Where that is more than the limit,
+    the kernel is divided or replaced, whatever time that takes.
 
     A last trial runs the whole model, divided and not, in turns: layers of which the model is not
     faster are untied again, those apart that only so keep to the limit.

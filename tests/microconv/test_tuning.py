@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -591,6 +592,19 @@ def test_other_layers_are_untouched():
     assert relative_error(model(x), reference(x)) <= 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripted_and_quantised_layers_are_left_and_reported():
+    layers = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    model = nn.Sequential(torch.jit.script(layers[0]), qat(nn.Sequential(layers[1])))
+    state = copy.deepcopy(model.state_dict())
+    assert tune(model, images(), cache=None).skipped == {
+        "0": "it is scripted; tune first, script then",
+        "1.0": "it is a torch.ao.nn.qat.modules.conv.Conv2d; only nn.Conv2d itself is tuned",
+    }
+    for name, value in model.state_dict().items():  # and observers grow as they see images
+        assert torch.equal(value, state[name]), name
+
+
 def test_a_meta_model_has_nothing_to_tune():
     model = nn.Conv2d(3, 4, 3, device="meta")
     report = tune(model, torch.empty(2, 3, 8, 8, device="meta"))
@@ -944,7 +958,7 @@ class Restless(nn.Module):
         self.register_buffer("grown", torch.zeros(2))
         self.register_buffer("moved", torch.zeros(2))
         self.plain, self.count, self.losses = torch.zeros(2), 0, [torch.zeros(2)]
-        self.seen, self.set = {"a": 1}, {1}
+        self.seen, self.set = Counter("a"), {1}
         self.generators = [torch.Generator().manual_seed(1), np.random.default_rng(1)]
         self.own = random.Random(1)
 
@@ -1078,9 +1092,16 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
     reference, _ = divided(model, algorithms=(name,))
     x = images()
     x[2, 1, 5, 5] = value
-    lost = reference(x).isfinite() & ~model(x).isfinite()
-    assert not model(x)[~reference(x).isfinite()].isfinite().any()
-    assert not lost[[0, 1, 3, 4, 5, 6]].any()  # it spreads within its own image alone
+    results = [], []
+    for net, found in zip((reference, model), results, strict=True):
+        found.append(net(x))  # and gradients, of such an output gradient
+        x_ = images().requires_grad_()
+        ones = torch.ones_like(found[0]).index_put_((torch.tensor(2),), torch.tensor(value))
+        found += torch.autograd.grad(net(x_), (x_, *net.parameters()), ones)
+    for number, (theirs, ours) in enumerate(zip(*results, strict=True)):
+        assert not ours[~theirs.isfinite()].isfinite().any()
+        if number < 2:  # it spreads within its own image alone
+            assert ours[[0, 1, 3, 4, 5, 6]].isfinite().all()
     for scale in (1.0, 2.0**127):  # in the images, or by overflow
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -1441,7 +1462,8 @@ def test_a_buffer_that_overlaps_itself():
 def test_lazy_layers():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
     tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
-    assert tuned_layers(model) == ["0"]
+    assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
+    assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
 
 
 def test_batched_gradients():
