@@ -592,7 +592,7 @@ def test_other_layers_are_untouched():
     assert relative_error(model(x), reference(x)) <= 1e-4
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore")
 def test_scripted_and_quantised_layers_are_left_and_reported():
     layers = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
     model = nn.Sequential(torch.jit.script(layers[0]), qat(nn.Sequential(layers[1])))
