@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from scipy import optimize, sparse
 
-from repro.microconv.optimize import Division
+from repro.microconv.optimize import Division, limit_of
 
 K = TypeVar("K", bound=Hashable)
 
@@ -26,10 +26,12 @@ def assign_workspaces(
         total_bytes: Workspace M that all kernels share out.
 
     Raises:
-        ValueError: A kernel has no division, or even the smallest ones need more than the total:
-            the message has the smallest total that would do and the kernel that needs most of it.
+        ValueError: The total is no number of bytes, a kernel has no division, or even the smallest
+            ones need more than the total: the message has the smallest total that would do and the
+            kernel that needs most of it.
         RuntimeError: The solver stopped without an optimum.
     """
+    total_bytes = limit_of(total_bytes, "total_bytes")
     if not fronts:
         return {}
     kernels = list(fronts)

@@ -92,6 +92,8 @@ def check_names(names: Sequence[str] | None) -> None:
     if isinstance(names, str) or not names:
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
     for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
         backend_name, _, algorithm = name.partition(":")
         if backend_name not in BACKENDS:
             raise BackendMissingError(

@@ -6,12 +6,12 @@ import re
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Integral
 from typing import Any, TypeVar
 
+from repro.measure.checks import is_whole
 from repro.microconv.cache import BenchmarkCache
 from repro.microconv.kernels import Kernel
-from repro.microconv.optimize import Candidate, best_division
+from repro.microconv.optimize import Candidate, batch_of, best_division, limit_of
 
 D = TypeVar("D", bound=Hashable)
 
@@ -35,7 +35,14 @@ def cached_times(
         By device, a CPU with its threads, then by batch size up to the kernels' own, the seconds
         of all kernels, each divided best. Devices of which a kernel is missing are left out, and
         sizes that no measured micro-batches make up. For `split_batch`.
+
+    Raises:
+        ValueError: The limit is no number of bytes, or the cache none.
     """
+    if limit_bytes is not None:
+        limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
+    if not isinstance(cache, BenchmarkCache):
+        raise ValueError(f"cache is {cache!r}; give a BenchmarkCache, of a file or in memory")
     wanted = [(_shape_of(kernel.facts()), batch) for _, kernel, batch in kernels]
     shapes = {shape for shape, _ in wanted}
     ways: dict[str, dict[str, dict[int, list[Candidate]]]] = {}
@@ -90,17 +97,14 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
         ValueError: `batch` is below 1, a time is negative or not finite, a size is below 1, or no
             choice of sizes sums to the mini-batch.
     """
-    if not isinstance(batch, Integral) or batch < 1:
-        raise ValueError(f"batch is {batch}; it must be a whole number from 1")
+    batch = batch_of(batch)
     for device, measured in times.items():
         for size, time in measured.items():
-            whole = isinstance(size, Integral) and size >= 1
-            if not (whole and math.isfinite(time) and time >= 0):
+            if not (is_whole(size, 1) and math.isfinite(time) and time >= 0):
                 raise ValueError(
                     f"device {device!r} has the time {time} at batch size {size}; sizes are whole "
                     f"numbers from 1 and times finite seconds >= 0"
                 )
-    batch = int(batch)  # numpy's integers have no room for a bit for each sample
     times = {
         device: {int(size): time for size, time in measured.items()}
         for device, measured in times.items()

@@ -1,5 +1,6 @@
-"""A convolution that runs its division: what `tune` puts in the place of ``nn.Conv2d``."""
+"""A convolution that runs its division: what `tune` makes of an ``nn.Conv2d``."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,7 +12,7 @@ from torch.autograd import forward_ad
 
 from repro.measure import time_interleaved
 from repro.microconv import backends
-from repro.microconv.operators import TunedLayer, convolve
+from repro.microconv.operators import LayerGoneError, TunedLayer, convolve
 from repro.microconv.tuned_kernel import Signature, TunedKernel, Workspace, kernels_of
 
 
@@ -44,13 +45,28 @@ def signature(input: torch.Tensor, weight: torch.Tensor) -> Signature:
     )
 
 
-class TunedConv2d(nn.Conv2d):
-    """An ``nn.Conv2d`` whose kernels run divided; made by `tune`, undone by `untune`.
+# As torch defines it: whoever replaces it computes something else.
+_OWN = nn.Conv2d._conv_forward
 
-    Parameters, buffers, hooks and the place in the model are the module's own. Calls that it was
-    not tuned for are computed by torch, as before: another image size, data type or device, a
-    stride that was changed since, ``torch.compile``, functional transforms, forward-mode and
-    second derivatives, tensors that are no plain ones.
+
+class _IsTuned(type):
+    def __instancecheck__(cls, module: object) -> bool:
+        return isinstance(module, nn.Conv2d) and isinstance(
+            vars(module).get("_conv_forward"), _Forward
+        )
+
+
+class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
+    """What ``isinstance`` sees in an ``nn.Conv2d`` whose kernels run divided; see `tune`, `untune`.
+
+    Its class stays ``nn.Conv2d``, by which quantisation, ``torch.fx`` and others know it; its
+    parameters, buffers, hooks and place in the model are its own. Calls that it was not tuned for
+    are computed by torch, as before: another image size, data type or device, a stride that was
+    changed since, ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms,
+    forward-mode and second derivatives, tensors that are no plain ones.
+
+    A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
+    of the original; a deep copy has its own.
 
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
@@ -62,59 +78,85 @@ class TunedConv2d(nn.Conv2d):
     geometry: tuple[Any, ...]
     untuned_calls: int
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias  # read once: a parametrization computes them
+
+class _Forward:
+    """Stands before the `_conv_forward` of one module, so that the module keeps its class.
+
+    It is given the weight by the module's own ``forward``, so that a parametrization computes it
+    once, and a replica or a functional call gives its own.
+    """
+
+    def __init__(self, module: nn.Conv2d) -> None:
+        self._module = weakref.ref(module)  # no cycle: a model is freed with its last name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Forward, (self._module(),)
+
+    def __call__(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        module = cast("TunedConv2d | None", self._module())
+        if module is None:
+            raise LayerGoneError(
+                "a shallow copy runs the tuning of a convolution that is gone; keep the original, "
+                "call untune(copy), or make the copy by copy.deepcopy"
+            )
         if (
             torch.compiler.is_compiling()
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
+            or torch.onnx.is_in_onnx_export()
         ):
-            return self._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
+            return _torchs_own(module, input, weight, bias)
         with _untraced():
-            kernels = self._kernels(input, weight, bias)
+            kernels = _kernels(module, input, weight, bias)
         if kernels is None:
-            self.untuned_calls += 1
-            return self._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
+            module.untuned_calls += 1
+            return _torchs_own(module, input, weight, bias)
         dtype = compute_dtype(input)
         bias = None if bias is None else bias.to(dtype)
         with torch.autocast(input.device.type, enabled=False):
             return convolve(input.to(dtype), weight.to(dtype), bias, kernels)
 
-    def _kernels(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> TunedLayer | None:
-        """Return the kernels for a call, None where torch is to compute it, or to complain."""
-        given = [tensor for tensor in (input, weight, bias) if tensor is not None]
-        plain = all(
-            type(tensor) in (torch.Tensor, nn.Parameter)
-            and tensor.layout == torch.strided
-            and tensor.device == given[0].device
-            for tensor in given
-        )
-        if not plain or input.device.type == "meta" or input.dim() != 4:
-            return None
-        if self.geometry != geometry_of(self) or not len(input):
-            return None
-        kernels = self.tuned.get(signature(input, weight))
-        if kernels is None:
-            return None
-        conv = kernels["forward"].kernel.conv
-        alike = input.shape[1] == conv.in_channels and weight.shape == conv.weight_shape
-        if bias is not None:
-            alike = alike and bias.shape == (conv.out_channels,)
-        autocast = torch.is_autocast_enabled(input.device.type)
-        same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
-        return kernels if alike and same_type else None
 
-    def extra_repr(self) -> str:
-        kinds = {
-            f"{kind} {sum(1 for _ in k.parts)} parts"
-            for kernels in self.tuned.values()
-            for kind, k in kernels.items()
-            if k.parts is not None
-        }
-        untuned = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{untuned}, tuned: {', '.join(sorted(kinds))}"
+def _torchs_own(module: nn.Conv2d, *operands: torch.Tensor | None) -> torch.Tensor:
+    return type(module)._conv_forward(module, *operands)  # type: ignore[no-any-return, arg-type]
+
+
+def _kernels(
+    module: TunedConv2d, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> TunedLayer | None:
+    """Return the kernels for a call, None where torch is to compute it, or to complain."""
+    given = [tensor for tensor in (input, weight, bias) if tensor is not None]
+    plain = all(
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device == given[0].device
+        for tensor in given
+    )
+    if not plain or input.device.type == "meta" or input.dim() != 4:
+        return None
+    if module.geometry != geometry_of(module) or not len(input):
+        return None
+    if type(module)._conv_forward is not _OWN:
+        return None
+    kernels = module.tuned.get(signature(input, weight))
+    if kernels is None:
+        return None
+    conv = kernels["forward"].kernel.conv
+    alike = input.shape[1] == conv.in_channels and weight.shape == conv.weight_shape
+    if bias is not None:
+        alike = alike and bias.shape == (conv.out_channels,)
+    autocast = torch.is_autocast_enabled(input.device.type)
+    same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
+    return kernels if alike and same_type else None
+
+
+def is_replaced(module: nn.Conv2d) -> bool:
+    """Return whether somebody has put another forward pass in the place of ``nn.Conv2d``'s own."""
+    own = vars(module).get("_conv_forward")
+    patched = "forward" in vars(module) or not (own is None or isinstance(own, _Forward))
+    return patched or type(module)._conv_forward is not _OWN
 
 
 @contextmanager
@@ -167,10 +209,20 @@ def call_overhead(device: str, training: bool) -> list[float]:
 
 
 def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel]) -> None:
-    """Turn a module into a `TunedConv2d` in place, with the kernels for calls of a signature."""
+    """Have a module run the kernels for calls of a signature; see `TunedConv2d`."""
     made = cast(TunedConv2d, module)
     if not isinstance(module, TunedConv2d):
-        cast(nn.Module, module).__class__ = TunedConv2d
         made.tuned, made.untuned_calls = {}, 0
         made.geometry = geometry_of(module)
+        vars(module)["_conv_forward"] = _Forward(module)
     made.tuned[call] = TunedLayer(kernels)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Undo `install`, of any module."""
+    held = vars(module)
+    if {"tuned", "untuned_calls", "geometry"} <= held.keys():
+        for name in ("tuned", "untuned_calls", "geometry"):
+            del held[name]
+    if isinstance(held.get("_conv_forward"), _Forward):  # else somebody has put theirs since
+        del held["_conv_forward"]

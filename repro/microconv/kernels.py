@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from repro.measure.checks import is_whole
+
 KINDS = ("forward", "backward_data", "backward_filter")
 # Every workspace is a multiple of this, so that segments of a common one stay aligned.
 ALIGNMENT = 256
+_NUMBERS = ("in_channels", "height", "width", "out_channels", "groups")
 
 
 def aligned(count: int) -> int:
@@ -48,6 +51,14 @@ class Convolution:
     groups: int = 1
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            pair = name not in _NUMBERS
+            values = value if pair and isinstance(value, tuple | list) else [value]
+            if len(values) != 1 + pair or not all(map(is_whole, values)):
+                want = "(rows, columns)" if pair else "a whole number"
+                raise ValueError(f"{name} of a convolution is {value!r}; give {want}")
+            whole = tuple(map(int, values))  # of numpy's numbers, which JSON does not know
+            object.__setattr__(self, name, whole if pair else whole[0])
         counts = (self.in_channels, self.out_channels, self.groups, *self.kernel_size)
         if min(*counts, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
             raise ValueError(f"{self}: sizes, strides and dilations start at 1, paddings at 0")

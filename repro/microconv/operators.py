@@ -23,7 +23,7 @@ _layers: "WeakValueDictionary[int, TunedLayer]" = WeakValueDictionary()
 
 
 class LayerGoneError(RuntimeError):
-    """A graph runs a tuned layer that is not in this process."""
+    """A graph or a shallow copy runs a tuned layer that is not in this process."""
 
 
 class TunedLayer(dict[str, "TunedKernel"]):

@@ -7,10 +7,11 @@ Pure functions over measured times; no backend is involved. Sources: Oyama et al
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
+
+from repro.measure.checks import is_whole
 
 POLICIES = ("all", "powerOfTwo", "undivided")
 
@@ -37,11 +38,12 @@ class Candidate:
             raise ValueError(
                 f"candidate {self.algorithm!r} has time_s={self.time_s}; give finite seconds >= 0"
             )
-        if not isinstance(self.workspace_bytes, Integral) or self.workspace_bytes < 0:
+        if not is_whole(self.workspace_bytes, 0):
             raise ValueError(
-                f"candidate {self.algorithm!r} has workspace_bytes={self.workspace_bytes}; "
+                f"candidate {self.algorithm!r} has workspace_bytes={self.workspace_bytes!r}; "
                 f"give a whole number of bytes >= 0"
             )
+        object.__setattr__(self, "workspace_bytes", int(self.workspace_bytes))  # of any width
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,18 @@ class Division:
         time_s: Sum over the parts, seconds.
         workspace_bytes: Maximum over the parts, which share one workspace.
         parts: (micro-batch size, algorithm) in the order of execution, largest first.
+
+    Raises:
+        ValueError: The workspace is no whole number >= 0.
     """
 
     time_s: float
     workspace_bytes: int
     parts: list[tuple[int, str]]
+
+    def __post_init__(self) -> None:
+        count = limit_of(self.workspace_bytes, "workspace_bytes of a division")
+        object.__setattr__(self, "workspace_bytes", count)
 
     def __str__(self) -> str:
         runs: list[list[Any]] = []
@@ -82,7 +91,7 @@ def micro_batch_sizes(batch: int, policy: str) -> list[int]:
     Raises:
         ValueError: `batch` is below 1 or the policy unknown.
     """
-    _check_batch(batch)
+    batch = batch_of(batch)
     if policy == "all":
         return list(range(1, batch + 1))
     if policy == "powerOfTwo":
@@ -171,12 +180,12 @@ class _Table:
     def __init__(
         self, batch: int, candidates: Candidates, limit_bytes: int | None, kernel: str
     ) -> None:
-        _check_batch(batch)
-        if limit_bytes is not None and limit_bytes < 0:
-            raise ValueError(f"limit_bytes is {limit_bytes}; it must be at least 0, or None")
+        batch = batch_of(batch)
+        if limit_bytes is not None:
+            limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
         usable: dict[int, list[Candidate]] = {}
         for size, ways in candidates.items():
-            if not isinstance(size, Integral) or size < 1:
+            if not is_whole(size, 1):
                 raise ValueError(
                     f"candidates of {kernel} have a micro-batch size {size}; it must be a whole "
                     f"number from 1"
@@ -248,9 +257,18 @@ class _Table:
         )
 
 
-def _check_batch(batch: int) -> None:
-    if not isinstance(batch, Integral) or batch < 1:
-        raise ValueError(f"batch is {batch}; it must be a whole number from 1")
+def batch_of(batch: int) -> int:
+    """Return a mini-batch size as Python's own number: numpy's have no room for a bit a sample."""
+    if not is_whole(batch, 1):
+        raise ValueError(f"batch is {batch!r}; it must be a whole number from 1")
+    return int(batch)
+
+
+def limit_of(count: int, name: str, other: str = "") -> int:
+    """Return a number of bytes as Python's own, whose sums do not overflow."""
+    if not is_whole(count, 0):
+        raise ValueError(f"{name} is {count!r}; it must be at least 0{other}, in whole bytes")
+    return int(count)
 
 
 def _undominated(ways: Iterable[Candidate]) -> list[Candidate]:

@@ -1,21 +1,31 @@
 """Which convolutions a model runs, and on what: one pass of a sample, which leaves no trace."""
 
-from collections.abc import Iterator, Mapping
+import copy
+import inspect
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
 from repro.measure.allocations import peak_allocation
-from repro.microconv.conv import TunedConv2d, signature
+from repro.microconv.asked import NotTunableError
+from repro.microconv.conv import is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Untunable:
         device = tensors[0].device
 
         def forward() -> Any:
-            return type(self.module).forward(self.module, *self.args, **self.kwargs)
+            return self.module.forward(*self.args, **self.kwargs)
 
         with torch.no_grad():
             returned = _bytes_of(forward())
@@ -88,9 +98,12 @@ def _bytes_of(values: Any) -> int:
 
 
 def _ineligible(module: nn.Module) -> str | None:
-    if type(module) not in (nn.Conv2d, TunedConv2d):
-        return f"it is a {type(module).__name__}; only nn.Conv2d itself is tuned"
-    assert isinstance(module, nn.Conv2d)
+    if type(module) is not nn.Conv2d:
+        name = type(module).__name__
+        name = torch.typename(module) if name == "Conv2d" else name  # as torch names others, too
+        return f"it is a {name}; only nn.Conv2d itself is tuned"
+    if is_replaced(module):
+        return "its forward pass was replaced by another; tune first, replace it then"
     if module.padding_mode != "zeros":
         return f"its padding mode is {module.padding_mode!r}"
     return None
@@ -102,10 +115,22 @@ def record_calls(
     """Run the sample; return calls of eligible convolutions, why others are left out, their calls.
 
     Args:
-        model: Its buffers and torch's random state are put back afterwards.
+        model: What a run changes is put back; see `undisturbed`. Lazy layers are initialised.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
         training: Whether kernels of the backward pass are wanted as well.
+
+    Raises:
+        NotTunableError: The model cannot be called with such a sample.
     """
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            with undisturbed(model, sample_input), torch.no_grad():
+                model.eval()  # so that BatchNorm starts with no image seen
+                _run_first(model, sample_input)
+        finally:
+            for module, mode in modes:
+                module.training = mode
     calls: dict[tuple[str, Signature], Call] = {}
     skipped: dict[str, str] = {}
     untunable: dict[Any, Untunable] = {}
@@ -132,13 +157,16 @@ def record_calls(
         batch = max(len(images), before.batch if before else 0)
         calls[name, call] = Call(name, module, call, batch, merged)
 
+    for name, script in model.named_modules():
+        if getattr(script, "original_name", "").startswith("Conv"):
+            skipped[name] = "it is scripted; tune first, script then"
     hooks = []
     for module, name in names.items():
         skipped[name] = _ineligible(module) or "the sample did not reach it"
         hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
-        with undisturbed(model), torch.set_grad_enabled(training):
-            run_sample(model, sample_input)
+        with undisturbed(model, sample_input), torch.set_grad_enabled(training):
+            _run_first(model, sample_input)
     finally:
         for hook in hooks:
             hook.remove()
@@ -147,11 +175,40 @@ def record_calls(
 
 def run_sample(model: nn.Module, sample_input: Any) -> Any:
     """Call the model with a sample: a tensor, a tuple or a dictionary of arguments."""
+    args, kwargs = _arguments(sample_input)
+    return model(*args, **kwargs)
+
+
+def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample_input, Mapping):
-        return model(**sample_input)
-    if isinstance(sample_input, tuple | list):
-        return model(*sample_input)
-    return model(sample_input)
+        return (), dict(sample_input)
+    return tuple(sample_input) if isinstance(sample_input, tuple | list) else (sample_input,), {}
+
+
+def _run_first(model: nn.Module, sample_input: Any) -> None:
+    """Call the model; where it cannot be called so, say what a sample is.
+
+    Raises:
+        NotTunableError: Its `forward` takes other arguments, or there is no tensor among them.
+    """
+    try:
+        run_sample(model, sample_input)
+    except (TypeError, AttributeError) as problem:
+        args, kwargs = _arguments(sample_input)
+        try:
+            inspect.signature(model.forward).bind(*args, **kwargs)
+        except (TypeError, ValueError) as unfit:
+            reason = str(unfit)
+        else:
+            if any(map(_is_tensor, tree_leaves(sample_input))):
+                raise
+            reason = "it holds no tensor"
+        raise NotTunableError(
+            f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
+            f"{reason}. Give what the model is called with, and no labels: a tensor, a tuple or "
+            "list of positional arguments, or a dictionary of keyword arguments; a list that is "
+            "one argument is ([...],), an array is torch.as_tensor(array)"
+        ) from problem
 
 
 def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
@@ -187,22 +244,89 @@ def _reason(module: nn.Module, input: object) -> str | None:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put buffers and torch's random state back at the end."""
-    saved = [
-        (module, name, buffer, buffer.detach().clone())
+def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
+    """Put back at the end what runs of the model may change, also where one raises.
+
+    That is: the generators of Python, numpy and torch, of the devices in use as well, and those
+    that modules hold; the modules' attributes (modes, counters, hooks, parameters and buffers that
+    were replaced, added or removed), and of lists, dictionaries and sets among them which elements
+    they hold; values, gradients and ``requires_grad`` of parameters, buffers, tensors in such
+    attributes and of the sample; the default data type. Not: what lies deeper, or elsewhere, such
+    as a function's cache or a file.
+    """
+    kept = [
+        (vars(module), {name: (value, _elements(value)) for name, value in vars(module).items()})
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer)
+        if not any(map(is_lazy, _own(module)))  # the first run makes what they are
+    ]
+    held = [value for _, attributes in kept for value, _ in attributes.values()]
+    held += tree_leaves([elements for _, attributes in kept for _, elements in attributes.values()])
+    held += [*model.parameters(), *model.buffers(), *tree_leaves(sample)]
+    held = [*{id(value): value for value in held}.values()]
+    tensors = [t for t in held if _is_tensor(t) and t.device.type != "meta" and not is_lazy(t)]
+    before = [
+        (t, t.detach(), t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None)
+        for t in tensors
+        if t.layout == torch.strided and not is_traceable_wrapper_subclass(t)
+    ]
+    put_back = [restore for value in held if (restore := _generator(value)) is not None]
+    put_back += [
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
     ]
     with ExitStack() as stack:
-        for device in {p.device for p in model.parameters()} | {torch.device("cpu")}:
+        for device in {t.device for t in tensors} | {torch.device("cpu")}:
             stack.enter_context(accelerator.forked_rng(device))
         try:
+            for tensor, *_, gradient in before:
+                if gradient is not None:
+                    tensor.grad = None  # what a backward pass inside the model adds goes elsewhere
             yield
         finally:
-            for module, name, buffer, values in saved:
-                module._buffers[name] = buffer
-                if not torch.equal(buffer, values):
-                    with torch.no_grad():
-                        buffer.copy_(values)
+            for restore in put_back:
+                restore()
+            for now, attributes in kept:
+                for name in now.keys() - attributes.keys():
+                    del now[name]
+                for name, (value, elements) in attributes.items():
+                    now[name] = value
+                    if elements is not None:
+                        value.clear()
+                        (value.extend if hasattr(value, "extend") else value.update)(elements)
+            for tensor, same, values, requires_grad, gradient in before:
+                _put_back(tensor, same, values)
+                if tensor.is_leaf and tensor.requires_grad != requires_grad:
+                    tensor.requires_grad_(requires_grad)
+                if tensor.is_leaf and tensor.grad is not gradient:
+                    tensor.grad = gradient
+
+
+def _put_back(tensor: torch.Tensor, same: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor back its memory, shape and values: `same` is another view of them."""
+    if tensor.data_ptr() != same.data_ptr() or tensor.shape != same.shape:
+        tensor.data = same
+    if not torch.equal(tensor, values):
+        with torch.no_grad():
+            tensor.copy_(values)
+
+
+def _own(module: nn.Module) -> list[Any]:
+    return [*module._parameters.values(), *module._buffers.values()]
+
+
+def _elements(value: object) -> Any:
+    """Return a copy of what a list, a dictionary or a set holds, None of anything else."""
+    return copy.copy(value) if type(value) in _CONTAINERS else None
+
+
+def _generator(value: object) -> Callable[[], object] | None:
+    """Return what puts a generator of random numbers back, None of anything else."""
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, torch.Generator | np.random.RandomState):
+        state: Any = value.get_state()
+        return partial(value.set_state, state)
+    return None

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import cast
+from typing import Any
 
 from torch import nn
 
 from repro.microconv import backends
+from repro.microconv.asked import check_model
 from repro.microconv.assignment import assign_workspaces
 from repro.microconv.cache import BenchmarkCache
-from repro.microconv.conv import TunedConv2d, install
+from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench, Trial
 from repro.microconv.optimize import (
@@ -26,7 +27,7 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.sampling import Call, Untunable, undisturbed
+from repro.microconv.sampling import Call, Untunable, training_step, undisturbed
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 _ROUNDS = 4
@@ -81,16 +82,14 @@ class Progress:
 
 
 def untune(model: nn.Module) -> nn.Module:
-    """Turn every tuned convolution of a model back into ``nn.Conv2d``; return the model."""
+    """Have every tuned convolution of a model run torch's own again; return the model.
+
+    Raises:
+        NotTunableError: It is no module.
+    """
+    check_model(model, "untune")
     for module in model.modules():
-        if type(module) is TunedConv2d:
-            del module.tuned, module.untuned_calls, module.geometry
-            cast(nn.Module, module).__class__ = nn.Conv2d
-        elif isinstance(module, TunedConv2d):  # torch.nn.utils.parametrize made a class of it
-            made = type(module)
-            bases = tuple(nn.Conv2d if base is TunedConv2d else base for base in made.__bases__)
-            del module.tuned, module.untuned_calls, module.geometry
-            module.__class__ = type(made.__name__, bases, dict(made.__dict__))
+        uninstall(module)
     return model
 
 
@@ -125,7 +124,7 @@ class _Tuner:
                 name = f"{other.name} {way}"
                 self.others[name] = max(taken, self.others.get(name, 0))
 
-    def tune(self, model: nn.Module, calls: Sequence[Call], step: Callable[[], None]) -> None:
+    def tune(self, model: nn.Module, calls: Sequence[Call], sample: Any, training: bool) -> None:
         """Tune all calls and put the result into their modules."""
         report = self.report
         wanted = [(call, kernel) for call in calls for kernel in call.kernels()]
@@ -152,7 +151,8 @@ class _Tuner:
                 break
             self.failed |= failed
         start = time.perf_counter()
-        report.kernels = self._settle(model, calls, self._worthwhile(calls, chosen), step)
+        kept = self._worthwhile(calls, chosen)
+        report.kernels = self._settle(model, calls, kept, sample, training)
         report.benchmark_s += time.perf_counter() - start
         for bench in self.benches.values():
             report.measured += bench.counts.measured
@@ -387,12 +387,13 @@ class _Tuner:
         model: nn.Module,
         calls: Sequence[Call],
         chosen: Sequence[KernelReport],
-        step: Callable[[], None],
+        sample: Any,
+        training: bool,
     ) -> list[KernelReport]:
         """Put into place what makes the whole model faster, and what keeps it to the limit."""
         report = self.report
+        step = partial(training_step, model, sample, training)
         made = self._make(calls, chosen)  # before the model is changed: memory may run out
-        untune(model)
         text = repr(model)
         groups = list(_by_call(calls, chosen))
         gains = {
@@ -436,7 +437,8 @@ class _Tuner:
             return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
 
         if self.min_gain >= 0:
-            with undisturbed(model):
+            with undisturbed(model, sample):  # an earlier tuning, too, should the model raise
+                untune(model)
                 order = sorted(gains, key=lambda number: -gains[number])
                 kept = paying(order)
                 if len(kept) < len(order) and kept and not trial(kept, with_layers(())).pays:

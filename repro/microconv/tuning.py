@@ -4,19 +4,21 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
 from repro.measure import accelerator, describe_device
+from repro.measure.checks import is_whole
 from repro.microconv import backends
-from repro.microconv.asked import check_asked
+from repro.microconv.asked import check_asked, check_model
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.optimize import POLICIES
 from repro.microconv.results import TuningReport
-from repro.microconv.sampling import record_calls, training_step, undisturbed
+from repro.microconv.sampling import record_calls, undisturbed
 from repro.microconv.tuner import Progress, _Tuner
 
 MIB = 2**20
@@ -43,12 +45,15 @@ def tune(
 ) -> TuningReport:
     """Make a model's convolutions run divided into micro-batches, within a limit, and faster.
 
-    Every eligible ``nn.Conv2d`` is turned in place into one that runs the fastest division of its
-    mini-batch found by measuring (WR, section III-B) or by sharing out one workspace (WD, section
-    III-C); `untune` turns it back. Results differ by no more than the stated errors of the
-    algorithms. A kernel that torch's own convolution computes as fast within the limit is left to
-    torch: what it allocates inside is measured, and counts as its workspace. Where that is more
-    than the limit, the kernel is divided or replaced, whatever time that takes.
+    Every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch from then on, found by
+    measuring (WR, section III-B) or by sharing out one workspace (WD, section III-C), and stays an
+    ``nn.Conv2d``; `untune` undoes it. Of finite operands results differ by no more than the stated
+    errors of the algorithms. Inf and NaN are never hidden, so that a ``GradScaler`` skips the step,
+    but FFT and Winograd turn Inf into NaN and spread it over the sample's image.
+
+    A kernel that torch's own convolution computes as fast within the limit is left to torch: what
+    it allocates inside is measured, and counts as its workspace. Where that is more than the limit,
+    the kernel is divided or replaced, whatever time that takes.
 
     A last trial runs the whole model, divided and not, in turns: layers of which the model is not
     faster are untied again, those apart that only so keep to the limit.
@@ -62,8 +67,8 @@ def tune(
             first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model is run with it, up to some dozens of times; buffers, gradients and random state
-            are put back.
+            model is run with it, up to some dozens of times; what runs change in the model's
+            modules, in the sample and in generators is put back, also where one raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
             as the sample's, of its mini-batch and smaller ones. See `per_sample`.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
@@ -95,7 +100,8 @@ def tune(
         What was chosen for each kernel, what was left alone and why.
 
     Raises:
-        NotTunableError: It is no module, or `tune` is called within a mode that watches operations.
+        NotTunableError: It is no module, it cannot be called with the sample, or `tune` is called
+            within a mode that watches operations.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
         BackendMissingError: A backend was named that is not there.
@@ -108,14 +114,16 @@ def tune(
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; choose {', '.join(MODES)}")
-    if isinstance(workspace_limit, bool) or not isinstance(workspace_limit, int):
+    if not is_whole(workspace_limit):
         raise ValueError(f"workspace_limit is {workspace_limit!r}; give whole bytes, as 64 * 2**20")
-    if workspace_limit < 0:
+    if (workspace_limit := int(workspace_limit)) < 0:
         raise ValueError(f"workspace_limit is {workspace_limit}; it must be at least 0 bytes")
-    if not max_error > 0:
-        raise ValueError(f"max_error is {max_error}; give a relative error above 0")
-    if not min_gain < 1:
-        raise ValueError(f"min_gain is {min_gain}; give a share of time below 1")
+    if not (isinstance(max_error, Real) and max_error > 0):
+        raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
+    if not (isinstance(min_gain, Real) and min_gain < 1):
+        raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
+    if not (progress is None or callable(progress)):
+        raise ValueError(f"progress is {progress!r}; give a function of a Progress, or None")
     backends.check_names(algorithms)
     alike = _one_kind(devices)
     store = _open_cache(cache)
@@ -133,9 +141,9 @@ def tune(
         )
     tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell, alike)
     if strict:
-        with undisturbed(model):
+        with undisturbed(model, sample_input):
             tuner.beside(others, training)
-    tuner.tune(model, calls, lambda: training_step(model, sample_input, training))
+    tuner.tune(model, calls, sample_input, training)
     return report
 
 
@@ -147,7 +155,15 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     """
     if devices is None:
         return []
-    names = list(dict.fromkeys(str(torch.device(device)) for device in devices))
+    try:
+        if isinstance(devices, str | torch.device):
+            raise TypeError("a list is needed")
+        names = list(dict.fromkeys(str(torch.device(device)) for device in devices))
+    except (RuntimeError, TypeError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise ValueError(
+            f"devices is {devices!r}; give a list of names such as ['cuda:0', 'cuda:1']: {reason}"
+        ) from problem
     if not names or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
             f"devices is {names}; give accelerators with their numbers, or None: what a CPU "
@@ -173,8 +189,9 @@ def find_kernels(
 ) -> list[tuple[str, Kernel, int]]:
     """Return (layer, kernel, mini-batch size) of what `tune` would consider, in order of use.
 
-    Arguments as `tune`; without `training` only forward passes.
+    Arguments and errors as `tune`; without `training` only forward passes.
     """
+    check_model(model, "find_kernels")
     calls, _, _ = record_calls(model, sample_input, training)
     return [(call.name, kernel, call.batch) for call in calls for kernel in call.kernels()]
 
@@ -184,6 +201,8 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
+    if not isinstance(cache, str | os.PathLike):
+        raise CacheError(f"cache is {cache!r}; give a file, a BenchmarkCache, or None for memory")
     if cache != "default":
         return BenchmarkCache(cache)
     try:

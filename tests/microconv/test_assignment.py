@@ -2,6 +2,7 @@ import itertools
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from scipy import optimize
 
@@ -207,6 +208,14 @@ def test_order_and_dominated_divisions_do_not_matter():
     assert sum(d.workspace_bytes for d in chosen.values()) == 20
 
 
+def test_sums_of_narrow_numbers_do_not_overflow():
+    fronts = {
+        k: [Division(2.0, np.int8(100), []), Division(1.0, np.int8(120), [])] for k in range(3)
+    }
+    chosen = assign_workspaces(fronts, np.int16(345))
+    assert sum(division.workspace_bytes for division in chosen.values()) == 340
+
+
 def test_nothing_to_assign():
     assert assign_workspaces({}, 0) == {}
 
@@ -233,6 +242,11 @@ class TestErrors:
             assign_workspaces(fronts, 799)
         chosen = assign_workspaces(fronts, 800)
         assert [d.workspace_bytes for d in chosen.values()] == [300, 500]
+
+    @pytest.mark.parametrize("total", [-1, 1e6, True, None])
+    def test_a_total_that_is_no_number_of_bytes(self, total):
+        with pytest.raises(ValueError, match=r"total_bytes is .*; it must be at least 0, in whole"):
+            assign_workspaces({}, total)
 
     def test_a_kernel_without_divisions(self):
         with pytest.raises(ValueError, match="kernel 'conv2' has no division; give its pareto_fro"):

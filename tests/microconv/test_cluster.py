@@ -114,14 +114,14 @@ def test_large_batches_are_fast_and_exact():
 
 
 class TestErrors:
-    @pytest.mark.parametrize("batch", [0, -4, 2.5])
+    @pytest.mark.parametrize("batch", [0, -4, 2.5, True, None])
     def test_batch(self, batch):
         with pytest.raises(ValueError, match=f"batch is {batch}; it must be a whole number from 1"):
             split_batch(batch, {"a": {1: 1.0}})
 
     @pytest.mark.parametrize(
         ("size", "time"),
-        [(0, 1.0), (-1, 1.0), (1.5, 1.0), (4, -0.1), (4, math.nan), (4, math.inf)],
+        [(0, 1.0), (-1, 1.0), (1.5, 1.0), (True, 1.0), (4, -0.1), (4, math.nan), (4, math.inf)],
     )
     def test_sizes_and_times(self, size, time):
         message = re.escape(f"device 'b' has the time {time} at batch size {size};")
@@ -181,6 +181,13 @@ class TestFromCaches:
         node = self.node("fast", 1.0)
         assert cached_times(self.network(), node, 0)["fast, 1 threads"][4] == pytest.approx(24.0)
         assert cached_times(self.network(), node, 100)["fast, 1 threads"][4] == pytest.approx(8.0)
+
+    def test_a_limit_or_cache_that_is_none(self):
+        for limit in (-1, 1e6, True):
+            with pytest.raises(ValueError, match=r"limit_bytes is .*; it must be at least 0"):
+                cached_times(self.network(), self.node("fast", 1.0), limit)
+        with pytest.raises(ValueError, match="cache is 'file'; give a BenchmarkCache"):
+            cached_times(self.network(), "file")
 
     def test_a_device_without_all_kernels_and_sizes_that_are_no_sum_are_left_out(self):
         merged = self.node("fast", 1.0, sizes=(2,))

@@ -86,14 +86,14 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
     with pytest.raises(WorkspaceLimitError) as refused:
         tune(model, x, 0, **options)
     least = refused.value.least_bytes
-    assert 0 < least < most and not any(type(m) is TunedConv2d for m in model.modules())
+    assert 0 < least < most and not any(isinstance(m, TunedConv2d) for m in model.modules())
     limit = least + int(share * (most - least))
     report = tune(model, x, limit, **options)
     assert report.workspace_bytes <= limit and report.allocated_bytes <= limit
     taken, _ = held(model, x)
     # A buffer that is given is not allocated inside.
     given = max(
-        (k.segment_bytes for m in model.modules() if type(m) is TunedConv2d
+        (k.segment_bytes for m in model.modules() if isinstance(m, TunedConv2d)
          for layer in m.tuned.values() for k in layer.values()), default=0,
     )  # fmt: skip
     assert max(taken, given) <= limit
@@ -171,7 +171,7 @@ def test_a_smaller_last_batch_is_held_as_well():
 def test_without_strict_torchs_own_takes_what_it_likes_and_the_report_says_so():
     model, x = net(), images()
     report = tune(model, x, 0, strict=False, cache=None)
-    assert not any(type(module) is TunedConv2d for module in model.modules())
+    assert not any(isinstance(module, TunedConv2d) for module in model.modules())
     assert report.workspace_bytes > 0 and "NOT held to the limit" in str(report)
 
 
@@ -228,7 +228,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
 
     def compare(self, what, one, forms, run):
         def cost():
-            tied = [name for name, m in model.named_modules() if type(m) is TunedConv2d]
+            tied = [name for name, m in model.named_modules() if isinstance(m, TunedConv2d)]
             return 10.0 + sum(1.0 if name in bad else -1.0 for name in tied)
 
         seconds = []
@@ -241,7 +241,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
     report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow(bad))
     good = [name for name in ("0", "2", "4") if name not in bad]
-    tied = [name for name, m in model.named_modules() if type(m) is TunedConv2d]
+    tied = [name for name, m in model.named_modules() if isinstance(m, TunedConv2d)]
     # The best of all, or everything where that pays as a whole.
     assert tied == (["0", "2", "4"] if len(good) > len(bad) else good)
     assert set(report.untied) == {"0", "2", "4"} - set(tied)
@@ -295,7 +295,7 @@ def tied(algorithm="torch:im2col"):
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 3))
     plain = copy.deepcopy(model)
     tune(model, images(4, 9), algorithms=[algorithm], min_gain=-math.inf, cache=None)
-    assert type(model[0]) is TunedConv2d
+    assert isinstance(model[0], TunedConv2d)
     return model, plain
 
 

@@ -2,7 +2,9 @@ import math
 import random
 import re
 
+import numpy as np
 import pytest
+import torch
 
 from repro.microconv import (
     POLICIES,
@@ -310,14 +312,22 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"sizes \[2, 4\] of layer7 gives the mini-batch 7"):
             function(7, candidates, 0, kernel="layer7")
 
-    @pytest.mark.parametrize("batch", [0, -1, 1.5, math.nan, math.inf])
+    @pytest.mark.parametrize("batch", [0, -1, 1.5, math.nan, math.inf, True, "1", None])
     def test_bad_batch(self, function, batch):
         with pytest.raises(ValueError, match="batch"):
             function(batch, {1: [Candidate("a", 1, 0)]})
 
-    def test_bad_limit(self, function):
-        with pytest.raises(ValueError, match="limit_bytes is -1; it must be at least 0, or None"):
-            function(1, {1: [Candidate("a", 1, 0)]}, -1)
+    @pytest.mark.parametrize("limit", [-1, 1e6, math.inf, True, "64"])
+    def test_bad_limit(self, function, limit):
+        message = f"limit_bytes is {limit!r}; it must be at least 0, or None, in whole bytes"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            function(1, {1: [Candidate("a", 1, 0)]}, limit)
+
+    @pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint16, torch.tensor])
+    def test_whole_numbers_of_any_kind(self, function, kind):
+        candidates = {2: [Candidate("a", 1, 100)], 1: [Candidate("b", 1, 50)]}
+        same = {kind(2): [Candidate("a", 1, kind(100))], kind(1): [Candidate("b", 1, kind(50))]}
+        assert function(kind(9), same, kind(110)) == function(9, candidates, 110)
 
     @pytest.mark.parametrize("size", [0, -2, 1.5])
     def test_bad_size(self, function, size):
@@ -339,7 +349,16 @@ def test_bad_time(time):
         Candidate("fft", time, 0)
 
 
-@pytest.mark.parametrize("workspace", [-1, 0.5, math.nan, math.inf])
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_policies_of_whole_numbers_of_any_kind(kind):
+    for policy in POLICIES:
+        sizes = micro_batch_sizes(kind(12), policy)
+        assert sizes == micro_batch_sizes(12, policy) and {*map(type, sizes)} == {int}
+
+
+@pytest.mark.parametrize("workspace", [-1, 0.5, math.nan, math.inf, False, "8"])
 def test_bad_workspace(workspace):
+    with pytest.raises(ValueError, match="workspace_bytes of a division is"):
+        Division(1.0, workspace, [])
     with pytest.raises(ValueError, match=r"candidate 'fft' has workspace_bytes=.*whole number"):
         Candidate("fft", 1.0, workspace)

@@ -1,6 +1,7 @@
 """`tune` and `untune` on small networks: results, what is left alone, limits, copies, the cache."""
 
 import copy
+import gc
 import io
 import itertools
 import json
@@ -11,8 +12,11 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
+from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +28,8 @@ from repro.microconv import (
     BackendMissingError,
     BenchmarkCache,
     CacheError,
+    LayerGoneError,
+    NotTunableError,
     TunedConv2d,
     TuningReport,
     find_kernels,
@@ -158,14 +164,14 @@ def kernels_in(model):
     return [
         kernel
         for module in model.modules()
-        if type(module) is TunedConv2d
+        if isinstance(module, TunedConv2d)
         for kernels in module.tuned.values()
         for kernel in kernels.values()
     ]
 
 
 def tuned_layers(model):
-    return [name for name, module in model.named_modules() if type(module) is TunedConv2d]
+    return [name for name, module in model.named_modules() if isinstance(module, TunedConv2d)]
 
 
 # Results
@@ -560,7 +566,7 @@ def test_layers_that_are_left_alone_with_a_reason(layer, reason):
 def test_padding_by_name(padding):
     model = nn.Conv2d(3, 4, (3, 5), padding=padding, dilation=(2, 1))
     reference, report = divided(model)
-    assert type(model) is TunedConv2d and not report.skipped
+    assert isinstance(model, TunedConv2d) and not report.skipped
     assert_same(model, reference, images())
 
 
@@ -580,9 +586,23 @@ def test_other_layers_are_untouched():
     model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Conv2d(3, 4, 3), nn.Flatten(2))
     model.append(nn.Conv1d(4, 2, 3))
     reference, _ = divided(model)
-    assert [type(m) for m in model] == [nn.ConvTranspose2d, TunedConv2d, nn.Flatten, nn.Conv1d]
+    assert tuned_layers(model) == ["1"]
+    assert [type(m) for m in model] == [nn.ConvTranspose2d, nn.Conv2d, nn.Flatten, nn.Conv1d]
     x = images()
     assert relative_error(model(x), reference(x)) <= 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_and_quantised_layers_are_left_and_reported():
+    layers = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    model = nn.Sequential(torch.jit.script(layers[0]), qat(nn.Sequential(layers[1])))
+    state = copy.deepcopy(model.state_dict())
+    assert tune(model, images(), cache=None).skipped == {
+        "0": "it is scripted; tune first, script then",
+        "1.0": "it is a torch.ao.nn.qat.modules.conv.Conv2d; only nn.Conv2d itself is tuned",
+    }
+    for name, value in model.state_dict().items():  # and observers grow as they see images
+        assert torch.equal(value, state[name]), name
 
 
 def test_a_meta_model_has_nothing_to_tune():
@@ -616,7 +636,7 @@ def test_a_slower_division_is_left_to_torch():
     ):
         model = nn.Conv2d(3, 4, 3)
         _, report = divided(model, cache=times, min_gain=0.03)
-        assert (type(model) is TunedConv2d) == tuned
+        assert (isinstance(model, TunedConv2d)) == tuned
         for entry in report.kernels:
             assert (entry.division is not None) == tuned
             assert entry.time_s == (0.97 if tuned else entry.native_s)
@@ -765,12 +785,10 @@ def test_parameters_state_and_hooks_are_the_models_own():
     model(images().requires_grad_()).sum().backward()
     assert hooked == ["before", "after", "backward"]
     model.load_state_dict(state)
-    assert "tuned: " in repr(model.first) and "forward 4 parts" in repr(model.first)
 
     assert untune(model) is model
     assert type(model.first) is nn.Conv2d and set(vars(model.first)) == attributes
     assert tuned_layers(model) == []
-    assert "tuned" not in repr(model)
     hooked.clear()
     model(images())
     assert hooked == ["before", "after"]
@@ -787,7 +805,7 @@ def test_an_untuned_model_computes_as_before():
 def test_a_single_convolution_is_a_model():
     model = nn.Conv2d(3, 4, 3)
     _, report = divided(model)
-    assert type(model) is TunedConv2d
+    assert isinstance(model, TunedConv2d)
     assert {entry.layer for entry in report.kernels} == {"(model)"}
 
 
@@ -808,7 +826,7 @@ def test_a_gain_below_what_a_call_costs_is_none():
         model = nn.Conv2d(3, 4, 3)
         times = InventedTimes(1.0 - saved_s, 1.0, overhead_s=1e-5)
         _, report = divided(model, cache=times, min_gain=-1.0)
-        assert (type(model) is TunedConv2d) == tuned == all(e.division for e in report.kernels)
+        assert (isinstance(model, TunedConv2d)) == tuned == all(e.division for e in report.kernels)
         assert report.native_s - report.time_s == pytest.approx(2 * saved_s if tuned else 0.0)
 
 
@@ -834,7 +852,7 @@ def test_forms_of_the_sample(form):
     sample = {"tuple": (images(), 2.0), "list": [images(), 2.0]}
     model = Two()
     divided(model, sample.get(form, {"scale": 2.0, "x": images()}))
-    assert type(model.conv) is TunedConv2d
+    assert isinstance(model.conv, TunedConv2d)
 
 
 def copies(model, how):
@@ -927,57 +945,173 @@ def test_pruned_and_normalised_weights_are_hooks_and_stay():
 
 
 class Restless(nn.Module):
-    """Draws random numbers and keeps statistics."""
+    """Draws random numbers, keeps statistics, and changes all it can, at each run."""
 
     def __init__(self):
         super().__init__()
         self.net = make_net()
         self.drop = nn.Dropout2d(0.5)
+        self.average = nn.Linear(2, 2)
+        self.average.weight.grad = torch.ones(2, 2)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.register_buffer("absent", None)
+        self.register_buffer("grown", torch.zeros(2))
+        self.register_buffer("moved", torch.zeros(2))
+        self.plain, self.count, self.losses = torch.zeros(2), 0, [torch.zeros(2)]
+        self.seen, self.set = Counter("a"), {1}
+        self.generators = [torch.Generator().manual_seed(1), np.random.default_rng(1)]
+        self.own = random.Random(1)
 
     def forward(self, x):
+        random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
+        self.own.random(), self.generators[1].random(), torch.rand(1, generator=self.generators[0])
         self.calls += 1
+        self.count += 1
+        self.absent, self.added = torch.ones(1), 1
+        self.grown.resize_(3).fill_(1.0)
+        self.moved.data = torch.ones(2)
+        self.plain += 1
+        self.losses[0] += 1
+        self.losses.append(x)
+        self.seen["b"] = self.seen.pop("a", 0)
+        self.set.add(len(self.set) + 1)
+        self.register_forward_hook(lambda *args: None)
+        self.drop.train(not self.drop.training)
+        with torch.no_grad():
+            self.average.weight.lerp_(self.average.weight + 1, 0.1)
+            self.average.bias.data = self.average.bias.data + 1
+        with torch.enable_grad():
+            self.average(torch.ones(1, 2)).sum().backward()
+        self.average.bias.requires_grad_(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        x.mul_(1.5)
         if x.isnan().any():
             raise FloatingPointError
+        torch.set_grad_enabled(True)
         return self.net(self.drop(x))
 
 
-@pytest.mark.parametrize("cache", ["invented", "measured"])
-def test_buffers_gradients_modes_and_random_state_are_undisturbed(cache):
-    model = Restless()
+def disturbance(model, x):
+    """Return everything that a run may change, as values and as objects."""
+    modules = list(model.modules())
+    tensors = [*model.parameters(), *model.buffers(), model.plain, *model.losses, x]
+    generators = [model.own, *model.generators[1:]]
+    values = [
+        torch.get_rng_state().tolist(), random.getstate(),
+        repr(np.random.get_state()),  # noqa: NPY002
+        model.generators[0].get_state().tolist(), model.own.getstate(),
+        model.generators[1].bit_generator.state,
+        torch.is_grad_enabled(), torch.get_default_dtype(), model.seen, model.set,
+        len(model.losses),
+        [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules],
+        [(t.tolist(), t.requires_grad, str(t.grad)) for t in tensors],
+        [t.data_ptr() for t in tensors if t is not model.grown],  # which was allocated anew
+        [sorted(vars(m)) for m in modules], model.count, model.absent,
+    ]  # fmt: skip
+    return copy.deepcopy(values), [*map(id, (*modules, *tensors, *generators))]
+
+
+@pytest.mark.parametrize("problem", ["none", "raises", "raises in a trial"])
+def test_what_a_run_changes_is_put_back(problem, monkeypatch):
+    model, x = Restless(), images(2)
     model.net.norm.eval()
     model.net.first.weight.grad = torch.ones_like(model.net.first.weight)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
-    torch.manual_seed(5)
-    random.seed(5)
-    before = torch.get_rng_state(), random.getstate()
-    x = images(2)
-    cache = InventedTimes() if cache == "invented" else None
-    divided(model, x, cache=cache)
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    assert [module.training for module in model.modules()] == modes
-    assert model.net.first.weight.grad.eq(1).all() and model.net.last.weight.grad is None
-    assert torch.equal(x, images(2)) and x.grad is None and torch.is_grad_enabled()
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    model.register_forward_pre_hook(lambda *args: None)
+    before = disturbance(model, x)
+    if problem == "none":
+        tune(model, x, algorithms=("torch:im2col",), cache=InventedTimes())
+        find_kernels(model, x)
+        assert tuned_layers(model)
+        untune(model)
+    elif problem == "raises":
+        x[0, 0, 0, 0] = math.nan
+        before = disturbance(model, x)
+        with pytest.raises(FloatingPointError):
+            tune(model, x)
+        assert str(disturbance(model, x)) == str(before)  # nan is no nan
+        return
+    else:
+        divided(model.net.first, x, ("torch:direct",))
+        earlier, before = model.net.first.tuned, disturbance(model, x)
+
+        def fail(*args):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", fail)
+        with pytest.raises(KeyboardInterrupt):
+            tune(model, x, algorithms=("torch:im2col",), cache=InventedTimes())
+        assert model.net.first.tuned is earlier and tuned_layers(model) == ["net.first"]
+    assert disturbance(model, x) == before
+    if problem == "none":
+        tune(model, x, cache=None)  # measured
+        assert disturbance(untune(model), x) == before
 
 
-def test_a_sample_that_raises_leaves_the_model_as_it_was():
-    model = Restless()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    before = torch.get_rng_state()
-    with pytest.raises(FloatingPointError):
-        tune(model, images() * math.nan)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert tuned_layers(model) == []
+def test_a_sample_that_the_model_cannot_take():
+    model = nn.Conv2d(3, 4, 3)
+    for sample, reason in (
+        ([images(), labels(BATCH)], "too many positional arguments"),
+        ([*images()], "too many positional arguments"),
+        ({"images": images()}, "missing a required argument: 'input'"),
+        (images().numpy(), "it holds no tensor"),
+        (None, "it holds no tensor"),
+    ):
+        with pytest.raises(NotTunableError, match=f"{reason}. Give what the model is called with"):
+            tune(model, sample)
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))
     assert tuned_layers(model) == []
+
+
+@pytest.mark.parametrize("function", [tune, find_kernels, untune])
+def test_what_is_no_model(function):
+    sample = () if function is untune else (images(),)
+    with pytest.raises(
+        NotTunableError, match=r"the class Net; give a model of it, such as Net\(\)"
+    ):
+        function(Net, *sample)
+    with pytest.raises(NotTunableError, match="was given list, which is no module"):
+        function([make_net()], *sample)
+
+
+@pytest.mark.parametrize("limit", [np.int64(2**20), np.int32(2**20), torch.tensor(2**20)])
+def test_whole_numbers_of_any_kind(limit):
+    model = nn.Conv2d(np.int64(3), np.int32(4), np.int64(3))
+    report = tune(model, images(), limit, cache=None)
+    assert report.limit_bytes == 2**20 and type(report.limit_bytes) is int and report.kernels
+    for wrong in (True, np.True_, 2.0**20, np.float32(2**20), "64", None):
+        with pytest.raises(ValueError, match="give whole bytes, as 64"):
+            tune(model, images(), wrong)
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
+    reference, _ = divided(model, algorithms=(name,))
+    x = images()
+    x[2, 1, 5, 5] = value
+    results = [], []
+    for net, found in zip((reference, model), results, strict=True):
+        found.append(net(x))  # and gradients, of such an output gradient
+        x_ = images().requires_grad_()
+        ones = torch.ones_like(found[0]).index_put_((torch.tensor(2),), torch.tensor(value))
+        found += torch.autograd.grad(net(x_), (x_, *net.parameters()), ones)
+    for number, (theirs, ours) in enumerate(zip(*results, strict=True)):
+        assert not ours[~theirs.isfinite()].isfinite().any()
+        if number < 2:  # it spreads within its own image alone
+            assert ours[[0, 1, 3, 4, 5, 6]].isfinite().all()
+    for scale in (1.0, 2.0**127):  # in the images, or by overflow
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        before = [p.detach().clone() for p in model.parameters()]
+        scaler.scale(model(x if scale == 1 else images()).square().sum() * 100).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == scale / 2
+        assert all(map(torch.equal, before, model.parameters()))
+        optimizer.zero_grad()
 
 
 # Limits, reports, errors
@@ -1101,14 +1235,19 @@ def test_the_summary(capsys):
         ({"policy": "powersOfTwo"}, "unknown policy 'powersOfTwo'; choose all, powerOfTwo"),
         ({"mode": "wr"}, "unknown mode 'wr'; choose WR, WD"),
         ({"workspace_limit": -1}, "workspace_limit is -1"),
-        ({"workspace_limit": 64e6}, "give whole bytes"),
-        ({"workspace_limit": True}, "give whole bytes"),
-        ({"workspace_limit": None}, "give whole bytes"),
         ({"min_gain": 1.0}, "min_gain is 1.0"),
         ({"min_gain": math.nan}, "min_gain is nan"),
         ({"algorithms": ()}, "give a list of names"),
         ({"algorithms": "torch"}, "give a list of names"),
         ({"algorithms": ("torch:gemm",)}, "torch has no algorithm 'gemm'; choose among native"),
+        ({"algorithms": (1,)}, "algorithms has 1; give names such as 'nnpack:ft8x8'"),
+        ({"min_gain": None}, "min_gain is None"),
+        ({"max_error": "1e-4"}, "max_error is '1e-4'"),
+        ({"devices": "cuda:0"}, r"devices is 'cuda:0'; give a list of names .*: a list is needed"),
+        ({"devices": ["gpu0"]}, r"devices is \['gpu0'\]; give a list of names .*: Invalid"),
+        ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give accelerators with their numbers"),
+        ({"cache": 5}, "cache is 5; give a file, a BenchmarkCache, or None"),
+        ({"progress": 5}, "progress is 5; give a function of a Progress"),
     ],
 )
 def test_arguments_that_are_no_choice(options, message):
@@ -1294,7 +1433,7 @@ def test_a_convolution_called_by_keyword():
 
     model = Keyword()
     divided(model)
-    assert type(model.conv) is TunedConv2d
+    assert isinstance(model.conv, TunedConv2d)
 
 
 def test_a_buffer_that_is_replaced_is_put_back():
@@ -1323,7 +1462,8 @@ def test_a_buffer_that_overlaps_itself():
 def test_lazy_layers():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
     tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
-    assert tuned_layers(model) == ["0"]
+    assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
+    assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
 
 
 def test_batched_gradients():
@@ -1443,6 +1583,138 @@ def test_untuning_what_was_parametrised_after_tuning():
     assert not isinstance(model, TunedConv2d)
 
 
+def qat(model):
+    import torch.ao.quantization as quantization
+
+    model.train().qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    return quantization.prepare_qat(model).eval()
+
+
+def quantised_fx(model):
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    mapping = get_default_qconfig_mapping("fbgemm")
+    prepared = quantize_fx.prepare_fx(model, mapping, (images(),))
+    prepared(images())
+    return quantize_fx.convert_fx(prepared)
+
+
+def fused_fx(model):
+    from torch.fx.experimental.optimization import fuse
+
+    return fuse(model)
+
+
+def fused_modules(model):
+    from torch.ao.quantization import fuse_modules
+
+    return fuse_modules(model, [["0", "1", "2"]])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("tool", "convolutions"),
+    [
+        (qat, 2),
+        (quantised_fx, 0),
+        (fused_fx, 2),
+        (fused_modules, 2),
+        (torch.jit.script, 0),
+        (lambda model: torch.jit.freeze(torch.jit.script(model)), 0),
+        (lambda model: torch.export.export(model, (images(),)).module(), 0),
+        (lambda model: torch.compile(model, backend="aot_eager", fullgraph=True), 2),
+        (
+            partial(
+                nn.utils.convert_conv2d_weight_memory_format, memory_format=torch.channels_last
+            ),
+            2,
+        ),
+    ],
+)
+def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)
+    model = nn.Sequential(*layers).eval()
+    model(images())
+    reference, _ = divided(model)
+    assert [type(layer) for layer in model] == [type(layer) for layer in reference]
+    ours, theirs = tool(model), tool(reference)
+    for made in (ours, theirs):
+        assert sum(isinstance(m, nn.Conv2d) for m in made.modules()) == convolutions
+    # A value at a step of a quantised model's grid may fall to either side.
+    tolerance = 1e-2 if tool in (qat, quantised_fx) else 1e-5
+    assert relative_error(ours(images()), theirs(images())) <= tolerance
+
+
+def test_the_onnx_exporter_sees_torchs_own(monkeypatch):
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert torch.equal(model(images()), reference(images()))
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def replace_forward(model):
+    own = model.forward
+    model.forward = lambda x: 2 * own(x)
+
+
+def replace_inner(model):  # as is done for images that wrap around
+    model._conv_forward = lambda input, weight, bias: 2 * F.conv2d(input, weight, bias)
+
+
+def replace_class(model):
+    model.__class__ = Doubled
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("replace", [replace_forward, replace_inner, replace_class])
+def test_a_forward_pass_of_ones_own_stays(replace, when):
+    model = nn.Conv2d(3, 4, 3)
+    expected = 2 * model(images())
+    if when == "before":
+        replace(model)
+    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
+    report = tune(model, images(), **options)
+    assert ("(model)" in report.skipped) == (when == "before")
+    if when == "after":
+        replace(model)
+    for _ in range(2):
+        assert relative_error(model(images()), expected) <= 1e-5
+        untune(model)
+
+
+def test_everybodys_forward_pass_replaced(monkeypatch):
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    own = nn.Conv2d._conv_forward
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 3 * own(*args))
+    assert torch.equal(model(images()), reference(images()))
+
+
+def test_a_shallow_copy():
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    shallow = copy.copy(model)
+    replica = model._replicate_for_data_parallel()
+    replica.weight, replica.bias = model.weight * 2, model.bias * 2
+    assert relative_error(replica(images()), 2 * model(images())) <= 1e-6
+    assert torch.equal(shallow(images()), model(images()))
+    expected, known = model(images()), weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    del model
+    assert known() is None  # no cycle holds the weights
+    gc.enable()
+    with pytest.raises(LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"):
+        shallow(images())
+    assert relative_error(untune(shallow)(images()), expected) <= 1e-5
+
+
 @pytest.mark.parametrize("problem", ["sample", "algorithm"])
 def test_a_tuned_model_stays_tuned_where_tuning_it_again_fails(problem):
     model = nn.Conv2d(3, 4, 3)
@@ -1452,7 +1724,7 @@ def test_a_tuned_model_stays_tuned_where_tuning_it_again_fails(problem):
             tune(model, images(channels=5), cache=InventedTimes())
         else:
             tune(model, images(), algorithms=("torch:gemm",), cache=InventedTimes())
-    assert type(model) is TunedConv2d
+    assert isinstance(model, TunedConv2d)
 
 
 def test_algorithms_are_checked_where_there_is_nothing_to_tune():
@@ -1614,7 +1886,7 @@ def test_tuning_in_inference_mode():
     model = nn.Conv2d(3, 4, 3)
     with torch.inference_mode():
         divided(model, min_gain=0.0)
-    assert type(model) is TunedConv2d
+    assert isinstance(model, TunedConv2d)
 
 
 def test_kernels_of_a_tuned_model_are_listed_too():

@@ -107,14 +107,14 @@ def kernels_in(model):
     return [
         kernel
         for module in model.modules()
-        if type(module) is TunedConv2d
+        if isinstance(module, TunedConv2d)
         for kernels in module.tuned.values()
         for kernel in kernels.values()
     ]
 
 
 def tuned_layers(model):
-    return [name for name, module in model.named_modules() if type(module) is TunedConv2d]
+    return [name for name, module in model.named_modules() if isinstance(module, TunedConv2d)]
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
