@@ -150,7 +150,7 @@ class Iterations:
         self.log.clear()
         say_once(
             "endless",
-            f"no iteration has ended in {_MOST} operations, so that nothing is planned: call step() "
+            f"no iteration has ended in {_MOST} operations, and so nothing is planned: call step() "
             "of the OutOfCore block after each, where no torch optimizer steps",
         )
 

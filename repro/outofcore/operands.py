@@ -47,12 +47,9 @@ class Operands:
         for position, value in enumerate(args):
             if isinstance(value, torch.Tensor | list | tuple):
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                    variable = find(tensor)
                     writes_it = position < len(writes) and writes[position]
-                    if variable is None and writes_it and self._residency.uncounted:
-                        variable = self._residency.adopt(tensor)
+                    variable = find(tensor) or self._adopted(tensor, writes_it)
                     if variable is None:
-                        self._hold_components(tensor)
                         continue
                     if variable not in inputs:
                         inputs.append(variable)
@@ -64,17 +61,23 @@ class Operands:
                         variable.kind, variable.raw = "parameter", tensor.requires_grad
         for name, value in kwargs.items():
             for tensor in tensors_in(value):
-                variable = find(tensor)
-                if variable is None and name in known.writes_named and self._residency.uncounted:
-                    variable = self._residency.adopt(tensor)
+                variable = find(tensor) or self._adopted(tensor, name in known.writes_named)
                 if variable is None:
-                    self._hold_components(tensor)
                     continue
                 if variable not in inputs:
                     inputs.append(variable)
                 if name in known.writes_named and variable not in written:
                     written.append(variable)
         return inputs, written
+
+    def _adopted(self, tensor: torch.Tensor, written: bool) -> Variable | None:
+        """Return the variable of a tensor that is not known, where it is to be from now on."""
+        variable = None
+        if written and self._residency.uncounted:
+            variable = self._residency.adopt(tensor)
+        if variable is None:
+            self._hold_components(tensor)
+        return variable
 
     def held(self, *arguments: Any) -> list[Variable]:
         """Return the variables of all that arguments hold, however deep, modules included."""

@@ -319,7 +319,7 @@ class Residency:
         storage: Any = variable.storage_ref() if variable.storage_ref else None
         if storage is None:
             return
-        if self._shared(storage) or not (storage.resizable() or self.lies and variable.unlocked):
+        if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
             variable.locked = variable.fixed = True  # it has become so, where nobody saw it
             return
         del storage  # so that it may end
@@ -403,7 +403,8 @@ class Residency:
             return
         name, needed = what(), self.used_bytes + nbytes
         held = sum(v.nbytes for v in self.variables() if v.locked)
-        because = f", {held} of them of variables whose address is in use (or whose memory is not torch's own)" if held else ""
+        reason = "of variables whose address is in use (or whose memory is not torch's own)"
+        because = f", {held} of them {reason}" if held else ""
         busy = sum(v.nbytes for v in self.variables() if v.pins)
         if busy:
             because += f", {busy} of them in use by other threads or collectives"

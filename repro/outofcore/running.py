@@ -229,10 +229,8 @@ class Running:
             made = self.operands.made(result, inputs) if known.makes else []
             if known.resizes:
                 self.operands.resized(known, args, kwargs, written, made)
-            if known.collective:
-                self.collectives.work_on(result, inputs)
-            elif known.awaited:
-                wait_for(result)
+            if known.collective or known.awaited:
+                self._await(known, result, inputs)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
             if residency.used_bytes > residency.budget_bytes:
@@ -247,6 +245,12 @@ class Running:
             if step is not None and step.after:
                 self._act(step.after, (), partial(self._name, known))
         return result
+
+    def _await(self, known: Signature, result: Any, inputs: list[Variable]) -> None:
+        if known.collective:
+            self.collectives.work_on(result, inputs)
+        else:
+            wait_for(result)
 
     def _prepare(
         self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]

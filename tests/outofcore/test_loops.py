@@ -764,7 +764,7 @@ class TestOtherTensors:
                 lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), x)
             ),
         }
-        with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match="needs torch.compile"):
+        with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match=r"needs torch\.compile"):
             calls[operator]()
 
 
@@ -923,7 +923,7 @@ class TestOperations:
                 block.step()
                 x[KIB:] = 2
         assert block.statistics.peak_bytes <= budget
-        assert not [w for w in recwarn if w.category is OutOfCoreWarning]
+        assert not [w for w in recwarn if "made more than could be foretold" in str(w.message)]
 
     def test_too_many_chosen_values_are_refused_before(self):
         x = torch.ones(2 * KIB)
