@@ -327,7 +327,7 @@ class OutOfCore:
         if fixed:
             say_once(
                 "fixed",
-                f"{fixed} bytes of the model or its optimizer lie in memory that is not torch's own "
+                f"{fixed} bytes of the model or its optimizer lie in memory not torch's own "
                 "(of safetensors, mmap=True or numpy, or shared with other processes): they "
                 "count and stay on the device. To have them swapped, copy them before the block, "
                 "such as by p.data = p.data.clone() for each parameter",
