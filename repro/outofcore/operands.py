@@ -49,10 +49,7 @@ class Operands:
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                     variable = find(tensor)
                     writes_it = position < len(writes) and writes[position]
-                    if variable is None and writes_it and self._residency.uncounted:
-                        variable = self._residency.adopt(tensor)
-                    if variable is None:
-                        self._hold_components(tensor)
+                    if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                         continue
                     if variable not in inputs:
                         inputs.append(variable)
@@ -65,16 +62,21 @@ class Operands:
         for name, value in kwargs.items():
             for tensor in tensors_in(value):
                 variable = find(tensor)
-                if variable is None and name in known.writes_named and self._residency.uncounted:
-                    variable = self._residency.adopt(tensor)
-                if variable is None:
-                    self._hold_components(tensor)
+                writes_it = name in known.writes_named
+                if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                     continue
                 if variable not in inputs:
                     inputs.append(variable)
-                if name in known.writes_named and variable not in written:
+                if writes_it and variable not in written:
                     written.append(variable)
         return inputs, written
+
+    def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
+        """Return the variable of what was left alone, where it counts from now on."""
+        if writes and (variable := self._residency.adopt(tensor)) is not None:
+            return variable
+        self._hold_components(tensor)
+        return None
 
     def held(self, *arguments: Any) -> list[Variable]:
         """Return the variables of all that arguments hold, however deep, modules included."""

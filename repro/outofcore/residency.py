@@ -139,7 +139,7 @@ class Residency:
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
         """Count what was left alone so far, as an operation writes to a part of it."""
-        if tensor.layout is not torch.strided:
+        if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         if self.uncounted.pop(storage._cdata, None) is None:
@@ -319,7 +319,7 @@ class Residency:
         storage: Any = variable.storage_ref() if variable.storage_ref else None
         if storage is None:
             return
-        if self._shared(storage) or not (storage.resizable() or self.lies and variable.unlocked):
+        if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
             variable.locked = variable.fixed = True  # it has become so, where nobody saw it
             return
         del storage  # so that it may end
@@ -403,7 +403,11 @@ class Residency:
             return
         name, needed = what(), self.used_bytes + nbytes
         held = sum(v.nbytes for v in self.variables() if v.locked)
-        because = f", {held} of them of variables whose address is in use (or whose memory is not torch's own)" if held else ""
+        because = ""
+        if held:
+            because = f", {held} of them of variables whose address is in use"
+            if any(v.fixed for v in self.variables()):
+                because += " or whose memory is not torch's own"
         busy = sum(v.nbytes for v in self.variables() if v.pins)
         if busy:
             because += f", {busy} of them in use by other threads or collectives"
