@@ -150,8 +150,8 @@ class Iterations:
         self.log.clear()
         say_once(
             "endless",
-            f"no iteration has ended in {_MOST} operations, and so nothing is planned: call step() "
-            "of the OutOfCore block after each, where no torch optimizer steps",
+            f"no iteration has ended in {_MOST} operations, so that nothing is planned: where no "
+            "torch optimizer steps, call step() of the OutOfCore block after each",
         )
 
     def end(self, clock: int) -> None:

@@ -48,8 +48,7 @@ class Operands:
             if isinstance(value, torch.Tensor | list | tuple):
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                     writes_it = position < len(writes) and writes[position]
-                    variable = find(tensor) or self._adopted(tensor, writes_it)
-                    if variable is None:
+                    if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                         continue
                     if variable not in inputs:
                         inputs.append(variable)
@@ -61,23 +60,22 @@ class Operands:
                         variable.kind, variable.raw = "parameter", tensor.requires_grad
         for name, value in kwargs.items():
             for tensor in tensors_in(value):
-                variable = find(tensor) or self._adopted(tensor, name in known.writes_named)
-                if variable is None:
+                variable = find(tensor)
+                writes_it = name in known.writes_named
+                if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                     continue
                 if variable not in inputs:
                     inputs.append(variable)
-                if name in known.writes_named and variable not in written:
+                if writes_it and variable not in written:
                     written.append(variable)
         return inputs, written
 
-    def _adopted(self, tensor: torch.Tensor, written: bool) -> Variable | None:
-        """Return the variable of a tensor that is not known, where it is to be from now on."""
-        variable = None
-        if written and self._residency.uncounted:
-            variable = self._residency.adopt(tensor)
-        if variable is None:
-            self._hold_components(tensor)
-        return variable
+    def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
+        """Return the variable of what was left alone, where it counts from now on."""
+        if writes and (variable := self._residency.adopt(tensor)) is not None:
+            return variable
+        self._hold_components(tensor)
+        return None
 
     def held(self, *arguments: Any) -> list[Variable]:
         """Return the variables of all that arguments hold, however deep, modules included."""

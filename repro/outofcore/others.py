@@ -37,7 +37,6 @@ class Others:
     ) -> None:
         self._running, self._residency, self._lock = running, residency, residency.lock
         self._statistics, self._guard = statistics, guard
-        running.beside = self.run
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""

@@ -139,7 +139,7 @@ class Residency:
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
         """Count what was left alone so far, as an operation writes to a part of it."""
-        if tensor.layout is not torch.strided:
+        if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         if self.uncounted.pop(storage._cdata, None) is None:
@@ -403,8 +403,11 @@ class Residency:
             return
         name, needed = what(), self.used_bytes + nbytes
         held = sum(v.nbytes for v in self.variables() if v.locked)
-        reason = "of variables whose address is in use (or whose memory is not torch's own)"
-        because = f", {held} of them {reason}" if held else ""
+        because = ""
+        if held:
+            because = f", {held} of them of variables whose address is in use"
+            if any(v.fixed for v in self.variables()):
+                because += " or whose memory is not torch's own"
         busy = sum(v.nbytes for v in self.variables() if v.pins)
         if busy:
             because += f", {busy} of them in use by other threads or collectives"

@@ -47,7 +47,6 @@ class Running:
         collectives: The collectives that have begun.
         active: The variables that the operation under way works on.
         promised: The bytes that it makes; None where none is under way.
-        beside: Runs an operation that no plan holds.
         waiting: How many threads wait until nobody works on some variable.
         changed: The condition that they wait for.
     """
@@ -68,7 +67,6 @@ class Running:
         self.collectives = Collectives()
         self.active: Iterable[Variable] = ()
         self.promised: int | None = None
-        self.beside: Callable[..., Any]
         self.waiting = 0
         self.changed = threading.Condition(residency.lock)
 
@@ -197,8 +195,6 @@ class Running:
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, whatever the plan says of it."""
         residency, iterations, lock = self._residency, self._iterations, self._lock
-        if not isinstance(operation, OpOverload):  # of higher order
-            return self.beside(operation, args, kwargs)
         known = signature(operation)
         if known.ignored:
             return operation._op(*args, **kwargs)

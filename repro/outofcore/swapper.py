@@ -281,6 +281,11 @@ class OutOfCore:
             guard.remove()
             guard.deliver()
         error = exception[1] if exception else None
+        if isinstance(error, RuntimeError) and "data is not allocated yet" in str(error):
+            error.add_note(
+                "within OutOfCore: native code asks for the address of a tensor that is swapped "
+                "out: call its data_ptr() before, or name it in exclude="
+            )
         if self._failed is not None and "TorchScript interpreter" in str(error):
             raise self._failed
 
@@ -327,10 +332,10 @@ class OutOfCore:
         if fixed:
             say_once(
                 "fixed",
-                f"{fixed} bytes of the model or its optimizer lie in memory not torch's own "
-                "(of safetensors, mmap=True or numpy, or shared with other processes): they "
-                "count and stay on the device. To have them swapped, copy them before the block, "
-                "such as by p.data = p.data.clone() for each parameter",
+                f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
+                "own alone (of safetensors, mmap=True or numpy, or shared with other processes): "
+                "they count and stay on the device. To have them swapped, copy them before the "
+                "block, such as by p.data = p.data.clone() for each parameter",
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
@@ -421,6 +426,8 @@ class OutOfCore:
         guard = self._guard
         guard.depth += 1
         try:
+            if not isinstance(operation, OpOverload):  # of higher order
+                return self._others.run(operation, args, kwargs)
             return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error

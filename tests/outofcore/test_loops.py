@@ -764,7 +764,7 @@ class TestOtherTensors:
                 lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), x)
             ),
         }
-        with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match=r"needs torch\.compile"):
+        with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match="needs torch"):
             calls[operator]()
 
 

@@ -519,8 +519,8 @@ def test_what_is_left_alone():
     data = torch.randn(4000, 16)
     model = nn.Linear(16, 2)
     operations._said.discard("uncounted")
-    warned = pytest.warns(operations.OutOfCoreWarning, match="256000 bytes are used by slices")
-    with warned, OutOfCore(20_000) as block:
+    told = pytest.warns(operations.OutOfCoreWarning, match="256000 bytes are used by slices")
+    with told, OutOfCore(20_000) as block:
         for i in range(5):  # slices of a large tensor from outside
             model(data[i * 10 : i * 10 + 10]).sum().backward()
             block.step()
@@ -689,6 +689,11 @@ class TestArguments:
         with OutOfCore(1000), ThreadPoolExecutor(1) as pool:
             error = pool.submit(lambda: OutOfCore(1000).__enter__()).exception()
         assert "without a block of its own" in str(error)
+
+    def test_a_native_address_of_what_is_away_says_what_to_do(self):
+        with pytest.raises(RuntimeError) as caught, OutOfCore(1000):
+            raise RuntimeError("The tensor has elements, but its data is not allocated yet.")
+        assert "name it in exclude=" in caught.value.__notes__[0]
 
     def test_a_step_outside(self):
         with pytest.raises(RuntimeError, match="inside the block"):
