@@ -254,7 +254,8 @@ def _globals_of(code: types.CodeType) -> set[str]:
 def _values(tensor: Tensor) -> str:
     kind = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
-        some = tensor.detach().flatten()[:: max(1, tensor.numel() // _ELEMENTS)].cpu()
+        some = tensor.detach().flatten()[:: max(1, tensor.numel() // _ELEMENTS)]
+        some = some.to("cpu", copy=True)  # of which the address may be taken
         return f"{kind} {_digest(some.contiguous().view(torch.uint8).numpy())}"
     except (RuntimeError, NotImplementedError):  # sparse, or without values
         return kind

@@ -196,12 +196,13 @@ class Recipe:
         return parts
 
 
-def _storages(model: nn.Module) -> set[tuple[torch.device, int]]:
-    """Return where the tensors of a model's state lie."""
+def _storages(model: nn.Module) -> set[int]:
+    """Return which memory the tensors of a model's state have."""
     tensors = (t for t in model.state_dict().values() if isinstance(t, Tensor))
-    kept = (t for t in tensors if not nn.parameter.is_lazy(t))
-    places = {(t.device, t.untyped_storage().data_ptr()) for t in kept}
-    return {(device, place) for device, place in places if place}
+    kept = (t for t in tensors if not nn.parameter.is_lazy(t) and t.layout is torch.strided)
+    # Not by address: out-of-core training moves what nobody has the address of, and would see it.
+    with torch._C.DisableTorchFunction():
+        return {t.untyped_storage()._cdata for t in kept}
 
 
 @dataclass(frozen=True)

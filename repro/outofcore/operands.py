@@ -47,6 +47,7 @@ class Operands:
         for position, value in enumerate(args):
             if isinstance(value, torch.Tensor | list | tuple):
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
+                    variable = find(tensor)
                     writes_it = position < len(writes) and writes[position]
                     if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                         continue
