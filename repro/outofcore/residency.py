@@ -6,6 +6,7 @@ copy on the host is: whoever reads it without a word to us (a forked process, a 
 code) reads what it holds.
 """
 
+import gc
 import threading
 import weakref
 from collections import deque
@@ -17,6 +18,8 @@ import torch
 
 from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.host import HostStore, Mover, Place
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Variable:
@@ -99,6 +102,7 @@ class Residency:
         self.ended: deque[Variable] = deque()  # what is still to be counted as such
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self.uncounted: dict[int, int] = {}
+        self._aliases_met = False
         self._excluded = frozenset(excluded)
         # For each of these, which tell of the end of a storage: its address and its variable.
         self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
@@ -199,6 +203,25 @@ class Residency:
                 counts, fixed = not foreign, True
         return counts, fixed
 
+    def _meet_aliases(self) -> None:
+        """Find, before anything leaves, what lies in the memory of others and is not known yet.
+
+        A tensor that DLPack or an address made before the block may first be used when what it is
+        an alias of has left.
+        """
+        self._aliases_met = True
+        if self.device.type != "cpu":
+            return
+        with torch._C.DisableTorchFunction():
+            for tensor in gc.get_objects():
+                if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+                    continue
+                if tensor.device.type != "cpu" or tensor._is_zerotensor():
+                    continue
+                storage = tensor.untyped_storage()
+                if not storage.resizable() and storage.nbytes():
+                    self._beside_aliases(storage, fixed=True)
+
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # The address may be used again from now on.
         key, variable = self._watches.pop(reference)
@@ -275,6 +298,8 @@ class Residency:
         """Start the copy of a variable to the host, where the host's is not right."""
         if not variable.resident or variable.valid or variable.died is not None or variable.pins:
             return  # such as one that is still coming
+        if not self._aliases_met:
+            self._meet_aliases()
         if variable.locked:
             return
         storage = variable.storage_ref() if variable.storage_ref else None
@@ -313,6 +338,8 @@ class Residency:
 
     def release(self, variable: Variable) -> None:
         """Free a variable's device memory, when its copy to the host is done."""
+        if not self._aliases_met:
+            self._meet_aliases()
         if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
         self.arrive(variable)  # while it lies on the host, torch does not own its memory either

@@ -578,6 +578,28 @@ class TestMemoryOfOthers:
                     tensor.mul_(1)
                 assert alias.sum().item() == (i + 1) * KIB
 
+    @pytest.mark.parametrize("how", ["dlpack", "to_dlpack", "address"])
+    def test_an_alias_may_first_be_used_when_the_tensor_would_have_left(self, how):
+        tensors, x = crowd(), torch.ones(KIB)
+        if how == "address":
+            alias = torch.frombuffer(
+                (ctypes.c_float * KIB).from_address(x.data_ptr()), dtype=x.dtype
+            )
+        elif how == "dlpack":
+            alias = torch.from_dlpack(x)
+        else:
+            alias = torch.utils.dlpack.from_dlpack(to_dlpack(x))
+        with OutOfCore(32 * KIB) as block:
+            x.add_(1)
+            for tensor in tensors:
+                tensor.mul_(1)
+            assert alias.sum().item() == 2 * KIB
+            alias.fill_(5)
+            for tensor in tensors:
+                tensor.mul_(1)
+            assert x.sum().item() == 5 * KIB
+        assert block.statistics.locked_bytes == 4 * KIB
+
     def test_what_becomes_shared_within_the_block_stays_so(self):
         tensors, x = crowd(), torch.ones(KIB)
         with OutOfCore(24 * KIB) as block:
