@@ -167,6 +167,13 @@ class NoiseScaleBatch(BatchController):
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         scale, noise = self._measure(), self._noise
+        try:
+            float(scale)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"measure returned {scale!r:.200}; it has to return a noise scale in samples, a "
+                f"number or what repro.adaptive.noise_scale returns"
+            ) from error
         estimated = isinstance(scale, NoiseScale)
         if isinstance(scale, NoiseScale):
             # Both begin at 0, which leaves their ratio as it is.

@@ -143,7 +143,7 @@ class OutOfCore:
             raise ValueError(
                 f"the device {self.device} is not supported: choose cpu or an accelerator"
             )
-        if swap_folder is not None and not isinstance(swap_folder, str | os.PathLike):
+        if swap_folder == "" or not isinstance(swap_folder, str | os.PathLike | None):
             raise ValueError(f"swap_folder is {swap_folder!r}: give a folder's path, or None")
         if swap_folder is not None and self.device.type != "cpu":
             raise ValueError(
@@ -470,6 +470,8 @@ class OutOfCore:
         """
         if self._stack is None:
             raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"unlock() was given {tensor!r:.200}: give a tensor, or None for all")
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
             self._addresses.unlock(tensor)
 

@@ -65,6 +65,8 @@ def record_timed(
     in_parts: bool = True,
 ) -> Recording:
     """Run one iteration and return it with the seconds of its functions: see `record`."""
+    if not callable(step):
+        raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
     meta = device is not None and torch.device(device).type == "meta"

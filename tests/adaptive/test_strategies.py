@@ -135,6 +135,16 @@ class TestNoiseScaleBatch:
         assert not left and controller.scale == scales[-1]
         return steps
 
+    @pytest.mark.parametrize("scale", [None, "much", torch.ones(2)])
+    def test_what_is_no_scale_is_named(self, scale):
+        with pytest.raises(ValueError, match="measure returned"):
+            self.run([scale, scale])
+
+    def test_several_factors_at_once(self):
+        assert batches(self.run([3.0, 99.0], factors=math.inf)) == [8, 8, 64]
+        with pytest.raises(ValueError, match=r"factors is 0\.5"):
+            NoiseScaleBatch(8, 100, 0.1, lambda: 1.0, factors=0.5)
+
     def test_grows_up_to_the_scale_and_never_shrinks(self):
         steps = self.run([3.0, 15.9, 16.0, 4.0, 70.0, 99.9, 100.0, 5.0])
         assert batches(steps) == [8, 8, 8, 16, 16, 32, 64, 100, 100]

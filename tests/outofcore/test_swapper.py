@@ -672,6 +672,7 @@ class TestArguments:
             ("device", 5),
             ("swap_folder", 5),
             ("swap_folder", "/proc"),
+            ("swap_folder", ""),
             ("window_bytes", -1),
             ("link_bytes_per_s", "fast"),
             ("host_bytes", 0.5),
@@ -683,6 +684,12 @@ class TestArguments:
             OutOfCore(1, **{name: value}),
         ):
             pass
+
+    def test_what_is_no_tensor_and_no_step(self):
+        with OutOfCore(1000) as block, pytest.raises(ValueError, match="give a tensor"):
+            block.unlock(3)
+        with pytest.raises(ValueError, match="give a function"):
+            record(3)
 
     def test_entered_twice(self):
         with OutOfCore(1000), pytest.raises(RuntimeError, match=r"another .* of cpu .* leave it"):
