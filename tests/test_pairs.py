@@ -410,6 +410,7 @@ PAIRS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", [False, True], ids=["", "BatchNorm"])
+@pytest.mark.filterwarnings("ignore:tensors of .* bytes are used by slices")
 @pytest.mark.parametrize("pair", PAIRS, ids="_".join)
 def test_pair(pair, norm, monkeypatch):
     monkeypatch.setattr(Norm, "used", norm)
