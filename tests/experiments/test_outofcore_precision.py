@@ -163,7 +163,8 @@ class TestTraining:
     @pytest.mark.parametrize("precision", settings.HALVES)
     def test_a_trace_without_values_is_that_of_training(self, precision, one_thread):
         config = TOY | {"precision": precision}
-        computed = record(building.training_step(config | {"batch": 6}, "cpu"), warmup=2)
+        step = building.training_step(config | {"batch": 6}, "cpu")
+        computed = record(step, warmup=2, in_parts=False)
         extended = trace_at(config, 6)
         assert extended.functions == computed.functions
         # Of batch norm's own statistics torch foretells half of the bytes that a CPU makes.
