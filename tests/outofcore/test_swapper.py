@@ -678,7 +678,10 @@ class TestArguments:
         ],
     )
     def test_what_is_of_another_kind(self, name, value):
-        with pytest.raises(ValueError, match=r"give|choose|name|use"), OutOfCore(1, **{name: value}):
+        with (
+            pytest.raises(ValueError, match=r"give|choose|name|use"),
+            OutOfCore(1, **{name: value}),
+        ):
             pass
 
     def test_entered_twice(self):
