@@ -600,6 +600,17 @@ class TestMemoryOfOthers:
             assert x.sum().item() == 5 * KIB
         assert block.statistics.locked_bytes == 4 * KIB
 
+    def test_what_is_excluded_keeps_its_address(self):
+        tensors, x = crowd(), torch.ones(KIB)
+        alias = np.from_dlpack(x)  # of which torch does not tell
+        with OutOfCore(32 * KIB, exclude=(x,)) as block:
+            for _ in range(3):
+                x.add_(1)
+                for tensor in tensors:
+                    tensor.mul_(1)
+            assert alias.sum() == x.sum().item() == 4 * KIB
+        assert block.statistics.bytes_out > 0
+
     def test_what_becomes_shared_within_the_block_stays_so(self):
         tensors, x = crowd(), torch.ones(KIB)
         with OutOfCore(24 * KIB) as block:
