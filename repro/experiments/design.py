@@ -2,10 +2,10 @@
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments import judge
@@ -247,6 +247,17 @@ class Results:
         several = several or self.profile == LONG
         return of_processes(self.processes(experiment, **config), several)
 
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """One row a record: how it ended, its configuration and its metrics as columns.
+
+        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
+        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([_row(record, self.profile) for record in self.records])
+
     @property
     def missing(self) -> int:
         """How many runs have no record."""
@@ -256,6 +267,32 @@ class Results:
     def failed(self) -> list[Record]:
         """The records whose run ended in an error other than out-of-memory."""
         return [record for record in self.records if record.status == "failed"]
+
+
+def _row(record: Record, profile: str) -> dict[str, Any]:
+    config = dict(_flat(record.config))
+    metrics = {
+        f"measured.{name}" if name in config else name: value
+        for name, value in record.metrics.items()
+    }
+    return {
+        "experiment": record.experiment,
+        "seed": record.seed,
+        "status": record.status,
+        "profile": profile,
+        "device": record.device["name"],
+        **config,
+        **metrics,
+        "record": record,
+    }
+
+
+def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
