@@ -9,7 +9,17 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments import judge
-from repro.experiments.judge import WORDS, BySeed, Case, Cases, Exact, NotRun, Part, Verdict
+from repro.experiments.judge import (
+    WORDS,
+    BySeed,
+    Case,
+    Cases,
+    Estimate,
+    Exact,
+    NotRun,
+    Part,
+    Verdict,
+)
 from repro.experiments.outcome import Outcome, UsageError, paper_toml, reported
 from repro.experiments.processes import of_processes
 from repro.records import Record, identity
@@ -437,14 +447,33 @@ class Claim:
         if self.margin is not None:
             word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
         elif side:
-            effect = None if self.effect is None else self._of(self.effect, name)
-            if effect is not None and math.isnan(effect):
-                effect = None  # the paper names the effect of other cases alone
+            effect = self.effect_of(name)
             whose = "prediction" if self.own else "paper"
             word, text = judge.direction(label, case, effect, sign=side, whose=whose)
         else:
             raise ValueError(f"{self.key} is exact, and {name} an estimate")
         return word, f"{text}; {case.note}" if case.note else text
+
+    def effect_of(self, name: str) -> float | None:
+        """Return the paper's effect of a case, None where it names none."""
+        effect = None if self.effect is None else self._of(self.effect, name)
+        return None if effect is None or math.isnan(effect) else effect
+
+    def papers_number(self, name: str, ours: Case) -> str:
+        """Return the paper's effect of a case, or the margin, as text on the scale of ours.
+
+        Raises:
+            NotRun: The paper names none.
+        """
+        log = isinstance(ours, Estimate) and ours.log
+        effect = self.effect_of(name)
+        if effect is None and self.margin is not None:
+            effect = self._of(self.margin, name) + log  # of a ratio the margin is a share
+        if effect is None:
+            raise NotRun("the paper names no number")
+        if not isinstance(ours, Estimate):
+            return f"{effect:g}"
+        return ours.shown(math.log(effect) if log else effect)
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:
         if not isinstance(value, Mapping):

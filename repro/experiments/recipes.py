@@ -1,10 +1,81 @@
-"""The rows of every paper's recipe: the paper's value of an item beside each profile's."""
+"""What a paper trains with, beside each profile's: ``[[recipe]]`` of its TOML, item by item."""
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from repro.experiments.design import LONG
+from repro.experiments.arguments import plan
+from repro.experiments.design import LONG, SEEDS, Paper, Run
+from repro.experiments.outcome import paper_toml
 
 PROFILES = {"paper profile": "paper", "gpu": "gpu", "long": LONG, "quick": "quick"}  # by column
+
+
+def recipe(paper: Paper) -> list[dict[str, str]]:
+    """Compare the paper's value of every item with those of the planned configurations.
+
+    An item names keys of a configuration (``ours``), and which of the planned runs has it
+    (``where``); with ``every`` all their values are listed. ``same`` is a text for all profiles.
+
+    Returns:
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
+    """
+    rows = paper_toml(paper.key).get("recipe")
+    if rows is None:
+        table: list[dict[str, str]] = importlib.import_module(
+            f"repro.experiments.{paper.key}.recipe"
+        ).recipe()
+        return table
+    plans = {}
+    for column, profile in PROFILES.items():
+        chosen = {task: names[0] for task, names in paper.datasets[profile].items()}
+        plans[column] = plan(paper, paper.artefacts.values(), profile, chosen)
+    compared = []
+    for row in rows:
+        ours = {name: _value(row, runs, PROFILES[name]) for name, runs in plans.items()}
+        why = "" if all(value == row["paper"] for value in ours.values()) else row["why"]
+        compared.append(
+            {"item": row["item"], "paper": row["paper"], **ours, "why they differ": why}
+        )
+    return compared
+
+
+def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
+    if "same" in row:
+        return str(row["same"])
+    if row["ours"] == "seeds":
+        return str(len(SEEDS[profile]))
+    keys = [row["ours"]] if isinstance(row["ours"], str) else row["ours"]
+    values: dict[str, None] = {}
+    for run in runs:
+        config = {"experiment": run.experiment, **run.config}
+        if all(_at(config, key) == value for key, value in row["where"].items()):
+            texts = [_text(_at(config, key)) for key in keys]
+            values[", ".join(text for text in texts if text)] = None
+            if not row.get("every"):
+                break
+    return ", ".join(values) or "not run"
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        parts = [str(value["name"])] if "name" in value else []
+        parts += [f"{name} {_text(one)}" for name, one in value.items() if name != "name"]
+        return ", ".join(parts)
+    if isinstance(value, list | tuple):
+        return " ".join(map(_text, value))
+    if value is None:
+        return "all"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 NOT_STATED = "not stated"
 AS_QUICK = "as quick"
 
@@ -12,15 +83,7 @@ AS_QUICK = "as quick"
 def compared(
     item: str, paper: str, ours: Callable[[str], str], why: str = "", *, long: bool = True
 ) -> dict[str, str]:
-    """Return the row of an item.
-
-    Args:
-        item: What is set; no other row of the paper has the same.
-        paper: The paper's value, or `NOT_STATED`.
-        ours: Returns a profile's value.
-        why: Why they differ; left out where all are the paper's.
-        long: Whether the profile `long` runs what it belongs to.
-    """
+    """Return the row of an item."""
     values = {
         column: ours(profile) if long or profile != LONG else AS_QUICK
         for column, profile in PROFILES.items()

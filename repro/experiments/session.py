@@ -1,6 +1,5 @@
 """What a notebook does with a paper: compute or look up its records, and show them."""
 
-import importlib
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -8,7 +7,15 @@ from IPython.display import Image, Markdown, clear_output, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import arguments, load_paper, running, sources, story, summary
+from repro.experiments import (
+    arguments,
+    load_paper,
+    recipes,
+    running,
+    sources,
+    story,
+    summary,
+)
 from repro.experiments.design import LONG, Results
 from repro.experiments.running import Setting
 from repro.experiments.sources import LOCAL
@@ -130,8 +137,7 @@ class Session:
 
     def recipe(self) -> report.TableView:
         """Return what the paper trains with, beside what each profile does, and why they differ."""
-        module = importlib.import_module(f"repro.experiments.{self.paper.key}.recipe")
-        return report.TableView(summary.frame(module.recipe()))
+        return report.TableView(summary.frame(recipes.recipe(self.paper)))
 
     def verdicts(self) -> report.TableView:
         """Return the verdicts on all claims."""

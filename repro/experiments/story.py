@@ -1,22 +1,23 @@
-"""What a notebook tells before any code, and what is alike in all that it shows.
+"""What a notebook tells before any code, and what holds for all that it shows.
 
-A paper's folder holds its `STORY` in ``story.py``: the paper's promise, what the records say of it
-in sentences, one figure, and one effect beside the paper's. Sentences take their numbers from the
-records, so that they are true of whatever records are shown.
+``[story]`` of ``PAPER/paper.toml`` has the sentences. Their numbers are those of the claims, so
+that they are true of whatever records are shown.
 """
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from repro import report
 from repro.experiments import summary
 from repro.experiments.captions import devices
-from repro.experiments.design import LONG, Paper, Results
-from repro.experiments.judge import Estimate, NotRun
+from repro.experiments.design import LONG, Paper, Results, claims_of
+from repro.experiments.judge import Estimate, Exact, NotRun
 from repro.experiments.outcome import paper_toml
 from repro.experiments.sources import Source, results_of
 from repro.records import Record
@@ -51,7 +52,7 @@ class Effect:
     def of(
         cls, label: str, paper: float | None, gap: Estimate, remark: str = "", less: bool = False
     ) -> "Effect":
-        """Return an effect whose value and interval are those of a ratio or a difference."""
+        """Make an effect whose value and interval are those of a ratio or a difference."""
         value = math.exp if gap.log else float
         low, high = map(value, gap.interval())
         interval = None if math.isnan(low) else (low, high)
@@ -60,20 +61,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Story:
-    """A paper, told.
-
-    Attributes:
-        idea: What the method does, in a few words.
-        says: What the paper says, in one sentence with its own numbers.
-        findings: What we found, a sentence each; may raise `NotRun`.
-        figure: The artefact whose figure shows it.
-        look_for: What to look for in that figure.
-        setup: Yields sentences on what all artefacts share beyond device, data and seeds: models
-            and limits that stand in for the paper's, precision.
-        effects: Yields what the method gives, then what it costs, as ratios, for the figure of
-            all papers; may raise `NotRun`.
-        asks: What stands above `says`; a study of our own has no paper that says something.
-    """
+    """A paper, told by functions; gives way to ``[story]``."""
 
     idea: str
     says: str
@@ -85,10 +73,12 @@ class Story:
     asks: str = "What the paper says"
 
 
-def story_of(paper: Paper) -> Story:
-    """Return a paper's story."""
-    story: Story = importlib.import_module(f"repro.experiments.{paper.key}.story").STORY
-    return story
+def story_of(paper: Paper) -> Any:
+    """Return ``[story]`` of a paper's TOML: `says`, `findings`, `figure`, ... as attributes."""
+    told = paper_toml(paper.key).get("story")
+    if told is None:
+        return importlib.import_module(f"repro.experiments.{paper.key}.story").STORY
+    return SimpleNamespace(**{"asks": "What the paper says", "effects": [], "setup": []} | told)
 
 
 def looking(source: Source) -> Look:
@@ -101,15 +91,79 @@ def looking(source: Source) -> Look:
     return look
 
 
+_PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?(:mean)?\}")
+
+
+def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
+    """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
+    cases = paper.artefacts[artefact].exhibit.claims[key](look(artefact))
+    if case is None and len(cases) != 1:
+        raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
+    name = next(iter(cases)) if case is None else case
+    if name not in cases:
+        raise NotRun("no records")
+    if isinstance(value := cases[name], NotRun):
+        raise value
+    return name, value
+
+
+def filled(sentence: str, paper: Paper, look: Look) -> str:
+    """Put the numbers of claims into a sentence.
+
+    ``{ARTEFACT.CLAIM[CASE]}`` becomes our estimate with its interval, ``:mean`` after it the
+    estimate alone; ``{paper:ARTEFACT.CLAIM[CASE]}`` the paper's effect, or the margin;
+    ``{verdict:ARTEFACT.CLAIM}`` the verdict's word. A claim of one case needs no ``[CASE]``.
+
+    Raises:
+        NotRun: Records are missing.
+    """
+
+    def number(match: re.Match[str]) -> str:
+        kind, artefact, key, case, mean = match.groups()
+        claim = claims_of(paper.key)[artefact][key]
+        if kind == "verdict":
+            return paper.artefacts[artefact].exhibit.judge(claim, look(artefact)).word
+        name, ours = _case(paper, look, artefact, key, case)
+        if kind == "paper":
+            return claim.papers_number(name, ours)
+        if isinstance(ours, Exact):
+            return ours.text
+        return ours.shown(ours.mean) if mean else str(ours)
+
+    return _PLACE.sub(number, sentence)
+
+
 def findings_of(source: Source) -> list[str]:
     """Return what was found, a sentence each; one whose records are missing is left out."""
     look, sentences = looking(source), []
     for finding in story_of(source.paper).findings:
         try:
-            sentences.append(finding(look))
+            sentences.append(
+                filled(finding, source.paper, look) if isinstance(finding, str) else finding(look)
+            )
         except NotRun:
             continue
     return sentences
+
+
+def effects_of(source: Source) -> list[Effect]:
+    """Return what a method gives and what it costs, of the effects that there are records for."""
+    look, effects = looking(source), []
+    told = story_of(source.paper).effects
+    try:
+        if callable(told):
+            for effect in told(look):
+                effects.append(effect)
+            return effects
+        for row in told:
+            name, claim = row["claim"].split(".")
+            case, ours = _case(source.paper, look, name, claim, row.get("case"))
+            paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
+            more = row.get("remark", ""), row.get("less", False)
+            effects.append(Effect.of(row["label"], paper, ours, *more))
+    except NotRun:
+        pass
+    return effects
 
 
 def promises(paper: str) -> list[tuple[str, str]]:
@@ -182,7 +236,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         best = report.markdown(next(iter(findings_of(source)), "not run"))
-        costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
+        costs = [effect for effect in effects_of(source)[1:] if effect.ours is not None]
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(source))
@@ -239,7 +293,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
                 effect.ours,
                 effect.interval,
             )
-            for number, effect in enumerate(_effects(source))
+            for number, effect in enumerate(effects_of(source))
         ]
         records += [record for group in source.records.values() for record in group]
     figure = plots.effects_by_group(groups, "ratio (logarithmic)")
@@ -261,17 +315,6 @@ def _in_words(effect: Effect) -> str:
     remark = f" ({effect.remark})" if effect.remark else ""
     paper = f", paper ×{effect.paper:.2f}" if effect.paper is not None else ""
     return f"{effect.label} ×{effect.ours:.2f}{interval}{remark}{paper}"
-
-
-def _effects(source: Source) -> list[Effect]:
-    """Return the effects that there are records for."""
-    effects = []
-    try:
-        for effect in story_of(source.paper).effects(looking(source)):
-            effects.append(effect)
-    except NotRun:
-        pass
-    return effects
 
 
 _QUICK = (
@@ -300,7 +343,7 @@ def setup(source: Source) -> list[str]:
         *([_QUICK] if "quick" in profiles else []),
         *([f"Trained longer, by the profile long: {', '.join(long)}."] if long else []),
         *(_data(records)),
-        *story_of(source.paper).setup(look),
+        *(told(look) if callable(told := story_of(source.paper).setup) else told),
         "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "
         "95 % interval. Figures draw the paper's values hollow, ours solid, and bars or bands for "
         "intervals or deviations, as each says. "
