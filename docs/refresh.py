@@ -12,7 +12,7 @@ from pathlib import Path
 from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.judge import NOT_EVEN
-from repro.experiments.sources import find_source
+from repro.experiments.query import find_source
 from repro.experiments.story import promises
 from repro.experiments.summary import (
     count_rows,

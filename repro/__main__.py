@@ -176,7 +176,7 @@ def run(
     time are predicted.
     """
     from repro.experiments import arguments, forecast, running
-    from repro.experiments.outcome import RAY_ADDRESS
+    from repro.experiments.design import RAY_ADDRESS
     from repro.experiments.workers import Workers, default_count
     from repro.records import local_store
 

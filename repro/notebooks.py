@@ -13,7 +13,7 @@ from typing import Any
 
 from repro import paths
 from repro.experiments import arguments
-from repro.experiments.outcome import UsageError
+from repro.experiments.design import UsageError
 from repro.measure.files import replacing
 from repro.records import check_writable, reference_stores
 from repro.report import printable
@@ -278,7 +278,7 @@ def opening(name: str) -> tuple[str, dict[str, bytes]]:
         Markdown, and the pictures that it shows as attachments: PNG by name.
     """
     from repro.experiments import PAPERS, load_paper, story
-    from repro.experiments.sources import find_source
+    from repro.experiments.query import find_source
 
     sources = {key: find_source(load_paper(key), local=False) for key in PAPERS}
     for source in sources.values():

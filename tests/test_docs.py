@@ -13,7 +13,7 @@ from repro.datasets import TensorLoader
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import SETTINGS
 from repro.experiments.judge import WORDS
-from repro.experiments.sources import find_source, results_of
+from repro.experiments.query import find_source, results_of
 from repro.experiments.summary import of_papers, verdicts
 from repro.report import TableView
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from repro import paths
-from repro.experiments import PAPERS, load_paper, sources
+from repro.experiments import PAPERS, load_paper
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +61,7 @@ USE = """
     from repro.experiments import PAPERS, load_paper, sources
 
     keys = [record.key for paper in map(load_paper, PAPERS)
-            for results in sources.find_source(paper, local=False).records.values()
+            for results in query.find_source(paper, local=False).records.values()
             for record in results]
     tiny = {
         "cells": [{"cell_type": "code", "execution_count": None, "id": "a", "outputs": [],
@@ -210,7 +210,7 @@ def test_used_from_somebodys_repository(built, site, tmp_path):
         keys = [
             record.key
             for paper in map(load_paper, PAPERS)
-            for records in sources.find_source(paper, local=False).records.values()
+            for records in query.find_source(paper, local=False).records.values()
             for record in records
         ]
     assert facts["keys"] == keys and len(keys) > 100

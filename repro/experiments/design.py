@@ -1,49 +1,27 @@
-"""What an experiment, an artefact, a claim and a check are."""
+"""What a paper, an experiment, a run, an artefact, a claim and a check are."""
+
+from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from repro import paths
 from repro.experiments import judge
-from repro.experiments.judge import (
-    WORDS,
-    BySeed,
-    Case,
-    Cases,
-    Estimate,
-    Exact,
-    NotRun,
-    Part,
-    Verdict,
-)
-from repro.experiments.outcome import Outcome, UsageError, paper_toml, reported
-from repro.experiments.processes import of_processes
-from repro.records import Record, identity
+from repro.experiments.judge import WORDS, Case, Cases, Estimate, Exact, NotRun, Part, Verdict
+from repro.records import identity
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Artefact",
-    "Check",
-    "Claim",
-    "Exhibit",
-    "Experiment",
-    "Outcome",
-    "Paper",
-    "Results",
-    "Run",
-    "UsageError",
-    "by_name",
-    "check",
-    "claims_of",
-    "reported",
-]
+    from repro.experiments.query import Results
+    from repro.measure import Timing
 
 # Trains longer what decides claims, measures in several processes, and leaves the rest to `quick`.
 LONG = "long"
@@ -58,9 +36,46 @@ SEEDS = {
     "gpu": (0,),  # the list of `repro gpu` has further ones
     "paper": (0, 1, 2),
 }
+RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; empty: one is started
 
 Chosen = Mapping[str, str]  # the dataset of each task
 Rows = Sequence[Mapping[str, Any]]  # of a table: numbers and texts by column
+
+
+class UsageError(ValueError):
+    """Something was asked for that does not exist; the text names what does."""
+
+
+class LibraryMissing(UsageError):
+    """A run needs a library that is not installed; the text says what to install."""
+
+
+def cluster_error(error: RuntimeError) -> UsageError:
+    """Return what to raise for an error of a cluster, which is no result of the method."""
+    kind = LibraryMissing if isinstance(error.__cause__, ImportError) else UsageError
+    return kind(str(error))
+
+
+@cache
+def paper_toml(paper: str) -> dict[str, Any]:
+    """Read ``PAPER/paper.toml``: a paper's promises, reported numbers, claims, recipe and story."""
+    path = paths.PACKAGE / "experiments" / paper / "paper.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def reported(paper: str) -> dict[str, Any]:
+    """Return the numbers that a paper reports."""
+    numbers: dict[str, Any] = paper_toml(paper)["reported"]
+    return numbers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment's function returns: the measured part of a record."""
+
+    metrics: dict[str, Any]
+    timings: dict[str, Timing] = field(default_factory=dict)
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +87,8 @@ class Experiment:
         entry: ``module:function``, imported when it runs. Called with (config, seed, data,
             device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
             where there is none.
-        version: Part of a record's key. Raise it when what the function computes changes: its
-            records then have to be computed anew.
+        version: Part of a record's key. Raise it when the function's results change: its records
+            then have to be computed anew.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
         measures_where: A key and a value of a configuration under which it measures, too.
         timed: Metrics, at any depth, that are times or follow from times and whose names do not
@@ -85,8 +100,7 @@ class Experiment:
         derive: ``module:function`` that computes, from a record's configuration and metrics, the
             metrics that follow from the measured ones; the golden rerun compares them.
         trains: Whether it is a training, whose first steps its record keeps.
-        shares: Whether its runs take from each other what one process has measured, so that they
-            have no processes of their own under `long` either.
+        shares: Whether its runs reuse each other's measurements, and so need one process.
     """
 
     name: str
@@ -105,10 +119,6 @@ class Experiment:
         """Whether a run's result is a measurement, which needs the machine for itself."""
         where = self.measures_where
         return self.measures or (where is not None and config.get(where[0]) == where[1])
-
-    def apart(self, config: Mapping[str, Any]) -> bool:
-        """Whether under `long` a run has a process of its own: it measures, and shares nothing."""
-        return self.measured(config) and not self.shares
 
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
@@ -130,9 +140,8 @@ class Run:
     Attributes:
         experiment: Its name.
         config: JSON values.
-        seeds: None for the profile's; `PROCESSES`, and any further ones, of what they measure.
-        label: What progress and failures call it, such as ``ResNet-50, mini-batch 64``.
-        beside: Whether it adds seeds to a claim, is drawn nowhere, and lacking leaves no gap.
+        seeds: None for the profile's; `PROCESSES`, and any further ones, of measurements.
+        label: Its name in progress and failures, such as ``ResNet-50, mini-batch 64``.
     """
 
     experiment: str
@@ -149,174 +158,8 @@ class Run:
         """Whether its seeds number the processes that measure it, of which there can be more."""
         return self.seeds is not None and self.seeds[: len(PROCESSES)] == PROCESSES
 
-    def place_of(self, seed: int) -> int:
-        """Return how many of its seeds come before one; the profile's are counted from 0."""
-        return self.seeds.index(seed) if self.beside and self.seeds else seed
-
     def __str__(self) -> str:
         return f"{self.experiment} {self.label}".strip()
-
-
-class Results:
-    """The records of one artefact: those of its runs, one per configuration and seed.
-
-    Args:
-        runs: The artefact's runs.
-        seeds: The profile's seeds.
-        records: Candidates; of several with the same configuration and seed the last counts.
-        profile: Under which the runs were planned.
-
-    Attributes:
-        places: Where the records come from, as phrases, most records first.
-        parts: Of an artefact that sums up others, the results of each, by name.
-        recorded: Records that no plan has, of jobs that a user ran; see `Exhibit.recorded`.
-    """
-
-    places: Sequence[str] = ()
-    parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
-    recorded: Sequence[Record] = ()
-
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        seeds: Sequence[int],
-        records: Sequence[Record],
-        profile: str = "quick",
-    ) -> None:
-        self.profile = profile
-        self.expected = [
-            (run, seed) for run in runs for seed in (run.seeds if run.seeds is not None else seeds)
-        ]
-        wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
-        chosen = {record.identity: record for record in records if record.identity in wanted}
-        self.records = list(chosen.values())
-
-    def select(self, experiment: str, **config: Any) -> list[Record]:
-        """Return the records of an experiment whose configuration has these values, by seed."""
-        matching = [
-            record
-            for record in self.records
-            if record.experiment == experiment
-            and all(record.config.get(name) == value for name, value in config.items())
-        ]
-        return sorted(matching, key=lambda record: record.seed)
-
-    def ok(self, experiment: str, **config: Any) -> list[Record]:
-        """Return those of `select` that ran to their end."""
-        return [record for record in self.select(experiment, **config) if record.status == "ok"]
-
-    def first(self, experiment: str, **config: Any) -> Record | None:
-        """Return the first of `ok`, None where there is none."""
-        return next(iter(self.ok(experiment, **config)), None)
-
-    def need(self, experiment: str, **config: Any) -> Record:
-        """Return the first of `ok`.
-
-        Raises:
-            NotRun: There is none.
-        """
-        record = self.first(experiment, **config)
-        if record is None:
-            raise NotRun("no records")
-        return record
-
-    def processes(self, experiment: str, **config: Any) -> list[Record]:
-        """Return the records of the processes that made one measurement, by number.
-
-        Where some are of another processor, each counts alike: what processes are compared by are
-        ratios that each took by itself (see `one_machine` for times).
-        """
-        return self.ok(experiment, **config)
-
-    def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
-        """Read a value of every record of one cell, which is to be compared seed by seed.
-
-        Under `long` the seeds of the first look, by experiment (and task) in ``paper.toml``, only
-        set how many are needed: where a comparison has others, those judge alone.
-        """
-        look: Any = ()
-        if records and self.profile == LONG:
-            look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
-        if isinstance(look, Mapping):
-            look = look.get(records[0].config.get("task"), ())
-        return BySeed.of(records, read, look)
-
-    def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
-        """Return a measurement, of several processes as one record; see `of_processes`.
-
-        Args:
-            experiment: Its name.
-            several: Whether one process alone counts as one, too, and not by its rounds; it does
-                under `long`.
-            config: Of the run.
-
-        Raises:
-            NotRun: There is none.
-        """
-        self.need(experiment, **config)
-        several = several or self.profile == LONG
-        return of_processes(self.processes(experiment, **config), several)
-
-    @cached_property
-    def frame(self) -> "pd.DataFrame":
-        """One row a record: how it ended, its configuration and its metrics as columns.
-
-        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
-        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
-        """
-        import pandas as pd
-
-        return pd.DataFrame([_row(record, self.profile) for record in self.records])
-
-    @property
-    def missing(self) -> int:
-        """How many runs have no record."""
-        return len(self.expected) - len(self.records)
-
-    @property
-    def failed(self) -> list[Record]:
-        """The records whose run ended in an error other than out-of-memory."""
-        return [record for record in self.records if record.status == "failed"]
-
-
-def _row(record: Record, profile: str) -> dict[str, Any]:
-    config = dict(_flat(record.config))
-    metrics = {
-        f"measured.{name}" if name in config else name: value
-        for name, value in record.metrics.items()
-    }
-    return {
-        "experiment": record.experiment,
-        "seed": record.seed,
-        "status": record.status,
-        "profile": profile,
-        "device": record.device["name"],
-        **config,
-        **metrics,
-        "record": record,
-    }
-
-
-def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
-
-
-def one_machine(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records, whose times are to be compared.
-
-    Raises:
-        NotRun: They are of several devices: a ratio of their times would compare those.
-    """
-    devices = sorted({record.device["name"] for record in records})
-    if len(devices) > 1:
-        raise NotRun(
-            f"times of {' and '.join(devices)} do not compare; take the records of one with --from"
-        )
-    return records
 
 
 # What a claim is judged on.
@@ -419,7 +262,7 @@ class Claim:
             raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
         self.under(LONG)  # says what is wrong with them
 
-    def under(self, profile: str) -> "Claim":
+    def under(self, profile: str) -> Claim:
         """Return the claim with what was expected under a profile."""
         if profile != LONG or self.long is None:
             return self
@@ -580,7 +423,7 @@ class Exhibit:
     runs: Callable[[str, Chosen], list[Run]]
     table: Callable[[Results], Rows]
     caption: Callable[[Results], str]
-    figure: "Callable[[Results], Figure] | None" = None
+    figure: Callable[[Results], Figure] | None = None
     claims: Mapping[str, Callable[[Results], Cases]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     recorded: tuple[str, ...] = ()
@@ -636,7 +479,7 @@ class Artefact:
             return []
         return self.exhibit.runs(profile, chosen)
 
-    def table(self, results: Results) -> "pd.DataFrame":
+    def table(self, results: Results) -> pd.DataFrame:
         """Return its table."""
         import pandas as pd
 
@@ -651,7 +494,7 @@ class Artefact:
         """Whether there is a figure."""
         return self.exhibit.figure is not None
 
-    def figure(self, results: Results) -> "Figure":
+    def figure(self, results: Results) -> Figure:
         """Draw it, and say in the image whose numbers it shows.
 
         Raises:
@@ -660,8 +503,8 @@ class Artefact:
         if self.exhibit.figure is None:
             raise ValueError(f"{self.name} has no figure")
         drawn = self.exhibit.figure(results)
-        if results.records or results.recorded:
-            from repro.experiments.captions import signature
+        if results.records:
+            from repro.experiments.view import signature
             from repro.plots import sign
 
             sign(drawn, signature(results, self.caption(results)))
@@ -702,3 +545,11 @@ class Paper:
 def by_name(*items: Any) -> dict[str, Any]:
     """Return experiments or artefacts by their names, in order."""
     return {item.name: item for item in items}
+
+
+def __getattr__(name: str) -> Any:  # until all papers are moved
+    if name in ("Results", "one_machine"):
+        from repro.experiments import query
+
+        return getattr(query, name)
+    raise AttributeError(name)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from repro.experiments.arguments import plan
-from repro.experiments.design import LONG, SEEDS, Paper, Run
-from repro.experiments.outcome import paper_toml
+from repro.experiments.design import LONG, SEEDS, Paper, Run, paper_toml
 
 PROFILES = {"paper profile": "paper", "gpu": "gpu", "long": LONG, "quick": "quick"}  # by column
 

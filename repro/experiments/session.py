@@ -10,15 +10,16 @@ from repro import report
 from repro.experiments import (
     arguments,
     load_paper,
+    query,
     recipes,
     running,
-    sources,
     story,
     summary,
+    view,
 )
-from repro.experiments.design import LONG, Results
+from repro.experiments.design import LONG
+from repro.experiments.query import LOCAL, Results
 from repro.experiments.running import Setting
-from repro.experiments.sources import LOCAL
 
 Shown = TypeVar("Shown")
 
@@ -53,7 +54,7 @@ class Session:
         arguments.check_data(data or None)
         self.paper = load_paper(paper)
         if profile == "view":
-            self.source = sources.find_source(self.paper, None, reference or None, local=False)
+            self.source = query.find_source(self.paper, None, reference or None, local=False)
         else:
             setting = Setting(
                 profile,
@@ -69,7 +70,7 @@ class Session:
             tally = running.execute(self.paper, runs, setting)
             # What `long` leaves as it is may be a reference's.
             only_device = None if profile == LONG else LOCAL
-            self.source = sources.find_source(self.paper, profile, only_device)
+            self.source = query.find_source(self.paper, profile, only_device)
             if failed := tally.failed + tally.failed_before:
                 again = f"python -m repro run {paper} --profile {profile} --retry-failed"
                 display(
@@ -88,7 +89,7 @@ class Session:
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
-        return sources.results_of(self.paper.artefacts[name], self.source)
+        return query.results_of(self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
         """Show an artefact: the verdicts on its claims, figure, caption, and table if it is short.
@@ -96,10 +97,10 @@ class Session:
         What is long stands at the end: `tables` and `verdicts`.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
-        with summary.blaming(self.source, artefact, results):
+        with view.naming_bad_records(self.source, artefact, results):
             caption = artefact.caption(results)
             if len(results.places) > 1:
-                caption = summary.caption(artefact, results)
+                caption = view.full_caption(artefact, results)
             figure = artefact.figure(results) if artefact.draws else None
             table = artefact.table(results)
             failed = [row for row in summary.checks(artefact, results) if row["holds"] == "NO"]
@@ -124,7 +125,7 @@ class Session:
         """Show the long tables, and what holds by construction."""
         for name, artefact in self.paper.artefacts.items():
             results = self.results(name)
-            with summary.blaming(self.source, artefact, results):
+            with view.naming_bad_records(self.source, artefact, results):
                 table = artefact.table(results)
                 checked = summary.checks(artefact, results)
             title = report.markdown(f"{artefact.source}: {artefact.title}")

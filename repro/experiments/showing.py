@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from repro import page, paths, report, terminal
-from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary
+from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
 from repro.experiments.arguments import Choices, check_target, user_path, with_changes
-from repro.experiments.design import SETTINGS, Artefact, Results, UsageError
+from repro.experiments.design import SETTINGS, Artefact, UsageError
 from repro.experiments.judge import WORDS
-from repro.experiments.sources import Source, find_source, results_of
+from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
 from repro.measure.files import replacing
 from repro.records import commit_state, identity, library_versions, now
@@ -38,9 +38,9 @@ def found(
 def text(source: Source, artefact: Artefact, results: Results) -> str:
     """Return an artefact's table, caption, checks and claims, as wide as the terminal."""
     paper = source.paper
-    with summary.blaming(source, artefact, results):
+    with view.naming_bad_records(source, artefact, results):
         rows = artefact.exhibit.table(results)
-        caption = summary.caption(artefact, results)
+        caption = view.full_caption(artefact, results)
         checked = summary.checks(artefact, results)
         judged = summary.verdicts(paper, artefact, results)
     parts = [
@@ -111,12 +111,12 @@ def write_figure(
         raise UsageError(f"{target} has no figure; these have one: {drawn}")
     check_target(path, "the figure")
     ((source, artefact, results),) = found(target, profile, device, changes)
-    if results.expected and not results.records and not results.recorded:
+    if results.expected and not results.records:
         raise UsageError(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
         )
-    with summary.blaming(source, artefact, results):
+    with view.naming_bad_records(source, artefact, results):
         drawing = artefact.figure(results)
     _write(path, report.figure_file(drawing, form))
     return path
@@ -145,7 +145,7 @@ def write_report(
         sections = []
         for artefact in paper.artefacts.values():
             results = results_of(artefact, source)
-            with summary.blaming(source, artefact, results):
+            with view.naming_bad_records(source, artefact, results):
                 judged = summary.verdicts(paper, artefact, results)
                 rows += judged
                 sections.append(
@@ -153,7 +153,7 @@ def write_report(
                         anchor=f"{key}-{artefact.name}",
                         name=artefact.source,
                         title=artefact.title,
-                        caption=summary.caption(artefact, results),
+                        caption=view.full_caption(artefact, results),
                         table=artefact.table(results),
                         checks=summary.frame(summary.checks(artefact, results)),
                         claims=judged,
@@ -175,7 +175,7 @@ def write_report(
 def record_rows(source: Source, results: Results) -> list[Row]:
     """Return a row for each record of an artefact: what ran, how it ended, the file."""
     runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
-    records = [*results.records, *results.recorded]
+    records = results.records
     files = source.paths(records)
     return [
         {

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from repro import report
 from repro.experiments import summary
-from repro.experiments.captions import devices
-from repro.experiments.design import LONG, Paper, Results, claims_of
+from repro.experiments.design import LONG, Paper, claims_of, paper_toml
 from repro.experiments.judge import Estimate, Exact, NotRun
-from repro.experiments.outcome import paper_toml
-from repro.experiments.sources import Source, results_of
+from repro.experiments.query import Results, Source, results_of
+from repro.experiments.view import devices
 from repro.records import Record
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ def setup(source: Source) -> list[str]:
     """Return sentences on what holds for all that is shown of a paper, said once."""
     look = looking(source)
     every = [look(name) for name in source.paper.artefacts]
-    records = [record for results in every for record in (*results.records, *results.recorded)]
+    records = [record for results in every for record in results.records]
     if not records:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})

@@ -1,12 +1,9 @@
 """Verdicts and status over all papers."""
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from repro import paths, report
+from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import (
     COMPUTING_PROFILES,
@@ -17,19 +14,14 @@ from repro.experiments.design import (
     Artefact,
     Claim,
     Paper,
-    Results,
-    UsageError,
     claims_of,
+    paper_toml,
     setting_of,
 )
 from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS
-from repro.experiments.outcome import paper_toml
-from repro.experiments.sources import LOCAL, Source, of_reference, results_of
-from repro.records import (
-    Record,
-    RecordError,
-    local_store,
-)
+from repro.experiments.query import LOCAL, Results, Source, of_reference, results_of
+from repro.experiments.view import naming_bad_records
+from repro.records import local_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,54 +74,6 @@ def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
 
 
-@contextmanager
-def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
-    """Name the record where showing an artefact fails for what one of them holds.
-
-    Raises:
-        RecordError: A record alone, or no other, makes it fail.
-        Exception: As it was, where no record is to blame: a defect of ours.
-    """
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
-        if isinstance(problem, RecordError | UsageError):
-            raise
-
-        def fails(records: Sequence[Record]) -> bool:
-            part = copy(results)
-            kept = {id(record) for record in records}
-            part.records = [record for record in results.records if id(record) in kept]
-            part.recorded = [record for record in results.recorded if id(record) in kept]
-            try:
-                with warnings.catch_warnings(action="ignore"):
-                    artefact.table(part)
-                    caption(artefact, part)
-                    checks(artefact, part)
-                    verdicts(source.paper, artefact, part)
-                    if artefact.draws:
-                        artefact.figure(part)
-            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-                return True
-            return False
-
-        every = [*results.records, *results.recorded]
-        guilty = [] if fails([]) else [record for record in every if fails([record])]
-        guilty = guilty or [
-            record for record in every if not fails([r for r in every if r is not record])
-        ]
-        files = source.paths(guilty)
-        if not files:
-            raise
-        packed = any(path.suffix == ".gz" for path in files.values())
-        named = [f"{files[id(r)]}{f' (record {r.key})' * packed}" for r in guilty if id(r) in files]
-        advice = "restore it from git" if packed else "move it away or delete it, then run again"
-        raise RecordError(
-            f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
-            f"{' and '.join(named[:3])} ({type(problem).__name__}: {problem}); {advice}"
-        ) from problem
-
-
 def whereabouts(paper: Paper, artefact: Artefact) -> str:
     """Return where an artefact's claims are written down, and where their numbers come from."""
     module = artefact.question.partition(":")[0].replace(".", "/")
@@ -151,18 +95,12 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
     return [check.row(results) for check in artefact.checks]
 
 
-def caption(artefact: Artefact, results: Results) -> str:
-    """Return an artefact's caption, and which machine and profile its rows are of."""
-    shown = f" Shown: {'; '.join(results.places)}." if results.places else ""
-    return report.printable(artefact.caption(results) + shown)  # it quotes records
-
-
 def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
     rows = []
     for artefact in source.paper.artefacts.values():
         results = results_of(artefact, source)
-        with blaming(source, artefact, results):
+        with naming_bad_records(source, artefact, results):
             rows += verdicts(source.paper, artefact, results)
     return rows
 

@@ -23,7 +23,7 @@ from repro.experiments.adaptive import (
     worker,
 )
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.records import RecordStore
 from repro.training import plain_step
 

@@ -18,7 +18,7 @@ import torch
 from repro.adaptive import NoLoopbackError, load_checkpoint, save_checkpoint
 from repro.experiments import load_paper
 from repro.experiments.adaptive import nodes, scaling, settings, worker
-from repro.experiments.sources import find_source, results_of
+from repro.experiments.query import find_source, results_of
 from repro.measure import describe_device
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from invented import make_record
 from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, results_of
 
 from repro.adaptive import ScalingModel
-from repro.experiments import load_paper, summary
+from repro.experiments import load_paper
 from repro.experiments.adaptive import breakdown, projection, scaling, settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
 from repro.experiments.captions import signature
 from repro.experiments.design import Results, claims_of
-from repro.experiments.sources import Source
+from repro.experiments.query import Source
 from repro.records import RecordError, RecordStore
 from repro.report import DASH
 
@@ -660,6 +660,6 @@ def test_a_recorded_job_that_cannot_be_shown_is_named(tmp_path):
     artefact = DESIGN.artefacts["figure7"]
     with (
         pytest.raises(RecordError, match=f"cannot be shown for what is in .*nodes-{job.key}"),
-        summary.blaming(source, artefact, results),
+        view.naming_bad_records(source, artefact, results),
     ):
         artefact.table(results)

@@ -10,7 +10,7 @@ from made_microconv import plausible
 from made_microconv import results as microconv
 
 from repro import paths
-from repro.experiments import PAPERS, load_paper, sources
+from repro.experiments import PAPERS, load_paper, query
 from repro.experiments.captions import signature
 from repro.experiments.design import Results
 
@@ -23,10 +23,10 @@ def reference(monkeypatch):
 @pytest.mark.parametrize("key", PAPERS)
 def test_an_image_says_whose_numbers_it_shows(key):
     paper = load_paper(key)
-    source = sources.find_source(paper, None, None, local=False)
+    source = query.find_source(paper, None, None, local=False)
     name = next(name for name, artefact in paper.artefacts.items() if artefact.draws)
     artefact = paper.artefacts[name]
-    results = sources.results_of(artefact, source)
+    results = query.results_of(artefact, source)
     told = " ".join(artefact.figure(results).texts[-1].get_text().split())
     assert told == signature(results, artefact.caption(results))
     assert told.startswith("Ours: ") and f"profile {results.profile}" in told
@@ -36,8 +36,8 @@ def test_an_image_says_whose_numbers_it_shows(key):
 
 
 def test_the_signature_counts_what_is_drawn_of_trainings_and_of_measured_processes():
-    source = sources.find_source(load_paper("dualbatch"), None, None, local=False)
-    results = sources.results_of(load_paper("dualbatch").artefacts["synchronisation"], source)
+    source = query.find_source(load_paper("dualbatch"), None, None, local=False)
+    results = query.results_of(load_paper("dualbatch").artefacts["synchronisation"], source)
     assert re.search(r" · (\d+ to )?\d+ seeds, \d+ processes", signature(results, ""))
     results.records = [r for r in results.records if r.experiment == "wall"]
     assert re.search(r" · \d+ processes$", signature(results, ""))
@@ -46,9 +46,9 @@ def test_the_signature_counts_what_is_drawn_of_trainings_and_of_measured_process
 
 def test_what_a_caption_warns_of_is_in_the_image():
     paper = load_paper("outofcore")
-    source = sources.find_source(paper, None, None, local=False)
+    source = query.find_source(paper, None, None, local=False)
     artefact = paper.artefacts["table1"]
-    results = sources.results_of(artefact, source)
+    results = query.results_of(artefact, source)
     assert "SIMULATED" in signature(results, artefact.caption(results))
     assert "STAND-IN" not in signature(results, "Measured.")
 

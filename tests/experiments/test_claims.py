@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from repro.experiments import claims
-from repro.experiments.outcome import UsageError
+from repro.experiments.design import UsageError
 
 # Forks workers that carry out one plan on one folder; Python with torch is started once for all.
 SCRIPT = '''

@@ -11,10 +11,9 @@ from made_mbs import PAPER as MBS
 
 from repro import paths
 from repro.experiments import PAPERS, design, load_paper, summary
-from repro.experiments.design import LONG, claims_of
+from repro.experiments.design import LONG, claims_of, paper_toml
 from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN
-from repro.experiments.outcome import paper_toml
-from repro.experiments.sources import Source, find_source, results_of
+from repro.experiments.query import Source, find_source, results_of
 from repro.records import RecordStore, reference_stores
 
 MOST_CLAIMS = 120  # of five papers

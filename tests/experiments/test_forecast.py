@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
+from repro.experiments.design import UsageError
 from repro.experiments.forecast import Forecast, ending, in_words
-from repro.experiments.outcome import UsageError
 
 
 class TestForecast:

@@ -13,7 +13,7 @@ from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import plan
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS
-from repro.experiments.sources import find_source
+from repro.experiments.query import find_source
 from repro.experiments.summary import paper_verdicts
 from repro.records import identity
 

@@ -10,8 +10,8 @@ from repro.experiments.adaptive.settings import FIRST_EPOCHS
 from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES, claims_of
 from repro.experiments.mbs.settings import ROLES
+from repro.experiments.query import find_source, results_of
 from repro.experiments.running import Setting
-from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import findings_of, setup
 from repro.records import RecordStore
 

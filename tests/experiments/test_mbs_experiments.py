@@ -10,7 +10,7 @@ from made_mbs import CHOSEN, PAPER
 from repro import datasets
 from repro.experiments import arguments, running
 from repro.experiments.mbs import building, experiments, settings, turns
-from repro.experiments.sources import Source, results_of
+from repro.experiments.query import Source, results_of
 from repro.records import RecordStore
 
 

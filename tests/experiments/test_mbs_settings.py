@@ -15,7 +15,7 @@ from repro.experiments import arguments
 from repro.experiments.design import reported
 from repro.experiments.mbs import settings
 from repro.experiments.mbs.describing import facts, side
-from repro.experiments.sources import Source, results_of
+from repro.experiments.query import Source, results_of
 from repro.experiments.summary import checks, verdicts
 from repro.report import figure_png
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from repro.experiments import load_paper
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore import child, experiments, measuring, settings
 from repro.experiments.outofcore.fitting import ALLOCATORS, GIB, largest_budget, serve
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from repro import datasets, records
-from repro.experiments import arguments, find_artefacts, load_paper, running, sources
+from repro.experiments import arguments, find_artefacts, load_paper, running
 from repro.experiments.design import (
     PROFILES,
     SEEDS,
     Artefact,
     Exhibit,
     Experiment,
+    LibraryMissing,
     Outcome,
     Paper,
     Results,
@@ -28,9 +29,8 @@ from repro.experiments.design import (
     by_name,
 )
 from repro.experiments.judge import NotRun
-from repro.experiments.outcome import LibraryMissing
+from repro.experiments.query import LOCAL, Source
 from repro.experiments.running import Setting, UsageError
-from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing, accelerator
 from repro.records import CorruptRecordWarning, RecordError, RecordStore
 
@@ -348,7 +348,7 @@ class TestExecute:
 class TestResults:
     def gather(self, toy: Toy, store: RecordStore, **options) -> Results:
         source = Source(toy.paper, {(LOCAL, "smoke"): store}, "smoke")
-        return sources.results_of(toy.paper.artefacts["a"], source, **options)
+        return query.results_of(toy.paper.artefacts["a"], source, **options)
 
     def test_of_an_empty_store(self, toy, store):
         results = self.gather(toy, store)
@@ -430,7 +430,7 @@ class TestResults:
         store.write(replace(old, key="old", config={"mini_batch": 4}))
         source = Source(paper, {(LOCAL, "smoke"): store}, "smoke")
         for artefact in paper.artefacts.values():
-            assert sources.results_of(artefact, source).missing == 0
+            assert query.results_of(artefact, source).missing == 0
 
 
 class TestChoice:
@@ -663,8 +663,8 @@ class TestSources:
         return provide
 
     def shown(self, toy, *arguments, artefact="a", **options):
-        source = sources.find_source(toy.paper, *arguments, **options)
-        return sources.results_of(toy.paper.artefacts[artefact], source)
+        source = query.find_source(toy.paper, *arguments, **options)
+        return query.results_of(toy.paper.artefacts[artefact], source)
 
     def test_a_record_of_ones_own_hides_no_reference_of_another_run(self, toy, provide):
         for x in (1, 2):
@@ -724,7 +724,7 @@ class TestSources:
     def test_none_at_all(self, toy, results_folder):
         results = self.shown(toy)
         assert (results.records, results.profile) == ([], arguments.default_profile())
-        assert sources.find_source(toy.paper).label == "no records yet"
+        assert query.find_source(toy.paper).label == "no records yet"
         assert not results_folder.exists()
 
     def test_a_folder_that_is_no_profile_is_no_obstacle(self, toy, provide, results_folder):
@@ -735,7 +735,7 @@ class TestSources:
     def test_labels(self, toy, provide):
         provide("reference/nvidia-h200/gpu", 1)
         provide("local/quick", 1)
-        assert sources.find_source(toy.paper).label == (
+        assert query.find_source(toy.paper).label == (
             "this machine, profile quick; reference records, nvidia-h200, profile gpu"
         )
 

@@ -15,10 +15,10 @@ from repro.experiments.design import (
     Results,
     Run,
     claims_of,
+    paper_toml,
     setting_of,
 )
 from repro.experiments.judge import Exact
-from repro.experiments.outcome import paper_toml
 
 RUN = Run("train", {"x": 1}, seeds=(0,))
 

@@ -8,7 +8,7 @@ from repro import notebooks, paths, plots, report
 from repro.experiments import PAPERS, load_paper, showing, story, summary
 from repro.experiments.design import UsageError
 from repro.experiments.judge import NotRun, ratio
-from repro.experiments.sources import find_source, results_of
+from repro.experiments.query import find_source, results_of
 from repro.experiments.story import Effect
 
 MOST_WORDS = 40  # of a caption

@@ -10,9 +10,8 @@ from torch import nn
 
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper
-from repro.experiments.design import LONG, SEEDS, Results, claims_of
+from repro.experiments.design import LONG, SEEDS, Results, claims_of, paper_toml
 from repro.experiments.judge import NotRun
-from repro.experiments.outcome import paper_toml
 from repro.experiments.together import (
     accuracy,
     advice,

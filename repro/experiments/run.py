@@ -17,13 +17,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments import claims
-from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
-from repro.experiments.design import LONG, SEEDS, Outcome, Paper, Run, UsageError
-from repro.experiments.outcome import LibraryMissing
+from repro.experiments.design import (
+    LONG,
+    SEEDS,
+    LibraryMissing,
+    Outcome,
+    Paper,
+    Run,
+    UsageError,
+)
+from repro.experiments.run_lock import locked
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
@@ -47,13 +54,13 @@ if TYPE_CHECKING:
 
 # Commands that compute nothing answer at once: torch and the datasets are imported where they work.
 
-POLL_S = 0.2  # between two looks at what another process computes
+POLL_S = 0.2  # between two looks at a run that another process computes
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE}
 
 
 @dataclass
 class Tally:
-    """What became of a plan's runs.
+    """How the runs of a plan ended.
 
     Attributes:
         done: Computed here and now.
@@ -80,7 +87,7 @@ class Tally:
     def __str__(self) -> str:
         text = (
             f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
-            f"{self.stood} stood already"
+            f"{self.stood} had a record"
         )
         if self.elsewhere:
             text += f", {self.elsewhere} computed by another process"
@@ -102,11 +109,11 @@ class Setting:
         device: Such as ``cpu``.
         root: Folder searched first for datasets.
         seeds: Instead of the profile's.
-        retry_failed: Whether what failed is run again.
-        choices: What the command line said of runs, for the records' own command.
+        retry_failed: Whether runs that failed are run again.
+        choices: The command line's choices of runs, for the records' own command.
         until: When to begin no further run, on `time.monotonic`'s clock; one that would not end by
             then is not begun.
-        expected_s: What a run takes that was never run anywhere.
+        expected_s: Seconds of a run that was never run anywhere.
     """
 
     profile: str
@@ -126,15 +133,17 @@ class Setting:
         if self.seeds is not None:
             listed = ",".join(map(str, self.seeds))
             parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
-        if self.choices:
-            parts.append(self.choices)
-        return " ".join(parts)
+        return " ".join([*parts, *([self.choices] if self.choices else [])])
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
         if run.seeds is not None and (self.seeds is None or not run.by_processes):
             return run.seeds
         return self.seeds if self.seeds is not None else SEEDS[self.profile]
+
+    def wants(self, known: Record | None) -> bool:
+        """Whether a run with this record, or none, is to be computed."""
+        return known is None or (self.retry_failed and known.status == "failed")
 
 
 @dataclass(frozen=True)
@@ -145,11 +154,63 @@ class Step:
     seed: int
     key: str
 
+    @property
+    def name(self) -> str:
+        """The same for all seeds of a run."""
+        return identity(self.run.experiment, self.run.config, 0)
+
+
+@dataclass
+class Forecast:
+    """Expected seconds of runs, by their name, from earlier ones.
+
+    Attributes:
+        before: Seconds of earlier runs here, else of reference records.
+        unknown_s: Seconds of a run of which nothing is known.
+    """
+
+    before: dict[str, float]
+    unknown_s: float | None = None
+    _here: dict[str, list[float]] = field(default_factory=dict)
+
+    def learn(self, name: str, seconds: float) -> None:
+        """Note the seconds of a run here and now."""
+        self._here.setdefault(name, []).append(seconds)
+
+    def expected(self, name: str) -> float | None:
+        """Return the expected seconds of a run, None where nothing is known of any run.
+
+        A run that is only known from before is scaled by the others' ratio of here to before; one
+        that is not known at all takes the mean of those here, `unknown_s`, or the mean before.
+        """
+        if name in self._here:
+            return fmean(self._here[name])
+        if name in self.before:
+            both = [n for n in self._here if self.before.get(n)]
+            here = sum(fmean(self._here[n]) for n in both)
+            pace = here / sum(self.before[n] for n in both) if both else 1.0
+            return self.before[name] * min(4.0, max(0.25, pace))  # of short runs it says little
+        means = [fmean(seconds) for seconds in self._here.values()]
+        if not means and self.unknown_s is not None:
+            return self.unknown_s
+        means = means or list(self.before.values())
+        return fmean(means) if means else None
+
+
+def in_words(seconds: float | None) -> str:
+    """Return a remaining time in words, as coarse as it is known."""
+    if seconds is None:
+        return "for an unknown time"
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return "about a minute" if seconds > 20 else "less than a minute"
+    return f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.1f} h"
+
 
 def survey(
     paper: Paper, runs: Sequence[Run], setting: Setting, store: RecordStore
 ) -> tuple[list[Step], dict[str, Record]]:
-    """Return all that a plan comes to, seed by seed, and the records that there are, by key.
+    """Return all steps of a plan, seed by seed, and the records that there are, by key.
 
     Where something is left to compute, it is made sure that its records can be written.
 
@@ -160,7 +221,7 @@ def survey(
     steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
     known = {record.key: record for record in records}
-    missing = [step for step in steps if _is_left(known.get(step.key), setting)]
+    missing = [step for step in steps if setting.wants(known.get(step.key))]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
     if missing:
@@ -174,12 +235,13 @@ def survey(
 def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
     from repro.measure import describe_device
 
-    machine = _machine(describe_device(setting.device)["name"], library_versions())
-    steps = []
+    torch = library_versions().get("torch")
+    machine = f"{describe_device(setting.device)['name']}, torch {torch}"
+    steps: list[tuple[int, Step]] = []
     for run in runs:
         experiment = paper.experiments[run.experiment]
         data = load(run.config, setting.root)
-        for seed in setting.seeds_of(run):
+        for place, seed in enumerate(setting.seeds_of(run)):
             key = record_key(
                 paper.key,
                 run.experiment,
@@ -189,16 +251,15 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
                 fingerprint=data.fingerprint if data else None,
                 device=machine if experiment.measured(run.config) else None,
             )
-            steps.append(Step(run, seed, key))
-    # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
-    return sorted(steps, key=lambda step: step.run.place_of(step.seed))
+            steps.append((place, Step(run, seed, key)))
+    # Seed 0 of all runs first: an interruption leaves complete tables.
+    return [step for _, step in sorted(steps, key=lambda item: item[0])]
 
 
-def _is_left(known: Record | None, setting: Setting) -> bool:
-    return known is None or (setting.retry_failed and known.status == "failed")
+Made = tuple[Record, float | None] | LibraryMissing | None  # see `settle`
 
 
-def execute(  # noqa: C901 (its parts share the bar, the tally and what is known)
+def execute(
     paper: Paper,
     runs: Sequence[Run],
     setting: Setting,
@@ -209,14 +270,13 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     """Carry out the runs that have no record yet; each writes its record as it ends.
 
     Running out of memory and failing are results and are recorded; the others go on. Shows a
-    progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
-    in both, also of a failure that stands. Runs that need a library that is not installed are left
-    out, without a record; it is said once what to install. What another process computes at the
-    same time is left to it (see `claims`), and waited for at the end; where that one dies, it is
-    computed here.
+    progress bar on a terminal, and a line per computed run elsewhere; both say why a run failed,
+    now or before. Runs that need a library that is not installed are left out, without a record. A
+    run that another process computes is waited for at the end (see `run_lock`), and computed here
+    if that process dies.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
-    those have ended, one at a time in this process; under `long` each measurement has a process of
-    its own, since it is processes that repeat it, but where an experiment `shares`.
+    those have ended, one at a time in this process. Under `long` each measurement has a process of
+    its own, as processes repeat it, unless its experiment `shares`.
 
     Raises:
         UsageError: The device is not there, or the machine lacks something that a run needs.
@@ -229,165 +289,184 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     store = store or local_store(setting.profile)
     setting = replace(setting, device=check_device(setting.device))
     store.sweep()
-    claims.sweep(store.folder)
-    if setting.device == "cpu" and setting.profile in ("smoke", "quick", "long"):
+    if setting.device == "cpu" and setting.profile in ("smoke", "quick", LONG):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
     steps, known = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
-    tally = Tally()
-
-    def tell(line: str) -> None:
-        line = printable(line)  # an error says whatever it likes
-        bar.write(line) if interactive else report(line)
-
-    def named(step: Step) -> str:
-        return f"{paper.key} {step.run} seed {step.seed}"
-
-    def note(step: Step, record: Record) -> None:
-        if record.status == "failed":
-            tally.failed_before += 1
-            why = _first_line(record.error)
-            tell(f"{named(step)}: failed before, again with --retry-failed: {why}")
-
-    def account(step: Step, record: Record, took_s: float | None) -> None:
-        """Count a record that was made after the survey: here, unless `took_s` is None."""
-        known[step.key] = record
-        counted.add(step.key)
-        bar.advance()
-        ahead.subtract([_name(step.run)])
-        if took_s is None:
-            tally.elsewhere += 1
-            note(step, record)
-            return
-        tally.done += 1
-        tally.out_of_memory += record.status == "out_of_memory"
-        tally.failed += record.status == "failed"
-        forecast.learn(_name(step.run), took_s)
-        rest = forecast.left(+ahead, alone)
-        rest_told = f"; left: {forecasting.in_words(rest)}" if ahead.total() else ""
-        bar.say(rest_told.removeprefix("; "))
-        why = f": {record.error}" if record.status == "failed" else ""
-        if why or not interactive:
-            tell(f"{named(step)}: {record.status} ({took_s:.1f} s){rest_told}{why}")
-
-    def goes_on(step: Step) -> bool:
-        if setting.until is None:
-            return True
-        needed = forecast.expected(_name(step.run)) or 0.0
-        return time.monotonic() + needed <= setting.until
-
-    def leave_out(step: Step, lacks: LibraryMissing) -> None:
-        counted.add(step.key)
-        bar.advance()
-        ahead.subtract([_name(step.run)])
-        tally.left_out += 1
-        if str(lacks) not in tally.missing:
-            tally.missing.append(str(lacks))
-            tell(f"{named(step)}: left out, like all that need it: {lacks}")
-
-    def compute(
-        step: Step, before: Record | None
-    ) -> tuple[Record, float | None] | LibraryMissing | None:
-        experiment, work = paper.experiments[step.run.experiment], (step, before)
-        if setting.profile == LONG and experiment.apart(step.run.config):
-            try:
-                apart = partial(_settle_apart, paper, setting, store, torch.get_num_threads())
-                ((_, made),) = own.map(apart, [work])
-                return made
-            except WorkerDied as died:
-                tell(f"{named(step)}: {died}; it is computed by this process")
-        return settle(paper, setting, store, work)
-
-    missing = [step for step in steps if _is_left(known.get(step.key), setting)]
-    ahead = Counter(_name(step.run) for step in missing)
-    alone = {
-        _name(step.run)
-        for step in missing
-        if paper.experiments[step.run.experiment].measured(step.run.config)
-    }
-    took = _took_before(paper, store) if missing else {}
-    forecast = forecasting.Forecast(took, workers.count if workers else 1, setting.expected_s)
-    counted: set[str] = set()
     with (
         accelerator.on(setting.device),
         Bar(paper.key, len(steps), shown=interactive) as bar,
         Workers(1, each_new=True) as own,
     ):
+        execution = _Execution(paper, setting, store, steps, known, bar, report, interactive)
+        if workers:
+            execution.share(workers)
+        execution.finish(own, torch.get_num_threads())
+    return execution.tally
+
+
+class _Execution:
+    """The state of one call of `execute`."""
+
+    def __init__(
+        self,
+        paper: Paper,
+        setting: Setting,
+        store: RecordStore,
+        steps: Sequence[Step],
+        known: dict[str, Record],
+        bar: Bar,
+        report: Callable[[str], None],
+        interactive: bool,
+    ) -> None:
+        self.paper, self.setting, self.store = paper, setting, store
+        self.steps, self.known = steps, known
+        self._bar, self._report, self._interactive = bar, report, interactive
+        self.tally = Tally()
+        self._counted: set[str] = set()
+        missing = [step for step in steps if setting.wants(known.get(step.key))]
+        self._ahead = Counter(step.name for step in missing)
+        self._forecast = Forecast(_took_before(paper, store) if missing else {}, setting.expected_s)
+        self._side_by_side = 1
+
+    def _tell(self, line: str) -> None:
+        line = printable(line)  # an error says whatever it likes
+        self._bar.write(line) if self._interactive else self._report(line)
+
+    def _named(self, step: Step) -> str:
+        return f"{self.paper.key} {step.run} seed {step.seed}"
+
+    def _measured(self, step: Step) -> bool:
+        return self.paper.experiments[step.run.experiment].measured(step.run.config)
+
+    def _note_failure(self, step: Step, record: Record) -> None:
+        if record.status == "failed":
+            self.tally.failed_before += 1
+            why = next(iter((record.error or "").splitlines()), "")
+            self._tell(f"{self._named(step)}: failed before, again with --retry-failed: {why}")
+
+    def _account(self, step: Step, made: Made) -> bool:
+        """Count a run that has ended; return False where another process is still at it."""
+        if made is None:
+            return False
+        self._counted.add(step.key)
+        self._bar.advance()
+        self._ahead.subtract([step.name])
+        if isinstance(made, LibraryMissing):
+            self.tally.left_out += 1
+            if str(made) not in self.tally.missing:
+                self.tally.missing.append(str(made))
+                self._tell(f"{self._named(step)}: left out, like all that need it: {made}")
+            return True
+        record, took_s = made
+        self.known[step.key] = record
+        if took_s is None:
+            self.tally.elsewhere += 1
+            self._note_failure(step, record)
+            return True
+        self.tally.done += 1
+        self.tally.out_of_memory += record.status == "out_of_memory"
+        self.tally.failed += record.status == "failed"
+        self._forecast.learn(step.name, took_s)
+        left = f"left: {in_words(self._left_s())}" if self._ahead.total() else ""
+        self._bar.say(left)
+        why = f": {record.error}" if record.status == "failed" else ""
+        if why or not self._interactive:
+            left = f"; {left}" if left else ""
+            self._tell(f"{self._named(step)}: {record.status} ({took_s:.1f} s){left}{why}")
+        return True
+
+    def _left_s(self) -> float | None:
+        """Return the expected seconds of all runs that are left."""
+        alone = {step.name for step in self.steps if self._measured(step)}
+        total = 0.0
+        for name, count in (+self._ahead).items():
+            seconds = self._forecast.expected(name)
+            if seconds is None:
+                return None
+            total += seconds * count / (1 if name in alone else self._side_by_side)
+        return total
+
+    def _is_time_for(self, step: Step) -> bool:
+        if self.setting.until is None:
+            return True
+        needed = self._forecast.expected(step.name) or 0.0
+        return time.monotonic() + needed <= self.setting.until
+
+    def share(self, workers: Workers) -> None:
+        """Give the missing runs that measure nothing to processes, the longest of a seed first."""
         shared = [
-            (step, known.get(step.key))
-            for step in steps
-            if not paper.experiments[step.run.experiment].measured(step.run.config)
-            and _is_left(known.get(step.key), setting)
+            (step, self.known.get(step.key))
+            for step in self.steps
+            if not self._measured(step) and self.setting.wants(self.known.get(step.key))
         ]
-        if workers and len(shared) > 1:
-            bar.say(f"{workers.count} processes")
-            shared.sort(key=lambda work: -took.get(_name(work[0].run), 0.0))  # the longest first
-            shared.sort(key=lambda work: work[0].run.place_of(work[0].seed))
-            try:
-                for (step, _), made in workers.map(
-                    partial(settle, paper, setting, store), shared, lambda work: goes_on(work[0])
-                ):
-                    if isinstance(made, LibraryMissing):
-                        leave_out(step, made)
-                    elif made is not None:
-                        account(step, *made)
-            except WorkerDied as died:
-                tell(f"{paper.key}: {died}; what is left is computed by this process")
-        left, waiting = steps, False
+        if len(shared) < 2:
+            return
+        self._side_by_side = workers.count
+        self._bar.say(f"{workers.count} processes")
+        before = self._forecast.before
+        places = {key: n for n, key in enumerate(dict.fromkeys(s.seed for s, _ in shared))}
+        shared.sort(key=lambda work: (places[work[0].seed], -before.get(work[0].name, 0.0)))
+        work = partial(settle, self.paper, self.setting, self.store)
+        try:
+            for (step, _), made in workers.map(work, shared, lambda one: self._is_time_for(one[0])):
+                self._account(step, made)
+        except WorkerDied as died:
+            self._tell(f"{self.paper.key}: {died}; what is left is computed by this process")
+
+    def finish(self, own: Workers, threads: int) -> None:
+        """Compute all runs that are left, and wait for those of other processes."""
+        left, waiting = [step for step in self.steps if step.key not in self._counted], False
         while left:
-            taken = []
-            for step in left:
-                if step.key in counted:
-                    continue
-                bar.say(str(step.run))
-                before = known.get(step.key)
-                if before and not _is_left(before, setting):
-                    tally.stood += 1
-                    counted.add(step.key)
-                    note(step, before)
-                    bar.advance()
-                    continue
-                if not goes_on(step):
-                    tally.left += 1
-                    continue
-                made = compute(step, before)
-                if isinstance(made, LibraryMissing):
-                    leave_out(step, made)
-                elif made is not None:
-                    account(step, *made)
-                else:
-                    path = store.path(paper.key, step.run.experiment, step.key)
-                    taken.append((step, claims.holder(path)))
-            left = [step for step, _ in taken]
+            left = [step for step in left if not self._finish_one(step, own, threads)]
             if left and not waiting:
-                who = ", ".join(sorted({holder for _, holder in taken}))
-                tell(f"{paper.key}: waiting for {len(left)} runs that are computed by {who}")
+                self._tell(f"{self.paper.key}: waiting for {len(left)} runs of other processes")
                 waiting = True
             if left:
                 time.sleep(POLL_S)
-    return tally
 
-
-def _name(run: Run) -> str:
-    return identity(run.experiment, run.config, 0)
+    def _finish_one(self, step: Step, own: Workers, threads: int) -> bool:
+        self._bar.say(str(step.run))
+        before = self.known.get(step.key)
+        if before and not self.setting.wants(before):
+            self.tally.stood += 1
+            self._note_failure(step, before)
+            self._bar.advance()
+            return True
+        if not self._is_time_for(step):
+            self.tally.left += 1
+            return True
+        apart = self._measured(step) and not self.paper.experiments[step.run.experiment].shares
+        if self.setting.profile == LONG and apart:
+            work = partial(_settle_apart, self.paper, self.setting, self.store, threads)
+            try:
+                ((_, made),) = own.map(work, [(step, before)])
+                return self._account(step, made)
+            except WorkerDied as died:
+                self._tell(f"{self._named(step)}: {died}; it is computed by this process")
+        return self._account(step, settle(self.paper, self.setting, self.store, (step, before)))
 
 
 def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
-    """Return the seconds that runs took, whatever the version: here, else by the references."""
-    took = {}
-    for store in (*reference_stores().values(), local):
-        for record in store.read(paper.key)[0]:
-            spans = [datetime.fromisoformat(at) for at in (record.started, record.finished)]
-            name = identity(record.experiment, record.config, 0)
-            took[name] = (spans[1] - spans[0]).total_seconds()
-    return took
+    """Return the seconds of earlier runs, of any version: here, else of the references."""
+    return {
+        identity(record.experiment, record.config, 0): seconds_of(record)
+        for store in (*reference_stores().values(), local)
+        for record in store.read(paper.key)[0]
+    }
+
+
+def seconds_of(record: Record) -> float:
+    """Return how long a record took; records tell whole seconds."""
+    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+    return max(0.0, (ended - begun).total_seconds())
 
 
 def settle(
     paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
-) -> tuple[Record, float | None] | LibraryMissing | None:
+) -> Made:
     """Compute a run and write its record, unless another process does or did so.
 
     Args:
@@ -397,11 +476,11 @@ def settle(
         work: The run, and the record that it had when all were looked through.
 
     Returns:
-        The record and the seconds that it took, None where another process has made it since;
-        the error where a library is not installed; nothing where another process is at it.
+        The record and the seconds that it took, None where another process has made it since; the
+        error where a library is not installed; nothing while another process computes it.
     """
     step, before = work
-    with claims.claimed(store.path(paper.key, step.run.experiment, step.key)) as mine:
+    with locked(store.path(paper.key, step.run.experiment, step.key)) as mine:
         if not mine:
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
@@ -409,7 +488,7 @@ def settle(
             return existing, None
         start = time.perf_counter()
         try:
-            record = _carry_out(paper, step, setting)
+            record = carry_out(paper, step, setting)
         except LibraryMissing as lacks:
             return lacks
         store.write(record)
@@ -422,8 +501,8 @@ def _settle_apart(
     store: RecordStore,
     threads: int,
     work: tuple[Step, Record | None],
-) -> tuple[Record, float | None] | LibraryMissing | None:
-    """Do what `settle` does in a process of its own."""
+) -> Made:
+    """Do the same in a process of its own."""
     import torch
 
     from repro.measure import accelerator
@@ -433,41 +512,30 @@ def _settle_apart(
         return settle(paper, setting, store, work)
 
 
-def _first_line(text: str | None) -> str:
-    return next(iter((text or "").splitlines()), "")
-
-
-def record_of(paper: Paper, run: Run, seed: int, setting: Setting) -> Record:
-    """Carry out one run that no plan has, and return its record, which is not written."""
-    run = replace(run, seeds=(seed,))
-    (step,) = _steps(paper, [run], setting)
-    return _carry_out(paper, step, setting)
-
-
 def load_data(runs: Sequence[Run], root: str | None) -> None:
-    """Load the datasets of a plan, so that a missing or damaged one is said before it starts."""
+    """Load the datasets of a plan, so that a missing or damaged one is named before it starts."""
     for run in runs:
         load(run.config, root)
 
 
-def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
+def carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
+    """Carry out one run, and return its record, which is not written."""
     from repro.experiments.replay import recording
     from repro.measure import accelerator, describe_device, is_out_of_memory
     from repro.measure.accelerator import HostMemoryError
 
-    run, seed = step.run, step.seed
-    experiment = paper.experiments[run.experiment]
-    data = load(run.config, setting.root)
+    experiment, config = paper.experiments[step.run.experiment], step.run.config
+    data = load(config, setting.root)
     started = now()
     status, error, outcome = "ok", None, Outcome({})
     with (
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
         recording() if experiment.trains else nullcontext() as first,
-        algorithms_timed(run.config),
+        algorithms_timed(config),
     ):
         try:
-            outcome = experiment.function(run.config, seed, data, setting.device)
+            outcome = experiment.function(config, step.seed, data, setting.device)
         except Exception as problem:
             raise_if_no_result(problem, interrupted)
             out_of_memory = is_out_of_memory(problem) or isinstance(problem, HostMemoryError)
@@ -484,8 +552,8 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         paper=paper.key,
         experiment=experiment.name,
         version=experiment.version,
-        config=run.config,
-        seed=seed,
+        config=config,
+        seed=step.seed,
         status=status,
         error=error,
         metrics=outcome.metrics,
@@ -531,7 +599,7 @@ def algorithms_timed(config: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def noting_interrupts() -> Iterator[list[int]]:
-    """Note every Ctrl-C inside: what it ends may turn it into an error of its own."""
+    """Note every Ctrl-C inside: code that it ends may turn it into an error of its own."""
     noted: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -550,7 +618,7 @@ def noting_interrupts() -> Iterator[list[int]]:
 
 
 def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
-    """Raise what says nothing of a method: an interruption, a full disk, a missing cluster."""
+    """Raise an error that is no result of a method: an interruption, a full disk, no cluster."""
     if interrupted:
         raise KeyboardInterrupt from problem
     if isinstance(problem, UsageError):
@@ -558,13 +626,9 @@ def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
     if isinstance(problem, OSError) and problem.errno in _OF_THE_MACHINE:
         where = f" ({problem.filename})" if problem.filename else ""
         raise UsageError(
-            f"a run was given up, for {os.strerror(problem.errno)}{where}: what was computed "
-            "stands; mend that, then run again to go on"
+            f"a run was given up, for {os.strerror(problem.errno)}{where}: the records so far are "
+            "kept; mend that, then run again to go on"
         ) from problem
-
-
-def _machine(device: str, versions: Mapping[str, str]) -> str:
-    return f"{device}, torch {versions.get('torch')}"
 
 
 def load(config: Mapping[str, Any], root: str | None) -> "Data | None":

@@ -1,0 +1,468 @@
+"""Which records count for an artefact, as one frame: one row a record.
+
+Of every run this machine's own record counts before a reference, so that a single record of one's
+own hides no reference of another run.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
+from repro.experiments.design import (
+    COMPUTING_PROFILES,
+    LONG,
+    PROCESSES,
+    SEEDS,
+    Artefact,
+    Paper,
+    Run,
+    UsageError,
+    paper_toml,
+)
+from repro.experiments.judge import BySeed, NotRun
+from repro.records import Record, RecordStore, identity, local_store, reference_stores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LOCAL = "local"
+HERE = "this machine"
+MOST_NAMED = 6  # runs from one device and profile, in a caption
+
+
+class Results:
+    """The records of one artefact: those of its runs, one per configuration and seed.
+
+    Args:
+        runs: The artefact's runs.
+        seeds: The profile's seeds.
+        records: Candidates; of several with the same configuration and seed the last counts.
+        profile: Under which the runs were planned.
+
+    Attributes:
+        places: Where the records come from, as phrases, most records first.
+        parts: Of an artefact that sums up others, the results of each, by name.
+    """
+
+    places: Sequence[str] = ()
+    parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        seeds: Sequence[int],
+        records: Sequence[Record],
+        profile: str = "quick",
+    ) -> None:
+        self.profile = profile
+        self.expected = [
+            (run, seed) for run in runs for seed in (run.seeds if run.seeds is not None else seeds)
+        ]
+        wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
+        chosen = {record.identity: record for record in records if record.identity in wanted}
+        self.records = list(chosen.values())
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """One row a record: how it ended, its configuration and its metrics as columns.
+
+        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
+        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([_row(record, self.profile) for record in self.records])
+
+    def select(self, experiment: str, **config: Any) -> list[Record]:
+        """Return the records of an experiment whose configuration has these values, by seed."""
+        matching = [
+            record
+            for record in self.records
+            if record.experiment == experiment
+            and all(record.config.get(name) == value for name, value in config.items())
+        ]
+        return sorted(matching, key=lambda record: record.seed)
+
+    def ok(self, experiment: str, **config: Any) -> list[Record]:
+        """Return those of `select` that ran to their end."""
+        return [record for record in self.select(experiment, **config) if record.status == "ok"]
+
+    def first(self, experiment: str, **config: Any) -> Record | None:
+        """Return the first of `ok`, None where there is none."""
+        return next(iter(self.ok(experiment, **config)), None)
+
+    def need(self, experiment: str, **config: Any) -> Record:
+        """Return the first of `ok`.
+
+        Raises:
+            NotRun: There is none.
+        """
+        record = self.first(experiment, **config)
+        if record is None:
+            raise NotRun("no records")
+        return record
+
+    processes = ok
+    recorded: Sequence[Record] = ()
+
+    def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
+        """Read a value of every record of one cell, which is to be compared seed by seed.
+
+        Under `long` the seeds of the first look, by experiment (and task) in ``paper.toml``, only
+        set how many are needed: where a comparison has others, those judge alone.
+        """
+        look: Any = ()
+        if records and self.profile == LONG:
+            look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
+        if isinstance(look, Mapping):
+            look = look.get(records[0].config.get("task"), ())
+        return BySeed.of(records, read, look)
+
+    def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
+        """Return a measurement, of several processes as one record; see `of_processes`.
+
+        Args:
+            experiment: Its name.
+            several: Whether one process alone counts as one, too, and not by its rounds; it does
+                under `long`.
+            config: Of the run.
+
+        Raises:
+            NotRun: There is none.
+        """
+        self.need(experiment, **config)
+        return of_processes(self.ok(experiment, **config), several or self.profile == LONG)
+
+    @property
+    def missing(self) -> int:
+        """How many runs have no record."""
+        return len(self.expected) - len(self.records)
+
+    @property
+    def failed(self) -> list[Record]:
+        """The records whose run ended in an error other than out-of-memory."""
+        return [record for record in self.records if record.status == "failed"]
+
+
+def _row(record: Record, profile: str) -> dict[str, Any]:
+    config = dict(_flat(record.config))
+    metrics = {
+        f"measured.{name}" if name in config else name: value
+        for name, value in record.metrics.items()
+    }
+    return {
+        "experiment": record.experiment,
+        "seed": record.seed,
+        "status": record.status,
+        "profile": profile,
+        "device": record.device["name"],
+        **config,
+        **metrics,
+        "record": record,
+    }
+
+
+def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
+
+
+def one_machine(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records, whose times are to be compared.
+
+    Raises:
+        NotRun: They are of several devices: a ratio of their times would compare those.
+    """
+    devices = sorted({record.device["name"] for record in records})
+    if len(devices) > 1:
+        raise NotRun(
+            f"times of {' and '.join(devices)} do not compare; take the records of one with --from"
+        )
+    return records
+
+
+def of_processes(records: Sequence[Record], several: bool = False) -> Record:
+    """Return the measurement of several processes as one record.
+
+    Timings within a process correlate: each process counts once, and a timing's samples are the
+    processes' medians. Numbers among the metrics are medians over the processes; other metrics are
+    the first one's.
+
+    Args:
+        records: Of one configuration, one each; a single one is returned as it is.
+        several: Whether a single one, too, has one sample of each timing.
+    """
+    first, *others = records
+    if not others and not several:
+        return first
+    timings = {
+        name: timing
+        | {"samples_s": [statistics.median(r.timings[name]["samples_s"]) for r in records]}
+        for name, timing in first.timings.items()
+        if all(name in record.timings for record in others)
+    }
+    metrics = _median([record.metrics for record in records])
+    return replace(first, timings=timings, metrics=metrics)
+
+
+def _median(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {
+            key: _median([value[key] for value in values])
+            for key in first
+            if all(isinstance(value, dict) and key in value for value in values)
+        }
+    if isinstance(first, list):
+        if any(not isinstance(value, list) or len(value) != len(first) for value in values):
+            return first
+        return [_median(list(items)) for items in zip(*values, strict=True)]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return first
+    return first if all(value == first for value in values) else statistics.median(values)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The records that count for a paper: from all devices, or from one.
+
+    Attributes:
+        paper: The paper.
+        stores: By (device folder or ``local``, profile), worst first.
+        profile: The only one that counts; None for the best of each artefact.
+    """
+
+    paper: Paper
+    stores: Mapping[tuple[str, str], RecordStore]
+    profile: str | None = None
+
+    @cached_property
+    def records(self) -> dict[tuple[str, str], list[Record]]:
+        """The paper's records of its experiments' present versions, by the keys of `stores`."""
+        version = {name: item.version for name, item in self.paper.experiments.items()}
+        loaded = {
+            origin: [
+                r for r in store.load(self.paper.key) if version.get(r.experiment) == r.version
+            ]
+            for origin, store in self.stores.items()
+        }
+        return {origin: records for origin, records in loaded.items() if records}
+
+    def paths(self, records: Sequence[Record]) -> dict[int, Path]:
+        """Return the files of records, by the records' identity in memory."""
+        wanted = {id(record) for record in records}
+        return {
+            id(record): self.stores[origin].where(record)
+            for origin, held in self.records.items()
+            for record in held
+            if id(record) in wanted
+        }
+
+    @property
+    def label(self) -> str:
+        """Where the records come from, in one phrase."""
+        places = [_label_of(device, profile) for device, profile in reversed(self.records)]
+        return "; ".join(places) or "no records yet"
+
+
+def _label_of(device: str, profile: str) -> str:
+    where = HERE if device == LOCAL else f"reference records, {device}"
+    return f"{where}, profile {profile}"
+
+
+def of_reference(results: Results) -> bool:
+    """Whether all records are the reference's, none this machine's own."""
+    return not any(HERE in place for place in results.places)
+
+
+def find_source(
+    paper: Paper, profile: str | None = None, device: str | None = None, local: bool = True
+) -> Source:
+    """Find records of a paper.
+
+    Args:
+        paper: The paper.
+        profile: Only this one, `long` with `quick` for artefacts that it does not run; by default
+            for each artefact the one that has most of its records.
+        device: ``local``, or a folder under ``results/reference``; by default all of them.
+        local: Whether this machine's own records count.
+
+    Raises:
+        UsageError: There is no such device folder.
+    """
+    references = {
+        origin: store
+        for origin, store in reference_stores().items()
+        if origin[1] in COMPUTING_PROFILES
+    }
+    names = [LOCAL, *dict.fromkeys(origin[0] for origin in references)]
+    if device is not None and device not in names:
+        raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
+    # A GPU's reference before a CPU's, this machine's before both.
+    ordered = sorted(references, key=lambda origin: not origin[0].startswith("cpu"))
+    stores = {origin: references[origin] for origin in ordered}
+    if local:
+        stores |= {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
+    counting = (profile, "quick") if profile == LONG else (profile,)
+    return Source(
+        paper,
+        {
+            origin: store
+            for origin, store in stores.items()
+            if device in (None, origin[0]) and (profile is None or origin[1] in counting)
+        },
+        profile,
+    )
+
+
+def results_of(
+    artefact: Artefact,
+    source: Source,
+    seeds: Sequence[int] | None = None,
+    changes: Choices = (),
+) -> Results:
+    """Gather the best record of every run of an artefact.
+
+    Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
+    several the most thorough one, and `smoke` after all others. A GPU's records count first, as
+    those nearest the paper, once half of its runs have some. The datasets are those of the records,
+    so that an artefact is shown as it was computed whatever data is at hand now.
+
+    Args:
+        artefact: Of the source's paper.
+        source: Where its records are.
+        seeds: Those wanted; by default the profile's and any that records have.
+        changes: Changes of the runs by ``--set``.
+
+    Raises:
+        UsageError: The changes do not fit the runs.
+    """
+    if artefact.exhibit.parts:
+        parts = [source.paper.artefacts[name] for name in artefact.exhibit.parts]
+        return _joined({part: results_of(part, source, seeds, changes) for part in parts})
+    held = {profile for _, profile in source.records}
+    profiles = [name for name in COMPUTING_PROFILES if name in held]
+    candidates = [
+        _of_profile(artefact, source, name, seeds, changes)
+        for name in profiles or [source.profile or default_profile()]
+    ]
+
+    def worth(results: Results) -> tuple[bool, bool, float, int]:
+        # Toy records show that the code runs; they hide nothing better.
+        real = results.profile != "smoke" and bool(results.records)
+        on_a_gpu = any(record.device["type"] != "cpu" for record in results.records)
+        share = _share(results)
+        first = real and on_a_gpu and share >= 0.5
+        return real, first, share, COMPUTING_PROFILES.index(results.profile)
+
+    return max(candidates, key=worth)
+
+
+def _joined(parts: Mapping[Artefact, Results]) -> Results:
+    """Return the results of several artefacts as one, under their most thorough profile."""
+    profile = max((part.profile for part in parts.values()), key=COMPUTING_PROFILES.index)
+    whole = Results([], (), [], profile=profile)
+    whole.parts = {artefact.name: part for artefact, part in parts.items()}
+    for part in parts.values():
+        whole.expected += part.expected
+        whole.records += part.records
+    whole.places = [
+        f"{a.source} from {place}" for a, part in parts.items() for place in part.places
+    ]
+    return whole
+
+
+def _share(results: Results) -> float:
+    """Return the share of the runs that have records, of seeds two each: more narrow intervals."""
+    present = {record.identity for record in results.records}
+    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
+    for run, seed in results.expected:
+        here = identity(run.experiment, run.config, seed) in present
+        seeds.setdefault(run, []).append(here)
+    shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
+    return sum(shares) / max(1, len(shares))
+
+
+def _of_profile(
+    artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
+) -> Results:
+    origins = [origin for origin in source.records if origin[1] == profile]
+    records = [record for origin in origins for record in source.records[origin]]  # best last
+    asked = SEEDS[profile] if seeds is None else seeds
+    if seeds is None:  # whoever asked for further seeds sees them
+        seeds = sorted({record.seed for record in records}.union(asked))
+    candidates = []
+    for chosen in _choices_of_data(source.paper, profile, records):
+        runs = artefact.runs(profile, chosen)
+        if changes:  # an artefact without the key is shown as it is
+            held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
+            runs = with_changes(source.paper, runs, held)
+        runs = [_with_further_processes(run, records) for run in runs]
+        candidates.append(Results(runs, seeds, records, profile))
+    best = max(candidates, key=lambda results: len(results.records))
+    # Further seeds of some runs alone leave no gap in the others.
+    present = {record.identity for record in best.records}
+    best.expected = [
+        (run, seed)
+        for run, seed in best.expected
+        if run.seeds is not None
+        or seed in asked
+        or identity(run.experiment, run.config, seed) in present
+    ]
+    best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
+    return best
+
+
+def _choices_of_data(
+    paper: Paper, profile: str, records: Sequence[Record]
+) -> Iterator[dict[str, str]]:
+    """Yield each choice of a dataset per task that records have, the last recorded ones first."""
+    names = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
+    used = list(dict.fromkeys(reversed(names)))
+    tasks = paper.datasets[profile]
+    served = [
+        [name for name in used if name in (*allowed, "synthetic")] or [next(iter(allowed), "")]
+        for allowed in tasks.values()
+    ]
+    for chosen in itertools.product(*served):
+        yield dict(zip(tasks, chosen, strict=True))
+
+
+def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
+    """Return a measurement with those of its processes that were asked for beyond the profile's."""
+    if not run.by_processes:
+        return run
+    of_it = {(r.seed, r.identity) for r in records if r.experiment == run.experiment}
+    seeds = sorted({seed for seed, _ in of_it}.difference(PROCESSES))
+    further = [n for n in seeds if (n, identity(run.experiment, run.config, n)) in of_it]
+    return replace(run, seeds=(*PROCESSES, *further))
+
+
+def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
+    """Return the places whose records the results have, most records first.
+
+    Where they are of several, each but the first names its runs.
+    """
+    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
+    chosen = {id(record) for record in results.records}
+    by_label = {
+        _label_of(*origin): list(
+            dict.fromkeys(str(runs[r.identity]) for r in group if id(r) in chosen)
+        )
+        for origin, group in records.items()
+    }
+    first, *others = sorted(by_label.items(), key=lambda item: -len(item[1]))
+    places = [first[0]] if first[1] else []
+    for where, labels in others:
+        if labels:
+            more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+            places.append(f"{where}: {', '.join(labels[:MOST_NAMED])}{more}")
+    return places
