@@ -19,11 +19,11 @@ from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments import claims
 from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
 from repro.experiments.design import LONG, SEEDS, Outcome, Paper, Run, UsageError
 from repro.experiments.outcome import LibraryMissing
+from repro.experiments.run_lock import locked
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
@@ -212,7 +212,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
     in both, also of a failure that stands. Runs that need a library that is not installed are left
     out, without a record; it is said once what to install. What another process computes at the
-    same time is left to it (see `claims`), and waited for at the end; where that one dies, it is
+    same time is left to it (see `run_lock`), and waited for at the end; where that one dies, it is
     computed here.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
     those have ended, one at a time in this process; under `long` each measurement has a process of
@@ -229,7 +229,6 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     store = store or local_store(setting.profile)
     setting = replace(setting, device=check_device(setting.device))
     store.sweep()
-    claims.sweep(store.folder)
     if setting.device == "cpu" and setting.profile in ("smoke", "quick", "long"):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
@@ -358,12 +357,10 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                 elif made is not None:
                     account(step, *made)
                 else:
-                    path = store.path(paper.key, step.run.experiment, step.key)
-                    taken.append((step, claims.holder(path)))
-            left = [step for step, _ in taken]
+                    taken.append(step)
+            left = taken
             if left and not waiting:
-                who = ", ".join(sorted({holder for _, holder in taken}))
-                tell(f"{paper.key}: waiting for {len(left)} runs that are computed by {who}")
+                tell(f"{paper.key}: waiting for {len(left)} runs that another process computes")
                 waiting = True
             if left:
                 time.sleep(POLL_S)
@@ -401,7 +398,7 @@ def settle(
         the error where a library is not installed; nothing where another process is at it.
     """
     step, before = work
-    with claims.claimed(store.path(paper.key, step.run.experiment, step.key)) as mine:
+    with locked(store.path(paper.key, step.run.experiment, step.key)) as mine:
         if not mine:
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
