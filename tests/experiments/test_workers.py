@@ -158,7 +158,7 @@ def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     # A record that the other process wrote before it was ended with this one stands.
     assert tally.done + tally.elsewhere == 8 and not tally.failed
     assert any("was killed" in line and "computed by this process" in line for line in said)
-    assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.claim"))
+    assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.lock"))
 
 
 @pytest.mark.exhaustive

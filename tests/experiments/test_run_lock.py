@@ -1,0 +1,127 @@
+"""Several processes on one folder: each run is computed once, whatever becomes of the others."""
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from repro.experiments import running
+from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, by_name
+from repro.experiments.outcome import UsageError
+from repro.experiments.run_lock import NoLocksWarning, locked
+from repro.records import RecordStore
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+TOY = by_name(Experiment("add", f"{__name__}:add"))
+PAPER = Paper("toy", "Toy", "Nobody", "09_toy", TOY, {}, {profile: {} for profile in PROFILES})
+me, log, before = "", Path(), None  # of this process
+
+
+def said(text):
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{me} {text.splitlines()[0]}\n")
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def add(config, seed, data, device):
+    said(f"computes {config['x']}")
+    until(before)
+    return Outcome({"sum": config["x"]})
+
+
+def worker(folder, name, condition):
+    """Fork a process that carries out six runs; each of them waits for a condition."""
+    global me, log, before
+    log = folder / "log"
+    log.touch()
+    if process := os.fork():
+        return process
+    me, before, code = name, condition, 1
+    try:
+        runs = [Run("add", {"x": x}, label=f"of {x}") for x in range(6)]
+        setting = running.Setting("smoke", "cpu", seeds=(0,))
+        running.execute(PAPER, runs, setting, RecordStore(folder), said)
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def exit_codes(*processes):
+    return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+
+
+def computed(name):
+    return [int(x) for x in re.findall(b"%s computes (.)" % name, log.read_bytes())]
+
+
+def both():
+    return computed(b"A") and computed(b"B")
+
+
+def test_two_runs_at_once_compute_everything_once(tmp_path):
+    assert exit_codes(worker(tmp_path, "A", both), worker(tmp_path, "B", both)) == [0, 0]
+    assert both() and sorted(computed(b"A") + computed(b"B")) == list(range(6))
+    assert [path.suffix for path in (tmp_path / "toy").iterdir()] == [".json"] * 6
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_what_a_dead_process_had_locked_is_taken_over(tmp_path, how, code):
+    a = worker(tmp_path, "A", lambda: False)
+    until(lambda: b"A computes 0" in log.read_bytes())
+    b = worker(tmp_path, "B", lambda: True)
+    until(lambda: b"waiting for 1 runs that another process computes" in log.read_bytes())
+    os.kill(a, how)
+    assert exit_codes(a, b) == [code, 0]
+    assert computed(b"A") == [0] and computed(b"B") == [1, 2, 3, 4, 5, 0]
+    assert [path.suffix for path in (tmp_path / "toy").iterdir()] == [".json"] * 6
+
+
+def test_one_at_a_time_and_nothing_is_left(tmp_path):
+    record = tmp_path / "train-key.json"
+    (tmp_path / ".train-key.lock").write_text("of a process that was killed")
+    with locked(record) as mine, locked(record) as again, locked(tmp_path / "x.json") as other:
+        assert (mine, again, other) == (True, False, True)
+    with pytest.raises(KeyError), locked(record) as mine:
+        raise KeyError if mine else AssertionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    flock = fcntl.flock
+
+    def late(file, how):
+        (tmp_path / ".key.lock").unlink(missing_ok=True)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(tmp_path / "key.json") as mine:
+        assert not mine
+
+
+def test_what_is_in_the_way_is_named(tmp_path):
+    (tmp_path / ".key.lock").symlink_to("x")
+    with pytest.raises(UsageError, match=r"\.key\.lock.*what is in the way"):
+        locked(tmp_path / "key.json").__enter__()
+
+
+def test_without_locks_a_run_goes_on_and_says_so(tmp_path, monkeypatch):
+    def none(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(NoLocksWarning, match="may compute"), locked(tmp_path / "key.json") as mine:
+        assert mine
+    assert list(tmp_path.iterdir()) == []
