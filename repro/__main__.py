@@ -175,7 +175,8 @@ def run(
     are built without content, so that a recipe that cannot start fails there, and its memory and
     time are predicted.
     """
-    from repro.experiments import arguments, forecast, running
+    from repro.experiments import arguments
+    from repro.experiments import run as running
     from repro.experiments.design import RAY_ADDRESS
     from repro.experiments.workers import Workers, default_count
     from repro.records import local_store
@@ -185,7 +186,7 @@ def run(
     listed = arguments.parse_seeds(seeds)
     named = _by_paper(targets)
     profile = arguments.check_profile(profile or arguments.default_profile())
-    end = forecast.ending(until, hours)
+    end = arguments.ending(until, hours)
     if rehearse:
         for name, value in (
             ("--device", device),
@@ -288,8 +289,9 @@ def gpu(
     from pathlib import Path
 
     from repro import terminal
-    from repro.experiments import arguments, running
+    from repro.experiments import arguments
     from repro.experiments import gpu as session
+    from repro.experiments import run as running
 
     arguments.check_profile(profile)
     arguments.check_data(data)

@@ -79,7 +79,8 @@ class Smoke:
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     """Carry out the smoke profile once for all tests."""
-    from repro.experiments import arguments, load_paper, running
+    from repro.experiments import arguments, load_paper
+    from repro.experiments import run as running
 
     paper = load_paper("mbs")
     folder = tmp_path_factory.mktemp("smoke")

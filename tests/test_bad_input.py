@@ -22,7 +22,8 @@ from PIL import Image
 from test_notebooks import tiny
 
 from repro import notebooks, paths
-from repro.experiments import arguments, load_paper, running
+from repro.experiments import arguments, load_paper
+from repro.experiments import run as running
 from repro.experiments.design import Outcome
 from repro.measure import accelerator
 from repro.records import CorruptRecordWarning, RecordStore, local_store, read_record
@@ -32,7 +33,7 @@ QUICK = ("--profile", "quick", "--device", "cpu")
 FIGURE = ("run", "mbs/figure2", *SMOKE)
 TABLE = ("run", "mbs/table5", *SMOKE)
 HUGE = "9" * 5000
-CARRY_OUT = running._carry_out
+CARRY_OUT = running.carry_out
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class TestCommands:
         options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
         code, out, err = run(*command, *options)
         assert code == 0, err
-        assert "mbs, profile smoke: " in out and "0 stood already" in out
+        assert "mbs, profile smoke: " in out and "0 had a record" in out
         written = snapshot(results_folder)
         contents = [json.loads(content) for content, _ in written.values()]
         assert {c["config"]["mini_batch"] for c in contents} == {32, 64}
@@ -67,7 +67,7 @@ class TestCommands:
         assert len(err.splitlines()) == len(written)
         code, out, err = run(*command, *options)
         assert (code, err) == (0, "")
-        assert f"0 computed (0 out of memory, 0 failed), {len(written)} stood already" in out
+        assert f"0 computed (0 out of memory, 0 failed), {len(written)} had a record" in out
         assert snapshot(results_folder) == written
 
     def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from repro import paths
-from repro.experiments import PAPERS, load_paper
+from repro.experiments import PAPERS, load_paper, query
 
 pytestmark = [
     pytest.mark.slow,

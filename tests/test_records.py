@@ -496,6 +496,6 @@ def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path, monkeypatch, 
     total = len(store.load("mbs"))
     expected = f"{total - len(written)} computed"
     assert expected in out
-    assert f"{len(written)} stood already" in out
+    assert f"{len(written)} had a record" in out
     for path, modified in written.items():
         assert path.stat().st_mtime_ns == modified

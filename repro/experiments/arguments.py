@@ -5,8 +5,10 @@ import math
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,31 @@ def _count(kind: str) -> int:
     except (RuntimeError, ValueError):
         return 0
     return int(of.device_count()) if of.is_available() else 0
+
+
+def ending(until: str | None, hours: float | None) -> float | None:
+    """Return when to begin no further run, on `time.monotonic`'s clock; None for never.
+
+    Args:
+        until: A time of day, such as ``02:30``: the next one.
+        hours: From now on.
+
+    Raises:
+        UsageError: Both are given, or one is no such value.
+    """
+    if until is not None and hours is not None:
+        raise UsageError(f"--until is {until!r} and --hours {hours:g}; give one of them")
+    if until is not None:
+        try:
+            asked = datetime.strptime(until, "%H:%M")
+        except ValueError:
+            raise UsageError(f"--until is {until!r}; give a time of day such as 02:30") from None
+        now = datetime.now()
+        end = now.replace(hour=asked.hour, minute=asked.minute, second=0, microsecond=0)
+        hours = ((end - now) % timedelta(days=1)).total_seconds() / 3600
+    elif hours is not None and not 0 < hours < 10_000:
+        raise UsageError(f"--hours is {hours:g}; give a number above 0, such as 2.5")
+    return None if hours is None else time.monotonic() + 3600 * hours
 
 
 def user_path(text: str, option: str) -> Path:

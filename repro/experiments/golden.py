@@ -18,7 +18,7 @@ from typing import Any
 from repro.experiments.design import Experiment, Paper, imported
 from repro.experiments.estimates import seconds_of
 from repro.experiments.query import Source, find_source
-from repro.experiments.running import load, noting_interrupts
+from repro.experiments.run import load, noting_interrupts
 from repro.experiments.workers import WorkerDied, Workers, default_count
 from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
 

@@ -22,7 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from repro.experiments import arguments, find_artefacts, running
+from repro.experiments import arguments, find_artefacts
+from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
 from repro.measure.checks import is_whole

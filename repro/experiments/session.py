@@ -12,14 +12,14 @@ from repro.experiments import (
     load_paper,
     query,
     recipes,
-    running,
     story,
     summary,
     view,
 )
+from repro.experiments import run as running
 from repro.experiments.design import LONG
 from repro.experiments.query import LOCAL, Results
-from repro.experiments.running import Setting
+from repro.experiments.run import Setting
 
 Shown = TypeVar("Shown")
 

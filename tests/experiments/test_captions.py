@@ -1,18 +1,13 @@
 """What images and captions say of their records."""
 
-import re
-
 import pytest
 from invented import make_record
-from made_dualbatch import World
-from made_dualbatch import results as dualbatch
-from made_microconv import plausible
-from made_microconv import results as microconv
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper, query
-from repro.experiments.captions import signature
-from repro.experiments.design import Results
+from repro.experiments.design import Run
+from repro.experiments.query import Results
+from repro.experiments.view import signature
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +30,6 @@ def test_an_image_says_whose_numbers_it_shows(key):
     assert not any(text.startswith("Ours") for text in texts)
 
 
-def test_the_signature_counts_what_is_drawn_of_trainings_and_of_measured_processes():
-    source = query.find_source(load_paper("dualbatch"), None, None, local=False)
-    results = query.results_of(load_paper("dualbatch").artefacts["synchronisation"], source)
-    assert re.search(r" · (\d+ to )?\d+ seeds, \d+ processes", signature(results, ""))
-    results.records = [r for r in results.records if r.experiment == "wall"]
-    assert re.search(r" · \d+ processes$", signature(results, ""))
-    assert "seed" not in signature(results, "")
-
-
 def test_what_a_caption_warns_of_is_in_the_image():
     paper = load_paper("outofcore")
     source = query.find_source(paper, None, None, local=False)
@@ -53,26 +39,10 @@ def test_what_a_caption_warns_of_is_in_the_image():
     assert "STAND-IN" not in signature(results, "Measured.")
 
 
-def test_the_signature_tells_processes_from_seeds_and_a_stop_from_an_extent():
-    measured = dualbatch("table4", World(), "long")
-    assert " · 5 processes" in signature(measured, "")
-    own = microconv("iterations", plausible, "long")  # each record starts its own
-    assert " · 3 processes" in signature(own, "")
-    own.records[0].metrics["samples_s"].append(own.records[0].metrics["samples_s"][0])
-    assert " · 3 to 4 processes" in signature(own, "")
-    # Processes that share the work of one training step are something else.
-    adaptive = load_paper("adaptive").artefacts["figure7"]
-    (run,) = adaptive.runs("quick", {})
-    assert run.config["processes"] == 2
-    record = make_record(run.experiment, paper="adaptive", config=run.config)
-    assert signature(Results([run], (0,), [record]), "").endswith(" · 1 seed")
-    trained = dualbatch("table8", World(), "long")
-    assert " · 3 seeds" in signature(trained, "")
-    trained.records.remove(next(r for r in trained.records if r.experiment == "train"))
-    assert " · 2 to 3 seeds" in signature(trained, "")
-    paper = load_paper("adaptive")
-    run, *_ = paper.artefacts["figure4"].runs(
-        "long", {task: names[0] for task, names in paper.datasets["long"].items()}
-    )
-    record = make_record(run.experiment, paper="adaptive", config=run.config)
-    assert " · at most 1,100 epochs · 1 seed" in signature(Results([run], (0,), [record]), "")
+def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():
+    run = Run("train", {"epochs": 1100, "stop": 5})
+    once = Run("size", {}, seeds=(0,))
+    records = [make_record("train", paper="mbs", config=run.config, seed=n) for n in range(3)]
+    records.append(make_record("size", paper="mbs", config={}))
+    results = Results([run, once], (0, 1, 2), records)
+    assert signature(results, "").endswith(" · at most 1,100 epochs · n = 3")

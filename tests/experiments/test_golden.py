@@ -11,7 +11,8 @@ from torch.optim import optimizer
 from repro import paths
 from repro.adaptive import ThetaController
 from repro.dualbatch import plan as planning
-from repro.experiments import golden, load_paper, replay, running
+from repro.experiments import golden, load_paper, replay
+from repro.experiments import run as running
 from repro.experiments.design import (
     Artefact,
     Exhibit,

@@ -13,7 +13,7 @@ import pytest
 
 from repro.experiments import gpu
 from repro.experiments.design import UsageError
-from repro.experiments.running import Setting
+from repro.experiments.run import Setting
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import RecordStore, local_store
 

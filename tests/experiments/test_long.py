@@ -11,7 +11,7 @@ from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES, claims_of
 from repro.experiments.mbs.settings import ROLES
 from repro.experiments.query import find_source, results_of
-from repro.experiments.running import Setting
+from repro.experiments.run import Setting
 from repro.experiments.story import findings_of, setup
 from repro.records import RecordStore
 

@@ -8,7 +8,8 @@ import torch
 from made_mbs import CHOSEN, PAPER
 
 from repro import datasets
-from repro.experiments import arguments, running
+from repro.experiments import arguments
+from repro.experiments import run as running
 from repro.experiments.mbs import building, experiments, settings, turns
 from repro.experiments.query import Source, results_of
 from repro.records import RecordStore

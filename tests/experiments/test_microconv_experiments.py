@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.experiments import load_paper, running
+from repro.experiments import load_paper
+from repro.experiments import run as running
 from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, deepbench, experiments, settings
 from repro.measure import machine as machine_module

@@ -2,7 +2,8 @@
 
 import pytest
 
-from repro.experiments import arguments, load_paper, running
+from repro.experiments import arguments, load_paper
+from repro.experiments import run as running
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.experiments import running
+from repro.experiments import run as running
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, by_name
 from repro.experiments.outcome import UsageError
 from repro.experiments.run_lock import NoLocksWarning, locked
@@ -82,7 +82,7 @@ def test_what_a_dead_process_had_locked_is_taken_over(tmp_path, how, code):
     a = worker(tmp_path, "A", lambda: False)
     until(lambda: b"A computes 0" in log.read_bytes())
     b = worker(tmp_path, "B", lambda: True)
-    until(lambda: b"waiting for 1 runs that another process computes" in log.read_bytes())
+    until(lambda: b"waiting for 1 runs of other processes" in log.read_bytes())
     os.kill(a, how)
     assert exit_codes(a, b) == [code, 0]
     assert computed(b"A") == [0] and computed(b"B") == [1, 2, 3, 4, 5, 0]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from repro import datasets, records
-from repro.experiments import arguments, find_artefacts, load_paper, running
+from repro.experiments import arguments, find_artefacts, load_paper, query
+from repro.experiments import run as running
 from repro.experiments.design import (
     PROFILES,
     SEEDS,
@@ -30,7 +31,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import NotRun
 from repro.experiments.query import LOCAL, Source
-from repro.experiments.running import Setting, UsageError
+from repro.experiments.run import Setting, UsageError
 from repro.measure import Timing, accelerator
 from repro.records import CorruptRecordWarning, RecordError, RecordStore
 
@@ -762,6 +763,7 @@ def test_cudnn_times_its_algorithms_where_the_configuration_says_so():
     tells = by_name(Experiment("tell", f"{__name__}:tell_of_cudnn", False))
     paper = Paper("toy", "Toy", "Nobody", "09_toy", tells, {}, {})
     for config, seen in (({"benchmark": True}, True), ({}, False)):
-        record = running.record_of(paper, Run("tell", config), 0, Setting("smoke", "cpu"))
+        step = running.Step(Run("tell", config), 0, "key")
+        record = running.carry_out(paper, step, Setting("smoke", "cpu"))
         assert record.metrics == {"benchmark": seen}
         assert not torch.backends.cudnn.benchmark

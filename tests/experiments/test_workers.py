@@ -1,5 +1,6 @@
 """Runs that measure nothing, carried out by processes side by side."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -7,14 +8,16 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
-from repro.experiments import running
+from repro.experiments import run as running
+from repro.experiments.arguments import ending
 from repro.experiments.design import PROFILES, Artefact, Experiment, Outcome, Paper, Run, by_name
-from repro.experiments.running import Setting, UsageError
+from repro.experiments.run import Forecast, Setting, UsageError
 from repro.experiments.workers import Workers, default_count
 from repro.records import RecordStore
 
@@ -213,3 +216,24 @@ def test_only_a_cpus_longer_runs_are_worth_a_process():
     assert default_count("quick", "cpu") == (2 if cores > 1 else 1)
     assert default_count("smoke", "cpu") == default_count("quick", "cuda:0") == 1
     assert not Workers(1) and Workers(2)
+
+
+def test_what_ran_here_counts_before_what_ran_elsewhere():
+    forecast = Forecast({"a": 10.0, "b": 30.0}, unknown_s=7.0)
+    assert forecast.expected("a") == 10.0 and forecast.expected("new") == 7.0
+    forecast.learn("a", 20.0)
+    # This machine takes twice as long; a run that nobody knows takes the mean of those here.
+    assert [forecast.expected(n) for n in ("a", "b", "new")] == [20.0, 60.0, 20.0]
+    assert Forecast({}).expected("new") is None
+
+
+def test_a_time_of_day_is_the_next_one():
+    now = datetime.now()
+    in_two_hours = f"{now + timedelta(hours=2):%H:%M}"
+    left = ending(in_two_hours, None) - time.monotonic()
+    assert 2 * 3600 - 61 <= left <= 2 * 3600
+    assert ending(None, 2.5) - time.monotonic() == pytest.approx(2.5 * 3600, abs=5)
+    assert ending(None, None) is None
+    for until, hours in (("25:00", None), ("soon", None), (None, 0), (None, math.nan), ("2:30", 1)):
+        with pytest.raises(UsageError, match=r"--until|--hours"):
+            ending(until, hours)

@@ -1,6 +1,7 @@
 """The smoke profile on the simulated device: all of it, or one run of each kind."""
 
-from repro.experiments import PAPERS, arguments, load_paper, running
+from repro.experiments import PAPERS, arguments, load_paper
+from repro.experiments import run as running
 from repro.experiments.design import Paper, Run
 from repro.records import RecordStore
 

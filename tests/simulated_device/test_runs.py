@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.experiments import arguments, doctor, estimates, running, surroundings
+from repro.experiments import arguments, doctor, estimates, surroundings
+from repro.experiments import run as running
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
 from repro.records import RecordStore, local_store
 
