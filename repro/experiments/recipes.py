@@ -48,9 +48,10 @@ def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
     values: dict[str, None] = {}
     for run in runs:
         config = {"experiment": run.experiment, **run.config}
-        if all(_at(config, key) == value for key, value in row["where"].items()):
-            texts = [_text(_at(config, key)) for key in keys]
-            values[", ".join(text for text in texts if text)] = None
+        ours = [_at(config, key) for key in keys]
+        matches = all(_at(config, key) == value for key, value in row["where"].items())
+        if matches and ... not in ours:
+            values[", ".join(map(_text, ours))] = None
             if not row.get("every"):
                 break
     return ", ".join(values) or "not run"
@@ -59,7 +60,7 @@ def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
 def _at(config: Mapping[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        value = value.get(part, ...) if isinstance(value, Mapping) else ...
     return value
 
 

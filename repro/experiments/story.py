@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import report
 from repro.experiments import summary
-from repro.experiments.design import LONG, Paper, claims_of, paper_toml
+from repro.experiments.design import LONG, Paper, claims_of, imported, paper_toml
 from repro.experiments.judge import Estimate, Exact, NotRun
 from repro.experiments.query import Results, Source, results_of
 from repro.experiments.view import devices
@@ -155,9 +155,12 @@ def effects_of(source: Source) -> list[Effect]:
                 effects.append(effect)
             return effects
         for row in told:
-            name, claim = row["claim"].split(".")
-            case, ours = _case(source.paper, look, name, claim, row.get("case"))
-            paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
+            if "numbers" in row:  # which are no claim's
+                paper, ours = row.get("paper"), imported(row["numbers"])(look(row["artefact"]))
+            else:
+                name, claim = row["claim"].split(".")
+                case, ours = _case(source.paper, look, name, claim, row.get("case"))
+                paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
             more = row.get("remark", ""), row.get("less", False)
             effects.append(Effect.of(row["label"], paper, ours, *more))
     except NotRun:

@@ -1,7 +1,7 @@
 """Micro-Batch Streaming (Piao et al.): the list of artefacts."""
 
 from repro.experiments.design import Artefact, Experiment, Paper, by_name
-from repro.experiments.mbs.settings import DATASETS
+from repro.experiments.mbs.runs import DATASETS
 
 _HERE = "repro.experiments.mbs"
 
@@ -12,30 +12,30 @@ PAPER = Paper(
     "to Use a Large Batch Size in Memory Constrained Environments",
     notebook="01_mbs",
     experiments=by_name(
-        # What trains side by side says so in its configuration, and gives no time of an epoch.
+        # Trainings that run side by side have `timed` in their configuration, and time no epoch.
         Experiment(
             "train",
-            f"{_HERE}.experiments:train",
+            f"{_HERE}.training:train",
             measures=False,
             measures_where=("timed", None),
             trains=True,
             planned=("steps_per_epoch", "limit_bytes"),
         ),
-        Experiment("size", f"{_HERE}.experiments:size"),
-        Experiment("step", f"{_HERE}.experiments:step"),
+        Experiment("size", f"{_HERE}.measuring:size"),
+        Experiment("step", f"{_HERE}.measuring:step"),
         Experiment(
-            "overhead",
-            f"{_HERE}.experiments:overhead",
-            timed=("halved_percent", "doubled_percent"),
+            "overhead", f"{_HERE}.measuring:overhead", timed=("halved_percent", "doubled_percent")
         ),
-        Experiment("epochs", f"{_HERE}.turns:epochs"),
-        # How JPEG is packed, and what a system keeps in memory, is no result.
-        Experiment("file_epochs", f"{_HERE}.reading:file_epochs", timed=("file_bytes", "uncached")),
-        Experiment("timeline", f"{_HERE}.experiments:timeline", timed=("spans", "update")),
-        Experiment("gradients", f"{_HERE}.normalising:gradients", measures=False),
-        Experiment("normalised", f"{_HERE}.normalising:normalised", measures=False, trains=True),
-        Experiment("twins", f"{_HERE}.twins:twins", measures=False, trains=True),
-        Experiment("foretell", f"{_HERE}.foretelling:foretell", measures=False),
+        Experiment("epochs", f"{_HERE}.measuring:epochs"),
+        # The size of JPEG files, and the system's cache, are no results.
+        Experiment(
+            "file_epochs", f"{_HERE}.measuring:file_epochs", timed=("file_bytes", "uncached")
+        ),
+        Experiment("timeline", f"{_HERE}.measuring:timeline", timed=("spans", "update")),
+        Experiment("gradients", f"{_HERE}.training:gradients", measures=False),
+        Experiment("normalised", f"{_HERE}.training:normalised", measures=False, trains=True),
+        Experiment("twins", f"{_HERE}.training:paired_training", measures=False, trains=True),
+        Experiment("foretell", f"{_HERE}.measuring:predicted_size", measures=False),
     ),
     artefacts=by_name(
         Artefact("table1", "Table 1", "Batch size and image size", f"{_HERE}.resolution:TABLE1"),
@@ -50,19 +50,19 @@ PAPER = Paper(
             "table4",
             "Table 4",
             "Classification with mini-batches beyond memory",
-            f"{_HERE}.beyond:TABLE4",
+            f"{_HERE}.tables_4_5:TABLE4",
         ),
         Artefact(
             "table5",
             "Table 5",
             "Segmentation with mini-batches beyond memory",
-            f"{_HERE}.beyond:TABLE5",
+            f"{_HERE}.tables_4_5:TABLE5",
         ),
         Artefact(
             "files",
             "Section 4.3.3",
             "Epochs whose images are decoded from files",
-            f"{_HERE}.files:FILES",
+            f"{_HERE}.streaming:FILES",
         ),
         Artefact(
             "normalisation",

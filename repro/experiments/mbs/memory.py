@@ -2,41 +2,34 @@
 
 from typing import Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Exhibit, check
 from repro.experiments.judge import NotRun
-from repro.experiments.mbs.describing import marks, ran_as
-from repro.experiments.mbs.settings import MIB, PAPER, ROLES, foretold, sizing
+from repro.experiments.mbs.cells import MIB, marks, ran_as
+from repro.experiments.mbs.runs import INITIAL, PAPER, ROLES, sizes
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.report import DASH
 
 
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the search for the largest mini-batch of each model."""
-    models = ("U-Net",) if profile == "smoke" else ROLES  # the others take seconds each
-    return [sizing(profile, role, chosen) for role in ROLES] + [foretold(role) for role in models]
-
-
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return the largest mini-batch that fits: tried, modelled and chosen by the streamer."""
+    """The largest mini-batch that fits: tried, modelled and chosen by the streamer."""
     rows = []
     for role in ROLES:
-        paper = PAPER["table2"][role]
         record = results.first("size", role=role)
         metrics = record.metrics if record else {}
-        error = metrics.get("auto_prediction_error")
-        limit = metrics.get("limit_bytes")
+        error, limit = metrics.get("auto_prediction_error"), metrics.get("limit_bytes")
         fits = metrics.get("largest_that_fits")
         rows.append(
             {
                 "model": ran_as(role, results.records),
                 "limit (MiB)": f"{limit / MIB:,.1f}" if limit else DASH,
-                "mini-batch, paper": paper["mini_batch"],
+                "mini-batch, paper": INITIAL[role],
                 "predicted, paper's network and card": _predicted(results, role) or DASH,
                 "largest 2ᵏ that fits": fits if fits is not None else DASH,
                 "M(B): largest that fits": metrics.get("predicted_largest") or DASH,
                 '"auto" chose': metrics.get("auto_micro_batch") or DASH,
                 "prediction error": f"{100 * error:+.2f} %" if error is not None else DASH,
-                "μ-batch, paper": paper["micro_batch"],
+                "μ-batch, paper": PAPER["table2"][role]["micro_batch"],
                 "μ-batch, ours": fits // 2 if fits else DASH,
                 "n": int(bool(metrics)),
             }
@@ -54,13 +47,12 @@ def _predicted(results: Results, role: str) -> int | None:
     "live tensors of the published networks (SIMULATED)"
 )
 def initial_sizes(results: Results) -> tuple[bool, str]:
-    """Ask of the predictions for the published networks at the published sizes."""
-    papers = {role: PAPER["table2"][role]["mini_batch"] for role in ROLES}
+    """Whether the paper's size fits its card by prediction, and its double does not."""
     found = {role: n for role in ROLES if (n := _predicted(results, role)) is not None}
     if not found:
         raise NotRun("no records")
-    return all(papers[role] <= n < 2 * papers[role] for role, n in found.items()), "; ".join(
-        f"{role}: {n}, paper {papers[role]}" for role, n in found.items()
+    return all(INITIAL[role] <= n < 2 * INITIAL[role] for role, n in found.items()), "; ".join(
+        f"{role}: {n}, paper {INITIAL[role]}" for role, n in found.items()
     )
 
 
@@ -69,18 +61,17 @@ def initial_sizes(results: Results) -> tuple[bool, str]:
     "limit lies half way between the needs of two sizes"
 )
 def prediction(results: Results) -> tuple[bool, str]:
-    """Ask whether the model's size lies between the last that fits and the next tried."""
+    """Whether the model's size lies between the last that fits and the next tried."""
     holds, said = [], []
-    for role in ROLES:
-        record = results.first("size", role=role)
+    for record in (results.first("size", role=role) for role in ROLES):
         metrics = record.metrics if record else {}
         fits, predicted = metrics.get("largest_that_fits"), metrics.get("predicted_largest")
-        if fits is None or predicted is None:
+        if record is None or fits is None or predicted is None:
             continue
         holds.append(fits <= predicted < 2 * fits)
         said.append(
-            f"{ran_as(role, results.records)}: M(B) admits {predicted}, of powers of two {fits} "
-            f"ran and {2 * fits} did not"
+            f"{ran_as(record.config['role'], results.records)}: M(B) admits {predicted}, of powers "
+            f"of two {fits} ran and {2 * fits} did not"
         )
     if not said:
         raise NotRun("no records under a limit")
@@ -88,7 +79,7 @@ def prediction(results: Results) -> tuple[bool, str]:
 
 
 TABLE2 = Exhibit(
-    runs=runs,
+    runs=sizes,
     table=table,
     caption=caption(
         "The largest mini-batch that fits without MBS: tried, by the linear memory model, and by "

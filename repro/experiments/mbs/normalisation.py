@@ -1,15 +1,29 @@
 """Does the loss have to be normalised, and is Algorithm 1 exact? (section 3.4)"""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Exhibit, check
 from repro.experiments.judge import BySeed, Cases, Exact, NotRun, difference
-from repro.experiments.mbs.describing import marks, network, ran_as
-from repro.experiments.mbs.settings import PAPER, UNITS, gradient_errors, normalised_training
+from repro.experiments.mbs.cells import (
+    BY_SAMPLES,
+    SUMMED,
+    UNITS,
+    WITH,
+    WITHOUT,
+    marks,
+    network,
+    ran_as,
+    styles,
+    whose,
+)
+from repro.experiments.mbs.runs import normalisations
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -17,67 +31,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROLES = ("ResNet-50", "U-Net")
+MEAN_LOSS = "ResNet-50"  # U-Net's Dice is no mean over samples
 WAYS = {
     None: "whole mini-batch",
     "none": "not normalised",
     "paper": "Algorithm 1",
     "exact": "by samples (ours)",
 }
-# Of a gradient in float64; what rounding leaves is some 1e-15.
-SAME = 1e-9
+SAME = 1e-9  # of a gradient in float64; rounding leaves some 1e-15
 
 
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the comparisons of gradients, and trainings by each way."""
-    return [
-        *(gradient_errors(profile, role, chosen) for role in ROLES),
-        *(normalised_training(profile, chosen, way) for way in WAYS),
-    ]
-
-
-def _rows(results: Results, role: str) -> list[dict[str, Any]]:
-    record = results.first("gradients", role=role)
-    return record.metrics["rows"] if record else []
+def _rows(results: Results, *ways: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield networks and rows of gradients with BatchNorm by its running statistics."""
+    for role in ROLES:
+        record = results.first("gradients", role=role)
+        for row in record.metrics["rows"] if record else []:
+            if row["frozen"] and (not ways or row["way"] in ways):
+                yield role, row
 
 
 def _trained(results: Results, way: str | None) -> list[Record]:
     return results.ok("normalised", normalization=way)
-
-
-def table(results: Results) -> list[dict[str, Any]]:
-    """Return the error of each way's gradient, and what trainings came to."""
-    rows = []
-    for role in ROLES:
-        for row in _rows(results, role) or _empty():
-            ragged = row["mini_batch"] % row["micro_batch"] != 0
-            trained = role == "ResNet-50" and not row["frozen"] and ragged
-            values = [r.metrics["best"] for r in _trained(results, row["way"])] if trained else []
-            known = "error" in row
-            rows.append(
-                {
-                    "model": ran_as(role, results.records),
-                    "mini-batch in micro-batches": _division(row),
-                    "BatchNorm": "running statistics" if row["frozen"] else "as in training",
-                    "loss": WAYS[row["way"]],
-                    "paper: error": "0" if row["way"] == "paper" else DASH,
-                    "ours: error": f"{row['error']:.1e}" if known else DASH,
-                    "length over the whole one's": f"{row['length']:.2f}" if known else DASH,
-                    "ours, best (%)": Summary.of(values).text() if values else DASH,
-                    "n": len(values) or int(known),
-                    "ours, best over the whole one's (points)": _away(results, values),
-                }
-            )
-    return rows
-
-
-def _empty() -> list[dict[str, Any]]:
-    """Return what is compared, before it is."""
-    return [
-        {"mini_batch": mini, "micro_batch": micro, "frozen": frozen, "way": way}
-        for mini, micro in (PAPER["normalisation"]["even"], PAPER["normalisation"]["ragged"])
-        for frozen in (True, False)
-        for way in ("none", "paper", "exact")
-    ]
 
 
 def _division(row: dict[str, Any]) -> str:
@@ -85,25 +59,42 @@ def _division(row: dict[str, Any]) -> str:
     return f"{row['mini_batch']} = {full}×{row['micro_batch']}{f' + {rest}' if rest else ''}"
 
 
-def _away(results: Results, values: list[float]) -> str:
-    whole = [r.metrics["best"] for r in _trained(results, None)]
-    return f"{np.mean(values) - np.mean(whole):+.2f}" if values and whole else DASH
+def table(results: Results) -> list[dict[str, Any]]:
+    """The error of each way's gradient, and the accuracy of ResNet-50's trainings."""
+    rows = []
+    for record in (results.first("gradients", role=role) for role in ROLES):
+        for row in record.metrics["rows"] if record else []:
+            ragged = row["mini_batch"] % row["micro_batch"] != 0
+            trained = record and record.config["role"] == MEAN_LOSS and ragged and not row["frozen"]
+            values = [r.metrics["best"] for r in _trained(results, row["way"])] if trained else []
+            whole = [r.metrics["best"] for r in _trained(results, None)]
+            change = f"{np.mean(values) - np.mean(whole):+.2f}" if values and whole else DASH
+            rows.append(
+                {
+                    "model": ran_as(record.config["role"], results.records) if record else DASH,
+                    "mini-batch in micro-batches": _division(row),
+                    "BatchNorm": "running statistics" if row["frozen"] else "as in training",
+                    "loss": WAYS[row["way"]],
+                    "paper: error": "0" if row["way"] == "paper" else DASH,
+                    "ours: error": f"{row['error']:.1e}",
+                    "length over the whole one's": f"{row['length']:.2f}",
+                    "ours, best (%)": Summary.of(values).text(),
+                    "n": len(values) or 1,
+                    "ours, best over the whole one's (points)": change,
+                }
+            )
+    return rows
 
 
 def figure(results: Results) -> "Figure":
-    """Draw the gradients' errors, and loss and accuracy by epoch, by way of normalisation."""
+    """The gradients' errors, and loss and accuracy by epoch, by way of normalisation."""
     from repro import plots
-    from repro.experiments.mbs.drawing import BY_SAMPLES, STYLES, SUMMED, WITH, WITHOUT, whose
 
     drawn = {None: WITHOUT, "none": SUMMED, "paper": WITH, "exact": BY_SAMPLES}
-    styles = {WAYS[way]: STYLES[name] for way, name in drawn.items()}
     errors: dict[str, dict[str, float]] = {}
-    for role in ROLES:
-        for row in _rows(results, role):
-            if row["frozen"]:
-                ran = network(role, results.need("gradients", role=role).config["model"])
-                case = errors.setdefault(f"{ran}\n{_division(row)}", {})
-                case[WAYS[row["way"]]] = row["error"]
+    for role, row in _rows(results):
+        ran = network(role, results.need("gradients", role=role).config["model"])
+        errors.setdefault(f"{ran}\n{_division(row)}", {})[WAYS[row["way"]]] = row["error"]
     quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
     curves = {
         quantity: {
@@ -112,9 +103,12 @@ def figure(results: Results) -> "Figure":
         }
         for quantity, name in quantities.items()
     }
-    trained = [record for way in WAYS for record in _trained(results, way)]
-    titles = ("ours: gradients of one mini-batch", whose(ROLES[0], trained))
-    return plots.errors_and_curves(errors, curves, titles, styles, SAME)
+    titles = (
+        "ours: relative error of gradients",
+        whose(MEAN_LOSS, results.select("normalised")),
+    )
+    own = {WAYS[way]: styles()[name] for way, name in drawn.items()}
+    return plots.errors_and_curves(errors, curves, titles, own, SAME)
 
 
 def _finite(curve: list[float | None]) -> list[float]:
@@ -127,16 +121,12 @@ def _finite(curve: list[float | None]) -> list[float]:
     "it always is"
 )
 def exact(results: Results) -> tuple[bool, str]:
-    """Ask of the errors that have to be those of rounding."""
-    errors = [
+    """Whether errors that have to be those of rounding are."""
+    errors = [row["error"] for _, row in _rows(results, "exact")]
+    errors += [
         row["error"]
-        for role in ROLES
-        for row in _rows(results, role)
-        if row["frozen"]
-        and (
-            row["way"] == "exact"
-            or (row["way"], role, row["mini_batch"] % row["micro_batch"]) == ("paper", ROLES[0], 0)
-        )
+        for role, row in _rows(results, "paper")
+        if role == MEAN_LOSS and row["mini_batch"] % row["micro_batch"] == 0
     ]
     if not errors:
         raise NotRun("no records")
@@ -148,11 +138,11 @@ def exact(results: Results) -> tuple[bool, str]:
     "times as long as there are micro-batches, for a mean loss and an even division"
 )
 def summed(results: Results) -> tuple[bool, str]:
-    """Ask of the gradient's length."""
+    """Whether the gradient's length is the number of micro-batches."""
     lengths = [
         (row["length"], row["mini_batch"] // row["micro_batch"])
-        for row in _rows(results, ROLES[0])
-        if row["frozen"] and row["way"] == "none" and row["mini_batch"] % row["micro_batch"] == 0
+        for role, row in _rows(results, "none")
+        if role == MEAN_LOSS and row["mini_batch"] % row["micro_batch"] == 0
     ]
     if not lengths:
         raise NotRun("no records")
@@ -166,12 +156,10 @@ def summed(results: Results) -> tuple[bool, str]:
     "micro-batch does not divide the mini-batch, and where the loss is no mean over samples"
 )
 def same_gradient(results: Results) -> tuple[bool, str]:
-    """Ask it of each network and division."""
+    """Whether it is, by network and division."""
     rows = {
         f"{ran_as(role, results.records)}, {_division(row)}": row["error"]
-        for role in ROLES
-        for row in _rows(results, role)
-        if row["frozen"] and row["way"] == "paper"
+        for role, row in _rows(results, "paper")
     }
     if not rows:
         raise NotRun("no records")
@@ -180,32 +168,29 @@ def same_gradient(results: Results) -> tuple[bool, str]:
 
 
 def closer(results: Results) -> Cases:
-    """Compare how far the training loss is from the whole mini-batch's, a mean over epochs."""
-    role = ROLES[0]
+    """Distance of the training loss from the whole mini-batch's, a mean over epochs."""
     whole = {r.seed: r.metrics["train_loss"] for r in _trained(results, None)}
 
-    def away(way: str) -> BySeed:
-        ran = _trained(results, way)
+    def distance(way: str) -> BySeed:
+        ran = [r for r in _trained(results, way) if r.seed in whole and not r.metrics["diverged"]]
         return results.cell(
-            [r for r in ran if r.seed in whole and not r.metrics["diverged"]],
-            lambda r: float(
-                np.mean(np.abs(np.subtract(_finite(r.metrics["train_loss"]), whole[r.seed])))
-            ),
+            ran,
+            lambda r: float(np.mean(np.abs(np.subtract(r.metrics["train_loss"], whole[r.seed])))),
         )
 
-    without, with_ = away("none"), away("paper")
-    ran = ran_as(role, results.records)
+    without, with_ = distance("none"), distance("paper")
+    ran = ran_as(MEAN_LOSS, results.records)
     diverged = sum(r.metrics["diverged"] for r in _trained(results, "none"))
     if diverged and without:
         raise NotRun(f"{diverged} trainings without normalisation diverged, and others did not")
     if diverged and with_:
         return {ran: Exact(True, f"{diverged} trainings without normalisation diverged")}
     label = f"{ran}: distance without less distance with"
-    return {role: replace(difference(without, with_, digits=3), label=label)}
+    return {MEAN_LOSS: replace(difference(without, with_, digits=3), label=label)}
 
 
 NORMALISATION = Exhibit(
-    runs=runs,
+    runs=partial(normalisations, ways=tuple(WAYS)),
     table=table,
     figure=figure,
     caption=caption(

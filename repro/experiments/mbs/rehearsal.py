@@ -10,7 +10,7 @@ import torch
 
 from repro.experiments.design import Run
 from repro.experiments.imagining import imagined_data, said
-from repro.experiments.mbs import building
+from repro.experiments.mbs import training as building
 from repro.experiments.mbs.describing import side, side_in_paper
 from repro.experiments.mbs.settings import PAPER
 from repro.experiments.rehearsing import Rehearsal

@@ -1,7 +1,7 @@
 """Does training with MBS go as training without? (Table 3, Figure 3)
 
-At the initial mini-batch, the largest that fits, both ways can be run. The gradient is the same but
-for BatchNorm, which sees micro-batches: twins with another normalisation show what that changes.
+At the initial mini-batch, the largest that fits, both can be run. The gradient is the same but for
+BatchNorm, which sees micro-batches: paired trainings with another normalisation show its effect.
 """
 
 from collections.abc import Sequence
@@ -11,79 +11,74 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
-from repro.experiments.mbs.describing import marks, ran_as
-from repro.experiments.mbs.settings import (
-    CLASSIFIERS,
-    PAPER,
+from repro.experiments.mbs.cells import (
     UNITS,
     best,
     gap,
     image_points,
-    initial_pair,
-    paper_rows,
+    marks,
+    ran_as,
     status_or,
+    styles,
     trainings,
-    twins,
+    whose,
 )
+from repro.experiments.mbs.runs import (
+    CLASSIFIERS,
+    INITIAL,
+    PAPER,
+    initial_pair,
+    paired_training,
+    paper_rows,
+)
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WAYS = (("without", False), ("with", True))
+WAYS = {"without": False, "with": True}
+CURVES = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
 
 
-def pair(results: Results, role: str) -> list[list[Record]]:
+def pair(results: Results, role: str) -> dict[str, list[Record]]:
     """Return the trainings without and with MBS at the initial mini-batch."""
-    initial = PAPER["table2"][role]["mini_batch"]
-    return [trainings(results, role, initial, streamed) for _, streamed in WAYS]
-
-
-def initial_gap(results: Results, role: str) -> Estimate:
-    """Return the best metric with MBS less that without, at the initial mini-batch, in points.
-
-    Raises:
-        NotRun: One of them has no records.
-    """
-    without, streamed = pair(results, role)
-    return replace(gap(results, streamed, without), label=ran_as(role, [*without, *streamed]))
+    return {way: trainings(results, role, INITIAL[role], with_) for way, with_ in WAYS.items()}
 
 
 def same_result(results: Results, roles: Sequence[str]) -> Cases:
-    """Compare the best metric with and without MBS."""
-    return cases(roles, lambda role: initial_gap(results, role))
+    """Best metric with MBS less that without, at the initial mini-batch."""
+
+    def compare(role: str) -> Estimate:
+        both = pair(results, role)
+        return gap(results, both["with"], both["without"])
+
+    return cases(roles, compare)
 
 
 def table3(results: Results) -> list[dict[str, Any]]:
-    """Return U-Net's IoU without and with MBS, and what MBS changes on either side."""
-    paper, records = PAPER["table3"], pair(results, "U-Net")
-    counts = [len(best(results, cell)) for cell in records]
+    """U-Net's IoU without and with MBS, and their difference."""
+    paper, both = PAPER["table3"], pair(results, "U-Net")
+    counts = [len(best(results, records)) for records in both.values()]
     name = f"{ran_as('U-Net', results.records)}, IoU (%)"
     rows: list[dict[str, Any]] = [
         {
-            name: f"{label} MBS",
-            "paper": mean_std(paper[label]),
-            "ours": status_or(cell, Summary.of(best(results, cell)).text()),
+            name: f"{way} MBS",
+            "paper": mean_std(paper[way]),
+            "ours": status_or(records, Summary.of(best(results, records)).text()),
             "n": count,
         }
-        for (label, _), cell, count in zip(WAYS, records, counts, strict=True)
+        for (way, records), count in zip(both.items(), counts, strict=True)
     ]
-    change = DASH
-    if min(counts):
-        change = str(replace(initial_gap(results, "U-Net"), unit=""))
-    rows.append(
-        {
-            name: "with less without (points)",
-            "paper": f"{paper['with'][0] - paper['without'][0]:+.2f}",
-            "ours": change,
-            "n": min(counts),
-        }
-    )
-    return rows
+    (change,) = same_result(results, ["U-Net"]).values()
+    told = str(replace(change, unit="")) if isinstance(change, Estimate) else DASH
+    paper_change = f"{paper['with'][0] - paper['without'][0]:+.2f}"
+    last = {name: "with less without (points)", "paper": paper_change, "ours": told}
+    return [*rows, last | {"n": min(counts)}]
 
 
 TABLE3 = Exhibit(
@@ -95,55 +90,46 @@ TABLE3 = Exhibit(
 )
 
 
-def _curves(results: Results, role: str, name: str) -> dict[str, list[list[float]]]:
-    """Return the curves of all seeds, per epoch, by way of training."""
-    return {
-        label: [record.metrics[name] for record in records if record.status == "ok"]
-        for (label, _), records in zip(WAYS, pair(results, role), strict=True)
-    }
-
-
 def figure3_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return both ways of every classifier."""
+    """Both ways of every classifier."""
     return [run for role in CLASSIFIERS for run in initial_pair(profile, role, chosen)]
 
 
-def figure3(results: Results) -> "Figure":
-    """Draw training loss and accuracy per epoch, without and with MBS."""
-    from repro import plots
-    from repro.experiments.mbs.drawing import STYLES, whose
+def _curves(results: Results, role: str, name: str) -> dict[str, list[list[float]]]:
+    """Return the curves of all seeds, per epoch, by way of training."""
+    return {
+        f"{way} MBS": [record.metrics[name] for record in records if record.status == "ok"]
+        for way, records in pair(results, role).items()
+    }
 
-    quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
-    return plots.learning_curves(
-        {
-            whose(role, results.select("train", role=role)): {
-                quantity: {
-                    f"{way} MBS": curves for way, curves in _curves(results, role, name).items()
-                }
-                for quantity, name in quantities.items()
-            }
-            for role in CLASSIFIERS
-        },
-        STYLES,
-    )
+
+def figure3(results: Results) -> "Figure":
+    """Training loss and accuracy per epoch, without and with MBS."""
+    from repro import plots
+
+    panels = {
+        whose(role, results.select("train", role=role)): {
+            quantity: _curves(results, role, name) for quantity, name in CURVES.items()
+        }
+        for role in CLASSIFIERS
+    }
+    return plots.learning_curves(panels, styles())
 
 
 def figure3_table(results: Results) -> list[dict[str, Any]]:
-    """Return every curve's highest and last point; the paper gives the highest as numbers."""
+    """Every curve's highest and last point; the paper gives the highest as numbers."""
     rows = []
     for role in CLASSIFIERS:
-        paper = paper_rows(role)[0]
-        for label, _ in WAYS:
-            curves = _curves(results, role, "accuracy")[label]
-            highest, accuracy = [max(curve) for curve in curves], [curve[-1] for curve in curves]
-            loss = [curve[-1] for curve in _curves(results, role, "train_loss")[label]]
+        for way in WAYS:
+            curves = _curves(results, role, "accuracy")[f"{way} MBS"]
+            loss = [curve[-1] for curve in _curves(results, role, "train_loss")[f"{way} MBS"]]
             rows.append(
                 {
                     "model": ran_as(role, results.records),
-                    "MBS": label,
-                    "paper, max. accuracy (%)": mean_std(paper[label]),
-                    "ours, max. accuracy (%)": Summary.of(highest).text(),
-                    "ours, last accuracy (%)": Summary.of(accuracy).text(),
+                    "MBS": way,
+                    "paper, max. accuracy (%)": mean_std(paper_rows(role)[0][way]),
+                    "ours, max. accuracy (%)": Summary.of([max(c) for c in curves]).text(),
+                    "ours, last accuracy (%)": Summary.of([c[-1] for c in curves]).text(),
                     "ours, last training loss": Summary.of(loss).text(3),
                     "n": len(loss),
                 }
@@ -151,23 +137,23 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _over_epochs(results: Results, role: str, name: str) -> list[BySeed]:
-    """Return the mean over epochs of each seed's curve, without and with MBS."""
-    ran = [[r for r in records if r.status == "ok"] for records in pair(results, role)]
-    return [results.cell(records, lambda r: float(np.mean(r.metrics[name]))) for records in ran]
-
-
 def same_curves(results: Results) -> Cases:
-    """Compare the curves' means over epochs, so that noise is not taken for distance."""
+    """The curves' means over epochs, so that noise is not taken for distance."""
+
+    def mean(records: Sequence[Record], name: str) -> BySeed:
+        ran = [record for record in records if record.status == "ok"]
+        return results.cell(ran, lambda record: float(np.mean(record.metrics[name])))
 
     def compare(case: str) -> Estimate:
         role, _, quantity = case.partition(", ")
-        label = f"{ran_as(role, results.records)}, {quantity}"
+        both = pair(results, role)
+        name = "train_loss" if quantity == "loss" else "accuracy"
+        streamed, without = mean(both["with"], name), mean(both["without"], name)
         if quantity == "loss":
-            without, streamed = _over_epochs(results, role, "train_loss")
-            return replace(ratio(streamed, without, digits=3), label=label)
-        without, streamed = _over_epochs(results, role, "accuracy")
-        return replace(difference(streamed, without, "points"), label=label)
+            found = ratio(streamed, without, digits=3)
+        else:
+            found = difference(streamed, without, "points")
+        return replace(found, label=f"{ran_as(role, results.records)}, {quantity}")
 
     return cases((f"{r}, {q}" for r in CLASSIFIERS for q in ("accuracy", "loss")), compare)
 
@@ -192,98 +178,87 @@ NORMS = {
     ("group", "float64"): "GroupNorm, in float64",
 }
 SAME_WEIGHTS = 1e-9
-TWINS = "ResNet-50"  # its stand-in has so few parameters that both ways are trained in seconds
+PAIRED = "ResNet-50"  # its stand-in has so few parameters that both ways are trained in seconds
 
 
-def _twins(results: Results, norm: str, dtype: str = "float32") -> list[Record]:
+def _paired(results: Results, norm: str, dtype: str = "float32") -> list[Record]:
     return results.ok("twins", norm=norm, dtype=dtype)
 
 
-def _gap(results: Results, records: Sequence[Record]) -> Estimate:
-    """Return the best accuracy with MBS less that without, of twins, in points.
-
-    Raises:
-        NotRun: There are no records.
-    """
+def _paired_gap(results: Results, records: Sequence[Record]) -> Estimate:
+    """Return the best accuracy with MBS less that without, of paired trainings, in points."""
     streamed = results.cell(records, lambda r: float(r.metrics["best"]["with"]))
     without = results.cell(records, lambda r: float(r.metrics["best"]["without"]))
     change = difference(streamed, without, "points", resolution=image_points(records))
-    return replace(change, label=ran_as(TWINS, records))
+    return replace(change, label=ran_as(PAIRED, records))
 
 
-def twins_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return a run of two trainings for each way of normalisation."""
-    return [twins(profile, chosen, *way) for way in NORMS]
+def paired_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """A pair of trainings for each normalisation."""
+    return [paired_training(profile, chosen, *norm) for norm in NORMS]
 
 
-def twins_table(results: Results) -> list[dict[str, Any]]:
-    """Return how far twins go apart, and what they come to."""
+def paired_table(results: Results) -> list[dict[str, Any]]:
+    """How far paired trainings go apart, and their accuracies."""
     rows = []
-    paper = [paper_rows(TWINS)[0][way][0] for way, _ in WAYS]
-    for way_of, name in NORMS.items():
-        records = _twins(results, *way_of)
-        best_of = {way: [r.metrics["best"][way] for r in records] for way, _ in WAYS}
-        apart = [[f"{r.metrics['apart'][at]:.1e}" for r in records] for at in (0, -1)]
+    paper = {way: paper_rows(PAIRED)[0][way][0] for way in WAYS}
+    for norm, name in NORMS.items():
+        records = _paired(results, *norm)
+        ours = str(replace(_paired_gap(results, records), unit="")) if records else DASH
+        paper_change = f"{paper['with'] - paper['without']:+.2f}"
         rows.append(
             {
                 "normalisation": name,
-                "weights apart, after one epoch": _ends(apart[0]),
-                "weights apart, at the end": _ends(apart[1]),
+                "weights apart, after one epoch": _ends(records, 0),
+                "weights apart, at the end": _ends(records, -1),
                 **{
-                    f"ours, best {way} MBS (%)": Summary.of(values).text() if values else DASH
-                    for way, values in best_of.items()
+                    f"ours, best {way} MBS (%)": Summary.of(
+                        [r.metrics["best"][way] for r in records]
+                    ).text()
+                    for way in WAYS
                 },
-                "paper, with less without (points)": (
-                    f"{paper[1] - paper[0]:+.2f}" if way_of[0] == "batch" else DASH
-                ),
-                "ours, with less without (points)": (
-                    str(replace(_gap(results, records), unit="")) if records else DASH
-                ),
+                "paper, with less without (points)": paper_change if norm[0] == "batch" else DASH,
+                "ours, with less without (points)": ours,
                 "n": len(records),
             }
         )
     return rows
 
 
-def _ends(values: Sequence[str]) -> str:
-    ordered = sorted(values, key=float)
-    return " to ".join(dict.fromkeys((ordered[0], ordered[-1]))) if ordered else DASH
+def _ends(records: Sequence[Record], epoch: int) -> str:
+    apart = sorted(record.metrics["apart"][epoch] for record in records)
+    return " to ".join(dict.fromkeys(f"{a:.1e}" for a in (apart[0], apart[-1]))) if apart else DASH
 
 
-def twins_figure(results: Results) -> "Figure":
-    """Draw training loss and accuracy of twins, with BatchNorm and without."""
+def paired_figure(results: Results) -> "Figure":
+    """Training loss and accuracy of paired trainings, with BatchNorm and without."""
     from repro import plots
-    from repro.experiments.mbs.drawing import STYLES, whose
 
-    quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
-    return plots.learning_curves(
-        {
-            f"{whose(TWINS, _twins(results, *way_of))}; {name}": {
-                quantity: {
-                    f"{way} MBS": [r.metrics[metric][way] for r in _twins(results, *way_of)]
-                    for way, _ in WAYS
-                }
-                for quantity, metric in quantities.items()
+    panels = {
+        f"{whose(PAIRED, _paired(results, *norm))}; {name}": {
+            quantity: {
+                f"{way} MBS": [r.metrics[metric][way] for r in _paired(results, *norm)]
+                for way in WAYS
             }
-            for way_of, name in list(NORMS.items())[:2]
-        },
-        STYLES,
-    )
+            for quantity, metric in CURVES.items()
+        }
+        for norm, name in list(NORMS.items())[:2]
+    }
+    return plots.learning_curves(panels, styles())
 
 
 def same_without_batchnorm(results: Results) -> Cases:
-    """Compare the best accuracy of twins with GroupNorm."""
-    records = _twins(results, "group")
-    return cases([TWINS], lambda _: _gap(results, records))
+    """Best accuracy of paired trainings with GroupNorm."""
+    return cases([PAIRED], lambda _: _paired_gap(results, _paired(results, "group")))
 
 
 @check(
-    "Without BatchNorm a training with MBS is the one without: in float64 the weights of twins "
-    f"stay together to rounding (at most {SAME_WEIGHTS:g} of the way that they come)"
+    "Without BatchNorm a training with MBS is the one without: in float64 the weights of both stay "
+    f"together to rounding (at most {SAME_WEIGHTS:g} of their distance from the start)"
 )
 def one_training(results: Results) -> tuple[bool, str]:
-    """Ask of twins in float64, where rounding turns no ReLU."""
-    apart = [value for r in _twins(results, "group", "float64") for value in r.metrics["apart"]]
+    """Whether pairs in float64, where rounding turns no ReLU, stay together."""
+    apart = [value for r in _paired(results, "group", "float64") for value in r.metrics["apart"]]
     if not apart:
         raise NotRun("no records")
     return max(apart) < SAME_WEIGHTS, f"apart by at most {max(apart):.1e} after an epoch"
@@ -291,12 +266,12 @@ def one_training(results: Results) -> tuple[bool, str]:
 
 BATCHNORM = Exhibit(
     long=True,
-    runs=twins_runs,
-    table=twins_table,
-    figure=twins_figure,
+    runs=paired_runs,
+    table=paired_table,
+    figure=paired_figure,
     caption=caption(
-        "Twins start with the same weights and get the same mini-batches. Weights apart: their "
-        "distance over the way of the one without MBS. GroupNorm: 4 groups.",
+        "Both trainings start with the same weights and get the same mini-batches. Weights apart: "
+        "their distance over the training's without MBS from its start. GroupNorm: 4 groups.",
         marks,
     ),
     claims={"same_without_batchnorm": same_without_batchnorm},

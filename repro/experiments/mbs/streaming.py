@@ -1,14 +1,15 @@
-"""What does one mini-batch do when? (Figure 2)"""
+"""Do copies and reading hide behind computation? (Figure 2, section 4.3.3)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Exhibit, Results, check
-from repro.experiments.judge import Cases, NotRun, mean_of
-from repro.experiments.mbs.describing import marks, ran_as
-from repro.experiments.mbs.settings import timeline
+from repro.experiments.design import Exhibit, check
+from repro.experiments.judge import Cases, Estimate, NotRun, in_turns, mean_of
+from repro.experiments.mbs.cells import marks, ran_as, whose
+from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
@@ -31,48 +32,39 @@ def hidden_shares(spans: Spans) -> list[float]:
     return shares
 
 
-def table(results: Results) -> list[dict[str, Any]]:
-    """Return the times of the stages."""
+def stages(results: Results) -> list[dict[str, Any]]:
+    """The times of the stages of one mini-batch."""
     record = results.first("timeline")
-    metrics = record.metrics if record else {}
-    rows = []
+    metrics = record.metrics if record else {"spans": []}
+    rows: list[tuple[Any, ...]] = []
     for kind in ("copy", "compute"):
-        lengths = [
-            1e3 * (end - start) for k, _, start, end in metrics.get("spans", []) if k == kind
-        ]
+        lengths = [1e3 * (end - start) for k, _, start, end in metrics["spans"] if k == kind]
         stage = metrics.get("copied", kind) if kind == "copy" else "forward + backward"
-        rows.append((stage, str(len(lengths)), Summary.of(lengths).text(), f"{sum(lengths):.2f}"))
+        rows.append((stage, len(lengths), Summary.of(lengths).text(), f"{sum(lengths):.2f}"))
     if record:
         start, end = metrics["update"]
-        update = f"{1e3 * (end - start):.2f}"
-        rows.append(("optimizer step", "1", update, update))
-        if record.device["type"] != "cpu":
-            hidden = Summary.of([100 * share for share in hidden_shares(metrics["spans"])])
-            hidden_text = f"{hidden.text(0)} %"
-            rows.append(
-                ("a copy behind a computation, but the first", str(hidden.n), hidden_text, DASH)
-            )
+        rows.append(("optimizer step", 1, *[f"{1e3 * (end - start):.2f}"] * 2))
+    if record and record.device["type"] != "cpu":
+        hidden = Summary.of([100 * share for share in hidden_shares(metrics["spans"])])
+        stage = "a copy behind a computation, but the first"
+        rows.append((stage, hidden.n, f"{hidden.text(0)} %", DASH))
     return [dict(zip(("stage", "n", "each (ms)", "in all (ms)"), row, strict=True)) for row in rows]
 
 
-def figure(results: Results) -> "Figure":
-    """Draw a measured timeline."""
+def figure2(results: Results) -> "Figure":
+    """A measured timeline."""
     from repro import plots
-    from repro.experiments.mbs.drawing import whose
 
-    record = results.first("timeline")
-    title = whose("ResNet-50", [record] if record else [])
-    if record is None:
-        return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy (not run)", title)
+    record = results.need("timeline")
     spans = [(str(k), int(i), float(a), float(b)) for k, i, a, b in record.metrics["spans"]]
     start, end = record.metrics["update"]
     lane = "prepare on the CPU" if "CPU" in record.metrics["copied"] else "copy, host to device"
-    return plots.timeline(spans, (start, end), lane, title)
+    return plots.timeline(spans, (start, end), lane, whose("ResNet-50", [record]))
 
 
 @check("One update follows all micro-batches of a mini-batch (section 3.3)")
 def one_update(results: Results) -> tuple[bool, str]:
-    """Ask whether parameters change once, after the last micro-batch."""
+    """Whether parameters change once, after the last micro-batch."""
     metrics = results.need("timeline").metrics
     between, after = metrics["updates_between_micro_batches"], metrics["updates_after"]
     evidence = (
@@ -83,22 +75,101 @@ def one_update(results: Results) -> tuple[bool, str]:
 
 
 def overlap(results: Results) -> Cases:
-    """Return how much of a copy's time lies behind a computation; needs a copy engine."""
+    """The share of a copy's time behind a computation; needs a copy engine."""
     record = results.need("timeline")
     if record.device["type"] == "cpu":
         raise NotRun("a CPU has no copy engine; needs a GPU")
-    shares = hidden_shares(record.metrics["spans"])
-    hidden = mean_of([100 * s for s in shares], unit="% of a copy's time", trials="micro-batches")
+    shares = [100 * share for share in hidden_shares(record.metrics["spans"])]
+    hidden = mean_of(shares, unit="% of a copy's time", trials="micro-batches")
     return {"ResNet-50": replace(hidden, label=f"{ran_as('ResNet-50', [record])}: hidden")}
 
 
 FIGURE2 = Exhibit(
     runs=lambda profile, chosen: [timeline(profile, chosen)],
-    table=table,
-    figure=figure,
+    table=stages,
+    figure=figure2,
     caption=caption(
         "One mini-batch of 64 in micro-batches μ1 to μ4, measured; the paper draws it.", marks
     ),
     claims={"overlap": overlap},
     checks=(one_update,),
+)
+
+
+def _epochs_s(results: Results) -> tuple[tuple[int, int], dict[tuple[str, int], list[float]]]:
+    """Return both mini-batches, and seconds of an epoch by way of reading and mini-batch."""
+    record = results.measured("file_epochs")
+    ways = record.config["ways"].items()
+    seconds = {(read, mini): record.timings[way]["samples_s"] for way, (mini, _, read) in ways}
+    sizes = sorted({mini for _, mini in seconds})
+    return (sizes[0], sizes[-1]), seconds
+
+
+def growth(results: Results) -> dict[str, Estimate]:
+    """Return, by way of reading, the time of an epoch of the largest mini-batch over the smallest.
+
+    Raises:
+        NotRun: They were not timed.
+    """
+    (small, large), seconds = _epochs_s(results)
+    trials = "processes" if len(results.ok("file_epochs")) > 1 else "rounds"
+    return {
+        reading: in_turns(seconds[reading, large], seconds[reading, small], 3, trials=trials)
+        for reading in READINGS
+    }
+
+
+def time_grows(results: Results) -> Cases:
+    """The growth of epochs whose images are read from files."""
+    found = growth(results)
+    return {READINGS[reading]: found[reading] for reading in ("ahead", "asked")}
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """The times of both mini-batches by way of reading, and their growth."""
+    if not results.ok("file_epochs"):
+        return [{"images": said, "n": 0, "ours": "not run"} for said in READINGS.values()]
+    sizes, seconds = _epochs_s(results)
+    found = growth(results)
+    paper = {row["mini_batch"]: row["time_with"][0] for row in paper_rows(FILES_ROLE)}
+    rows = []
+    for reading, said in READINGS.items():
+        smaller, larger = (seconds[reading, size] for size in sizes)
+        rows.append(
+            {
+                "images": said,
+                "mini-batches": f"{sizes[0]}, {sizes[1]}",
+                "n": len(smaller),
+                "ours, smaller (s/epoch)": Summary.of(smaller).text(),
+                "ours, larger (s/epoch)": Summary.of(larger).text(),
+                "ours, larger / smaller": str(found[reading]),
+                "paper, larger / smaller": f"×{paper[sizes[1]] / paper[sizes[0]]:.3f}",
+            }
+        )
+    return rows
+
+
+def _files(results: Results) -> Iterable[str]:
+    """Yield the number, size and place of the files, for the caption."""
+    record = results.first("file_epochs")
+    if record is not None:
+        count, uncached = record.metrics["files"], record.metrics["uncached"]
+        kilobytes = record.metrics["file_bytes"] / count / 1000
+        where = ", perhaps from the page cache"
+        if uncached is not None:
+            where = f", {100 * uncached:.0f} % not in the page cache"
+        pixels = record.config["dataset"]["image_size"]
+        yield f"{count:,} files of our own: JPEG, {pixels} px, {kilobytes:.0f} kB{where}."
+    yield from marks(results)
+
+
+FILES = Exhibit(
+    runs=lambda profile, chosen: [file_epochs(profile, chosen)],
+    table=table,
+    caption=caption(
+        "Epochs with MBS in turns, images decoded by one thread; the paper's are Table 4's.",
+        _files,
+    ),
+    long=True,
+    claims={"time_grows": time_grows},
 )

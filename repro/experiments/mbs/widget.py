@@ -7,13 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.experiments.captions import device_name
-from repro.experiments.design import Results
-from repro.experiments.mbs.drawing import STYLES, WITH, WITHOUT, whose
+from repro.experiments.mbs.cells import MIB, WITH, WITHOUT, styles, whose
+from repro.experiments.query import Results
+from repro.experiments.view import device_name
 from repro.measure import LinearMemoryModel
 from repro.records import Record
-
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     summary = _told(plans[sizes.index(mini_batch)])
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
     figure = plots.streaming_plan(
-        sizes, memory, times, limit_mib, mini_batch, STYLES, extent, title
+        sizes, memory, times, limit_mib, mini_batch, styles(), extent, title
     )
     plots.sign(figure, f"Modelled from measurements on {device_name(record)}; SIMULATED limit.")
     return figure

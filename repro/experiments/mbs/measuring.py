@@ -1,0 +1,360 @@
+"""What is measured of memory and time: sizes that fit, steps, epochs, files, a timeline."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from repro.datasets import Ahead, ImageData, TensorLoader
+from repro.datasets.decoding import opened, resized_pixels
+from repro.experiments.design import Outcome
+from repro.experiments.mbs.training import (
+    Batch,
+    Config,
+    build_model,
+    build_optimizer,
+    first_batch,
+    images_and_targets,
+    is_segmentation,
+    limit_of,
+    loss_of,
+    streamer_of,
+    train_loader,
+    training_step,
+    two_steps,
+    undivided_peaks,
+)
+from repro.mbs import MicroBatchStreamer
+from repro.measure import (
+    LinearMemoryModel,
+    MemoryBudget,
+    is_out_of_memory,
+    synchronize,
+    time_interleaved,
+)
+from repro.measure.fake_tensors import first_steps, imagined
+from repro.training import fit
+
+QUALITY = 90  # of JPEG
+
+
+def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Find the largest mini-batch that fits, by trying and by the linear model (Table 2).
+
+    Tries powers of two without streaming under the limit until one runs out of memory, lets the
+    streamer choose by itself, and times undivided steps for the time model t(B) = c + B d.
+    """
+    torch.manual_seed(seed)
+    undivided = dict(config) | {"micro_batch": None}
+    peaks = undivided_peaks(config, data, (2, 4, 8), device)
+    memory = LinearMemoryModel.fit((2, 4, 8), peaks)  # M(B) = p + B a
+    limit = limit_of(config, data, device)
+    fits, tried = None if limit is None else 0, 2
+    while limit is not None and tried <= config["largest"]:
+        if not _fits(undivided, data, tried, limit, device):
+            break
+        fits, tried = tried, 2 * tried
+
+    batch = first_batch(config, data, config["largest"], device)
+    model = build_model(config, data.num_classes, device).train()
+    # Only the memory counts here, and Dice needs two passes to be exact.
+    streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device, check="off")
+    with MemoryBudget(limit, device, resident=model) if limit else nullcontext():
+        streamer.backward(*batch)
+    sizing = streamer.sizing
+    assert sizing is not None
+
+    steps = {}
+    for count in (2, 4, 8, 16, 32):
+        step = training_step(undivided, model, build_optimizer(config, model), device)
+        steps[str(count)] = partial(step, *first_batch(config, data, count, device))
+    return Outcome(
+        metrics={
+            "limit_bytes": limit,
+            "largest_that_fits": fits,
+            "predicted_largest": None if limit is None else memory.largest_batch(limit),
+            "fixed_bytes": memory.fixed_bytes,
+            "bytes_per_sample": memory.bytes_per_sample,
+            "probe_peaks": peaks,
+            "auto_micro_batch": sizing.micro_batch_size,
+            "auto_predicted_bytes": sizing.predicted_bytes,
+            "auto_observed_bytes": sizing.observed_bytes,
+            "auto_prediction_error": sizing.prediction_error,
+        },
+        timings=time_interleaved(steps, warmup=2, repeats=config["repeats"], device=device),
+        peak_bytes=sizing.observed_bytes,
+    )
+
+
+def _fits(config: Config, data: ImageData, count: int, limit: int, device: str) -> bool:
+    batch = first_batch(config, data, count, device)
+    model = build_model(config, data.num_classes, device).train()
+    try:
+        with MemoryBudget(limit, device, resident=model):
+            two_steps(config, model, batch, device)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def step(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Take two steps of one mini-batch, with or without MBS, under a memory limit (Tables 4, 5).
+
+    An out-of-memory error is the caller's to record.
+    """
+    torch.manual_seed(seed)
+    batch = first_batch(config, data, config["mini_batch"], device, seed)
+    model = build_model(config, data.num_classes, device).train()
+    with MemoryBudget(config["limit_bytes"], device, resident=model) as budget:
+        two_steps(config, model, batch, device)
+    return Outcome({"limit_bytes": config["limit_bytes"]}, peak_bytes=budget.peak_reserved_bytes)
+
+
+def predicted_size(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Find the largest mini-batch by live tensors that have shapes and no content (Table 2).
+
+    The published network takes two training steps at each size; nothing is computed.
+    """
+    peaks = [_peak(config, size) for size in config["sizes"]]
+    model = LinearMemoryModel.fit(config["sizes"], peaks)
+    limit = config["device_bytes"]
+    return Outcome(
+        {
+            "peaks": peaks,
+            "fixed_bytes": model.fixed_bytes,
+            "bytes_per_sample": model.bytes_per_sample,
+            "limit_bytes": limit,
+            "largest": model.largest_batch(limit),
+        }
+    )
+
+
+def _peak(config: Config, size: int) -> int:
+    sides, undivided = config["sides"], {**config, "micro_batch": None}
+    with imagined():
+        model = build_model(config, config["classes"], "cpu").train()
+        step = training_step(undivided, model, build_optimizer(config, model), "cpu")
+        inputs = torch.empty(size, 3, *sides)
+        shape = (size, *sides) if is_segmentation(config) else (size,)
+        targets = torch.empty(shape, dtype=torch.int64)
+        peak, _ = first_steps(partial(step, inputs, targets), [model, inputs, targets])
+    return peak
+
+
+def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Time steps with and without MBS, in turns (section 4.3.3).
+
+    Against the undivided initial mini-batch, as in Tables 4 and 5: the same mini-batch in halves,
+    and twice the mini-batch in micro-batches of the initial size.
+    """
+    torch.manual_seed(seed)
+    initial = config["mini_batch"]
+    ways = {
+        "undivided": (initial, None),
+        "halved": (initial, config["micro_batch"]),
+        "doubled": (2 * initial, initial),
+    }
+    steps = {}
+    for name, (count, micro) in ways.items():
+        model = build_model(config, data.num_classes, device).train()
+        optimizer = build_optimizer(config, model)
+        step = training_step(dict(config) | {"micro_batch": micro}, model, optimizer, device)
+        steps[name] = partial(step, *first_batch(config, data, count, device))
+    timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
+    per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
+    metrics = {
+        f"{name}_percent": 100 * (per_sample[name] / per_sample["undivided"] - 1)
+        for name in ("halved", "doubled")
+    }
+    return Outcome(metrics, timings)
+
+
+def _epoch(
+    config: Config, data: ImageData, micro: int | None, loader: Iterable[Batch], device: str
+) -> Callable[[], Any]:
+    """Return a function that trains a fresh model for an epoch."""
+    own = dict(config) | {"micro_batch": micro}
+    model = build_model(own, data.num_classes, device)
+    step = training_step(own, model, build_optimizer(own, model), device)
+    return partial(fit, model, step, loader, epochs=1, device=device)
+
+
+def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Time whole epochs of training with and without MBS, in turns (Tables 4 and 5)."""
+    torch.manual_seed(seed)
+    trained = {}
+    for name, (mini, micro) in config["ways"].items():
+        loader = train_loader(config, data, mini, seed, config["train_samples"])
+        trained[name] = _epoch(config, data, micro, Ahead(loader, device), device)
+    timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
+    return Outcome({}, timings)
+
+
+def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Time epochs with MBS by mini-batch and way of reading the images, in turns (section 4.3.3).
+
+    Images in memory were decoded from the same files, so that all ways train alike.
+    """
+    torch.manual_seed(seed)
+    images, labels = images_and_targets(config, data.train, config["train_samples"])
+    with tempfile.TemporaryDirectory() as name:
+        paths = write_files(images, Path(name))
+        decoded = decode(paths, config["augment"]["crop_size"])
+        trained = {}
+        for way, (mini, micro, reading) in config["ways"].items():
+            options = {"seed": seed, **config["augment"]}
+            if reading == "memory":
+                loader: Any = Ahead(TensorLoader(decoded, labels, mini, **options), device)
+            else:
+                loader = FileLoader(paths, decoded, labels, mini, **options)
+                if reading == "ahead":
+                    loader = Ahead(loader, device, count=1, always=True)
+            trained[way] = _epoch(config, data, micro, loader, device)
+        timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
+        uncached = uncached_share(paths)
+        file_bytes = sum(path.stat().st_size for path in paths)
+    return Outcome({"files": len(paths), "file_bytes": file_bytes, "uncached": uncached}, timings)
+
+
+def write_files(images: Tensor, folder: Path) -> list[Path]:
+    """Write each image as a JPEG file of its own, onto the disk and not just into its cache.
+
+    Args:
+        images: uint8, (N, 3, H, W).
+        folder: That is there.
+    """
+    paths = [folder / f"{number:05d}.jpg" for number in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        with path.open("wb") as file:
+            Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+            file.flush()
+            os.fsync(file.fileno())  # only what is written can leave the page cache
+    return paths
+
+
+def decode(paths: Iterable[Path], side: int) -> Tensor:
+    """Read images one after the other, uint8 (N, 3, side, side), and leave none in the page cache.
+
+    Where the system cannot drop them (it is no Linux, or the folder lies in memory), they stay.
+    """
+    pixels = []
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            content = file.read()
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with opened(path.name, content) as image:
+            pixels.append(resized_pixels(image.convert("RGB"), side))
+    return torch.from_numpy(np.stack(pixels))
+
+
+def uncached_share(paths: Sequence[Path]) -> float | None:
+    """Return the share of files that are not in the page cache, None where that is unknown."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    uncached = 0
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+            except BlockingIOError:  # it would wait for the disk
+                uncached += 1
+            except OSError:  # the file system does not answer
+                return None
+    return uncached / len(paths)
+
+
+class FileLoader(TensorLoader):
+    """A `TensorLoader` that decodes each mini-batch from files when it is asked for.
+
+    Order and augmentation, and so the mini-batches, are those of the images in memory.
+
+    Args:
+        paths: A file of each image.
+        images: The decoded images, of which only shape and statistics are taken.
+        options: Of `TensorLoader`.
+    """
+
+    def __init__(self, paths: Sequence[Path], images: Tensor, *args: Any, **options: Any) -> None:
+        super().__init__(images, *args, **options)
+        self._paths = paths
+
+    def _cut(self, tensor: Tensor, index: Tensor, *options: Any) -> Tensor:
+        own = decode([self._paths[i] for i in index.tolist()], tensor.shape[-1])
+        return super()._cut(own, torch.arange(len(index)), *options)
+
+
+def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
+    """Trace one mini-batch: each micro-batch's copy and computation, then the update (Figure 2).
+
+    On an accelerator the mini-batch waits in host memory and the copies are real. On a CPU there is
+    nothing to copy: the mini-batch arrives piece by piece, and the cropping and normalising of each
+    piece is traced in the copy's place.
+    """
+    torch.manual_seed(seed)
+    model = build_model(config, data.num_classes, device).train()
+    optimizer = build_optimizer(config, model)
+    streamer = streamer_of(config, model, device, trace=True)
+    versions: list[int] = []  # of the first parameter, as each micro-batch finds it
+    first = next(model.parameters())
+    model.register_forward_pre_hook(lambda *_: versions.append(first._version))
+    count = config["mini_batch"]
+    pieces = train_loader(config, data, config["micro_batch"], seed, samples=count)
+    batch = first_batch(config, data, count, device, seed)
+    for _ in range(3):  # the last one is kept, the others warm up
+        optimizer.zero_grad(set_to_none=True)
+        versions.clear()
+        synchronize(device)
+        start = time.perf_counter()
+        prepared = _Stopwatch(iter(pieces))
+        result = streamer.backward(prepared) if device == "cpu" else streamer.backward(*batch)
+        computed = time.perf_counter()
+        optimizer.step()
+        synchronize(device)
+        updated = time.perf_counter()
+    spans = [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()]
+    if device == "cpu":
+        spans = [span for span in spans if span[0] == "compute"] + prepared.spans
+    return Outcome(
+        {
+            "spans": spans,
+            "update": [computed - start, updated - start],
+            "copied": "pieces prepared on the CPU" if device == "cpu" else "host to device",
+            "micro_batches": result.num_micro_batches,
+            "updates_between_micro_batches": len(set(versions)) - 1,
+            "updates_after": int(first._version != versions[-1]),
+        }
+    )
+
+
+class _Stopwatch:
+    """Passes items on and notes when each was made, in seconds from the call of `iter`."""
+
+    def __init__(self, items: Iterator[Batch]) -> None:
+        self._items = items
+        self.spans: list[list[Any]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        # At once, not with the first item: the streamer's clock starts here as well.
+        return self._timed(time.perf_counter())
+
+    def _timed(self, origin: float) -> Iterator[Batch]:
+        while True:
+            start = time.perf_counter() - origin
+            item = next(self._items, None)
+            if item is None:
+                return
+            self.spans.append(["copy", len(self.spans), start, time.perf_counter() - origin])
+            yield item
