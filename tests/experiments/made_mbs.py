@@ -7,20 +7,25 @@ import made
 from made import OUT_OF_MEMORY, SEEDS, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.judge import Verdict
+from repro.experiments.mbs.runs import INITIAL
+from repro.experiments.query import Results
 
 PAPER = load_paper("mbs")
 CHOSEN = {"classification": "digits", "segmentation": "photos"}
-INITIAL = {"ResNet-50": 16, "ResNet-101": 8, "AmoebaNet-D": 32, "U-Net": 16}
 NOISE = (-0.5, 0.0, 0.5)  # by seed: mean 0, sample standard deviation 0.5
 
 
 def results(
-    artefact: str, make: Maker, profile: str = "paper", seeds: Sequence[int] = SEEDS
+    artefact: str,
+    make: Maker,
+    profile: str = "paper",
+    seeds: Sequence[int] = SEEDS,
+    chosen: Mapping[str, str] = CHOSEN,
 ) -> Results:
     """Return results of an artefact, with digits and photographs for data."""
-    return made.made_results(f"mbs/{artefact}", make, CHOSEN, profile, seeds)
+    return made.made_results(f"mbs/{artefact}", make, chosen, profile, seeds)
 
 
 def judge(
@@ -102,62 +107,12 @@ def overhead(
     }
 
 
-def gradient_rows(divisions: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return what is compared of gradients: none summed, Algorithm 1 wrong where ragged."""
-    rows = []
-    for mini, micro in divisions:
-        wrong = {"none": 3.0, "paper": 0.2 if mini % micro else 1e-16, "exact": 1e-16}
-        rows += [
-            {
-                "mini_batch": mini,
-                "micro_batch": micro,
-                "frozen": frozen,
-                "way": way,
-                "error": error if frozen else error + 0.1,
-                "length": mini // micro if way == "none" else 1.0,
-            }
-            for frozen in (True, False)
-            for way, error in wrong.items()
-        ]
-    return rows
-
-
-ONE_UPDATE = {"updates_between_micro_batches": 0, "updates_after": 1}
-
-
-def plausible(run: Run, seed: int) -> Mapping[str, Any]:
-    """Return an outcome as the paper has it: trained where it fits or is streamed."""
-    if run.experiment == "size":
-        metrics = {
-            "limit_bytes": 3 * 2**20,
-            "largest_that_fits": INITIAL[run.config["role"]] // 2,
-            "predicted_largest": 17,
-            "auto_micro_batch": 12,
-            "auto_prediction_error": -0.0123,
-        }
-        return {"metrics": metrics}
+def plausible(run: Run, seed: int) -> Mapping[str, Any] | None:
+    """Return trainings and steps as the paper has them: trained where it fits or is streamed."""
     if run.experiment == "overhead":
         return overhead(1.5)
-    if run.experiment == "foretell":
-        return {"metrics": {"largest": 1 + INITIAL[run.config["role"]]}}
-    if run.experiment == "gradients":
-        return {"metrics": {"rows": gradient_rows(run.config["divisions"])}}
-    if run.experiment == "normalised":
-        away = {None: 0.0, "none": 0.5, "paper": 0.05, "exact": 0.0}[run.config["normalization"]]
-        losses = [2.0 + away + NOISE[seed] / 100, 1.5 + away]
-        told = {"train_loss": losses, "accuracy": [40.0, 60.0 - away], "best": 60.0 - away}
-        return {"metrics": told | {"diverged": False}}
-    if run.experiment == "twins":
-        return twins(60.0 + NOISE[seed], 60.0 + NOISE[seed])
-    if run.experiment == "timeline":
-        spans = [["copy", 0, 0.0, 0.01], ["compute", 0, 0.01, 0.03]]
-        told = {"spans": spans, "update": [0.03, 0.035], "copied": "host to device"}
-        return {"metrics": told | ONE_UPDATE | {"micro_batches": 1}}
-    if run.experiment == "file_epochs":
-        files = run.config["train_samples"]
-        metrics = {"files": files, "file_bytes": 8000 * files, "uncached": 1.0}
-        timing = {"samples_s": [1.0 + NOISE[seed % 3] / 10, 1.0], "warmup": 1}
-        return {"metrics": metrics, "timings": dict.fromkeys(run.config["ways"], timing)}
+    if run.experiment != "train":
+        return None
     limited = run.config["limit_fits"] or run.config.get("limit_bytes")
     if limited and not streamed(run) and beyond(run):
         return OUT_OF_MEMORY

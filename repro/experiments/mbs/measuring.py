@@ -291,9 +291,9 @@ class FileLoader(TensorLoader):
         super().__init__(images, *args, **options)
         self._paths = paths
 
-    def _cut(self, tensor: Tensor, index: Tensor, *options: Any) -> Tensor:
+    def _cut(self, tensor: Tensor, index: Tensor, *args: Any, **options: Any) -> Tensor:
         own = decode([self._paths[i] for i in index.tolist()], tensor.shape[-1])
-        return super()._cut(own, torch.arange(len(index)), *options)
+        return super()._cut(own, torch.arange(len(index)), *args, **options)
 
 
 def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome:

@@ -97,11 +97,11 @@ def optimum_beyond(results: Results, roles: Sequence[str]) -> Cases:
 def iou_gain(results: Results) -> Estimate:
     """The same as a ratio, of U-Net."""
     size = optimum(results, "U-Net")
-    cells = [
+    streamed, undivided = (
         best(results, trainings(results, "U-Net", n, way))
         for n, way in ((size, True), (INITIAL["U-Net"], False))
-    ]
-    return replace(ratio(*cells), candidates=gain(results, "U-Net", size).candidates)
+    )
+    return replace(ratio(streamed, undivided), candidates=gain(results, "U-Net", size).candidates)
 
 
 # Time.

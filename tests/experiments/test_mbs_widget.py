@@ -8,7 +8,7 @@ import pytest
 from made import FAILED
 from made_mbs import results
 
-from repro.experiments.mbs.explorer import draw_plan, plan_streaming, size_records
+from repro.experiments.mbs.widget import draw_plan, plan_streaming, size_records
 from repro.report import figure_png
 
 MIB = 2**20

@@ -1,0 +1,98 @@
+"""Every artefact of every paper can be shown and judged, whatever records there are."""
+
+from copy import copy
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import pytest
+
+from repro import paths
+from repro.experiments import PAPERS, load_paper
+from repro.experiments.query import Results, find_source, results_of
+from repro.experiments.recipes import recipe
+from repro.experiments.summary import verdicts
+from repro.report import figure_png
+
+COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
+
+
+def nothing(records):
+    return []
+
+
+def failed(records):
+    return [replace(r, status="failed", error="ValueError: wrong", metrics={}) for r in records]
+
+
+def out_of_memory(records):
+    return [replace(r, status="out_of_memory", error="no room", metrics={}) for r in records]
+
+
+def one_seed(records):
+    return [record for record in records if record.seed == 0]
+
+
+@pytest.fixture
+def gathered(request, monkeypatch):
+    """Give the artefacts of a paper with their reference records."""
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    paper = load_paper(request.param)
+    source = find_source(paper, local=False)
+    return paper, {name: results_of(a, source) for name, a in paper.artefacts.items()}
+
+
+def changed(results: Results, change) -> Results:
+    part = copy(results)
+    part.__dict__.pop("frame", None)
+    part.records = change(results.records)
+    part.parts = {name: changed(one, change) for name, one in results.parts.items()}
+    return part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gathered", PAPERS, indirect=True)
+@pytest.mark.parametrize("change", [list, nothing, failed, out_of_memory, one_seed])
+def test_an_artefact_is_shown_and_judged_with_whatever_records_there_are(gathered, change):
+    paper, by_name = gathered
+    for name, whole in by_name.items():
+        artefact, results = paper.artefacts[name], changed(whole, change)
+        frame = artefact.table(results)
+        assert len(frame) or not any(r.status == "ok" for r in results.records), name
+        assert len(set(frame.columns)) == len(frame.columns), name
+        assert "nan" not in frame.to_string().lower(), name
+        assert artefact.caption(results)
+        for check in artefact.checks:
+            assert check.row(results)["holds"] in ("yes", "NO", "not run")
+        for row in verdicts(paper, artefact, results):
+            assert row["evidence"] and "nan" not in row["evidence"], row
+            if change in (nothing, failed, out_of_memory) and whole.records:
+                assert row["verdict"] in ("not run", "not reproduced", "not seen here"), row
+        if artefact.draws and (results.records or change is not nothing):
+            assert figure_png(artefact.figure(results), dpi=50)
+            plt.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", PAPERS)
+def test_every_profile_plans_runs_that_progress_tells_apart(key):
+    paper = load_paper(key)
+    for profile in paper.datasets:
+        if profile == "view":
+            continue
+        for worst in (0, -1):  # the best and the worst data
+            chosen = {task: names[worst] for task, names in paper.datasets[profile].items()}
+            for artefact in paper.artefacts.values():
+                runs = artefact.runs(profile, chosen)
+                assert len(set(runs)) == len(runs) and (runs or profile == "long"), artefact.name
+                assert {run.experiment for run in runs} <= set(paper.experiments)
+                assert len({str(run) for run in runs}) == len(runs), artefact.name
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_a_recipe_explains_what_differs(key):
+    rows = recipe(load_paper(key))
+    assert len(rows) > 5 and len({row["item"] for row in rows}) == len(rows)
+    for row in rows:
+        assert list(row) == COLUMNS and all(row[name] for name in COLUMNS[:-1]), row
+        if row["paper profile"] != row["quick"]:
+            assert row["why they differ"], row
