@@ -1,364 +1,236 @@
-"""What does dual-batch learning gain, and by which factor are its updates best merged?
+"""Does mixing batch sizes gain accuracy, by which factor, and with the resolution cycled as well?
 
-Tables 3 and 5, with Figures 5 to 10.
+Tables 3, 5 and 8 with Figures 5 to 12. Two questions are our own. Is it the mix, or more updates?
+By equations 2 to 5 all plans of one k make as many updates an epoch, so that four small-batch
+workers are the baseline at equal updates. And does the gain stay at rates tuned for each mix?
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.describing import facts, said_of, trained
-from repro.experiments.dualbatch.settings import (
-    KEPT,
+from repro.experiments.design import Results
+from repro.experiments.dualbatch import runs
+from repro.experiments.dualbatch.cells import (
+    change,
+    final,
+    gain,
+    kept,
+    outcome,
+    plan_cell,
+    scheme_rows,
+    section51,
+    section52,
+    virtual_time,
+)
+from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.real_workers import saving
+from repro.experiments.dualbatch.runs import (
+    CIFAR,
+    FACTORS,
     PAPER,
+    RATES,
+    SCHEMES,
+    SEARCH,
+    SEARCH_SEEDS,
+    SEARCHED,
+    SECTION_5_2,
     WORKERS,
     K,
-    final,
     mix,
-    section51,
-    table5_training,
-    workers,
 )
-from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
+from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
+MIXED = range(1, WORKERS + 1)  # numbers of small-batch workers
 SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
-METRICS = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}
-Cells = Mapping[Any, BySeed]  # a metric after the last epoch, of every seed
+UNTUNED = "untuned (edge of the grid)"
+Records = Sequence[Record]
 Changes = dict[str, tuple[Estimate | None, float]]  # by line: ours, None if not run; the paper's
+# By line: trainings, those that they are compared with, and the paper's row of each.
+Pairs = Mapping[str, tuple[Records, Records, Mapping[str, float], Mapping[str, float]]]
 
 
-def outcome(
-    results: Results, records: Sequence[Record], paper: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the columns of final loss and accuracy, the paper's beside ours."""
-    accuracy = final(results, records, "accuracy")
+def changes(results: Results, pairs: Pairs, metric: str = "accuracy") -> Changes:
+    """The change of a metric by line, ours and the paper's."""
+    key = {"accuracy": "accuracy", "test_loss": "loss"}[metric]
+    found = cases(pairs, lambda line: change(results, *pairs[line][:2], metric))
     return {
-        "loss, paper": f"{paper['loss']:.3f}",
-        "loss": Summary.of(final(results, records, "test_loss")).text(3),
-        "accuracy, paper (%)": f"{paper['accuracy']:.1f}",
-        "accuracy (%)": Summary.of(accuracy).text(),
-        "n": len(accuracy),
+        line: (case if isinstance(case, Estimate) else None, ours[key] - base[key])
+        for (line, case), (_, _, ours, base) in zip(found.items(), pairs.values(), strict=True)
     }
 
 
-def gain(results: Results, records: Sequence[Record], base: Sequence[Record]) -> str:
-    """Return the gain in points of accuracy with its interval, as a cell."""
-    cells = {name: final(results, of, "accuracy") for name, of in (("", records), ("base", base))}
-    try:
-        return str(change(cells, "", "base"))
-    except NotRun:
-        return DASH
+def _drawn(
+    results: Results,
+    groups: Mapping[str, Mapping[str, Records]],
+    pairs: Mapping[str, Pairs],
+    over: str,
+) -> "Figure":
+    from repro.experiments.dualbatch import drawing
 
-
-def plan_cell(records: Sequence[Record], name: str) -> str:
-    """Return a batch size of the plans that a training went by, one for each resolution."""
-    if not records:
-        return DASH
-    # B_L is the size that a plan was solved for, also where no worker has it.
-    shares = name.replace("batch", "samples")
-    values = [plan[name] if plan[shares] else None for plan in records[0].metrics["plans"]]
-    return ", ".join(DASH if value is None else f"{value:,}" for value in values)
-
-
-def virtual_time(records: Sequence[Record]) -> float | None:
-    """Return the mean seconds of trainings by the virtual clock; a cluster has none."""
-    series = [record.metrics["virtual_time_s"] for record in records]
-    times = [values[-1] for values in series if values]
-    return float(np.mean(times)) if times else None
-
-
-def wall_cell(records: Sequence[Record]) -> str:
-    """Return the seconds that trainings took, as a cell; simulated workers have none."""
-    real = [record for record in records if record.config.get("engine", "local") != "local"]
-    return Summary.of([r.metrics["wall_time_s"][-1] for r in real]).text() if real else DASH
-
-
-def change(cells: Cells, first: Any, second: Any, metric: str = "accuracy") -> Estimate:
-    """Return by how much one cell is above another, seed by seed.
-
-    Raises:
-        NotRun: One of them is empty, or they share no seed.
-    """
-    _, unit, digits = METRICS[metric]
-    return difference(cells[first], cells[second], unit, digits)
-
-
-def changes(
-    cells: Cells,
-    pairs: Mapping[str, tuple[Any, Any]],
-    published: Mapping[str, float],
-    metric: str = "accuracy",
-) -> Changes:
-    """Return by line what a cell is above another, and the paper's."""
-    found = cases(pairs, lambda line: change(cells, *pairs[line], metric))
-    return {
-        line: (case if isinstance(case, Estimate) else None, published[line])
-        for line, case in found.items()
+    drawn = {
+        metric: {title: changes(results, pairs[title], metric) for title in groups}
+        for metric in drawing.METRICS
     }
+    ran = [record for lines in groups.values() for records in lines.values() for record in records]
+    return drawing.draw_trainings(groups, drawn, whose(ran), over)
 
 
-def accuracy_of(results: Results, records: Sequence[Record]) -> str:
-    """Return the mean final accuracy as text.
-
-    Raises:
-        NotRun: There are no records.
-    """
-    if not records:
-        raise NotRun("no records")
-    return f"{float(np.mean(final(results, records, 'accuracy'))):.1f} %"
+# Table 3: the factor by which a worker's update counts.
 
 
-def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return trainings at the larger k by number of small-batch workers and factor."""
-    return [
-        table5_training(profile, chosen, K[1], n_small, factor)
-        for n_small in range(1, WORKERS)
-        for factor in FACTORS
-    ]
-
-
-def _by_factor(results: Results, n_small: int) -> dict[str, list[Record]]:
-    return {scheme: section51(results, K[1], n_small, scheme) for scheme in FACTORS}
+def _by_factor(results: Results, n: int) -> dict[str, Records]:
+    return {name: section51(results, K[1], n, factor) for factor, name in FACTORS.items()}
 
 
 def table3(results: Results) -> list[dict[str, Any]]:
-    """Return final test loss and accuracy by model-update factor."""
+    """Final test loss and accuracy by model-update factor."""
     rows = []
     for paper in PAPER["table3"]:
         cells = _by_factor(results, paper["n_small"])
-        for scheme, label in FACTORS.items():
-            records = cells[scheme]
-            points = paper[scheme]["accuracy"] - paper["none"]["accuracy"]
-            other = scheme != "none"
-            factor = records[0].metrics["plans"][-1]["factor"] if records else None
-            value = {"linear": factor, "sqrt": factor and factor**0.5, "none": 1.0}[scheme]
+        for factor, label in FACTORS.items():
+            records, over = cells[label], factor != "none"
+            power = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[factor]
+            values = [record.metrics["plans"][-1]["factor"] ** power for record in records[:1]]
             rows.append(
                 {
-                    "(n_S, n_L)": workers(paper["n_small"]),
+                    "workers": mix(paper["n_small"]),
                     "factor": label,
-                    "value, paper": f"{paper[scheme]['value']:.3f}",
-                    "value": f"{value:.3f}" if value and records else DASH,
-                    **outcome(results, records, paper[scheme]),
-                    "over none, paper": f"{points:+.1f}" if other else DASH,
-                    "over none": gain(results, records, cells["none"]) if other else DASH,
+                    "value, paper": f"{paper[factor]['value']:.3f}",
+                    "value": Summary.of(values).text(3),
+                    **outcome(results, records, paper[factor], cells["none"], paper["none"], over),
                 }
             )
     return rows
 
 
 def figures5_6(results: Results) -> "Figure":
-    """Draw loss and accuracy by model-update factor, and what a factor changes over none."""
-    from repro.experiments.dualbatch import drawing
-
-    others = [factor for factor in FACTORS if factor != "none"]
-    lines = drawing.FACTORS
-    groups, drawn = {}, {metric: {} for metric in METRICS}  # type: ignore[var-annotated]
-    for paper in PAPER["table3"]:
-        n, title = paper["n_small"], mix(paper["n_small"])
-        trained = _by_factor(results, n)
-        groups[title] = {lines[factor]: trained[factor] for factor in FACTORS}
-        for metric, (key, _, _) in METRICS.items():
-            cells = _factor_cells(results, metric)
-            drawn[metric][title] = changes(
-                cells,
-                {lines[factor]: ((n, factor), (n, "none")) for factor in others},
-                {lines[factor]: paper[factor][key] - paper["none"][key] for factor in others},
-                metric,
-            )
-    return drawing.draw_factors(groups, drawn, "no factor")
-
-
-def _factor_cells(results: Results, metric: str) -> dict[tuple[int, str], BySeed]:
-    return {
-        (paper["n_small"], factor): final(results, records, metric)
-        for paper in PAPER["table3"]
-        for factor, records in _by_factor(results, paper["n_small"]).items()
+    """Draw loss and accuracy by model-update factor, and their change over none."""
+    groups = {
+        mix(paper["n_small"]): _by_factor(results, paper["n_small"]) for paper in PAPER["table3"]
     }
+    pairs: dict[str, Pairs] = {
+        mix(paper["n_small"]): {
+            name: (cells[name], cells["none"], paper[factor], paper["none"])
+            for factor, name in FACTORS.items()
+            if factor != "none"
+        }
+        for paper, cells in zip(PAPER["table3"], groups.values(), strict=True)
+    }
+    return _drawn(results, groups, pairs, "no factor")
 
 
 def factor_gains(results: Results) -> Cases:
-    """Compare d_S/d_L with none in all cases, its root in those where the paper sees a gain."""
-    cells = _factor_cells(results, "accuracy")
+    """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
     names = {f"{FACTORS['linear']}, n_S = {n}": (n, "linear") for n in range(1, WORKERS)}
     names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
-    found = cases(names, lambda name: change(cells, names[name], (names[name][0], "none")))
-    return said_of(found, trained(section51(results, K[1], 1)))
+
+    def over_none(name: str) -> Estimate:
+        cells = _by_factor(results, names[name][0])
+        return change(results, cells[FACTORS[names[name][1]]], cells["none"])
+
+    return said_of(cases(names, over_none), trained(section51(results, K[1], 1)))
 
 
-TABLE3 = Exhibit(
-    long=True,
-    runs=table3_runs,
-    table=table3,
-    figure=figures5_6,
-    caption=caption(
-        f"After the last epoch, k = {K[1]:g}. Over none: points, seed by seed.",
-        facts,
-    ),
+TABLE3 = exhibit(
+    "table3",
+    runs.table3,
+    table3,
+    figures5_6,
     claims={"factor_gains": factor_gains},
 )
 
-
-# Small-batch workers, at the larger k, that are trained again with momentum kept, and the seeds.
-KEPT_RUNS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
-    "quick": ((0, 2, 3, WORKERS), None),
-    LONG: ((0, WORKERS), (0, 1, 2, 3)),
-}
+# Table 5: the number of small-batch workers.
 
 
-def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the baseline and trainings by k and number of small-batch workers.
-
-    Some are trained again with momentum kept, where the profile begins it anew in each share.
-    """
-    baseline = table5_training(profile, chosen, 1.0, 0)
-    runs = [baseline] + [
-        table5_training(profile, chosen, k, n_small) for k in K for n_small in range(1, WORKERS + 1)
-    ]
-    numbers, seeds = KEPT_RUNS.get(profile, ((), None))
-    changed = {"setting": KEPT, "optimizer_state": "kept"}
-    for run in [table5_training(profile, chosen, K[1], n) for n in numbers]:
-        label = f"{run.label}, momentum kept"
-        runs.append(replace(run, config=run.config | changed, seeds=seeds, label=label))
-    return runs
-
-
-def kept(results: Results, n_small: int) -> list[Record]:
-    """Return the trainings of a mix at the larger k with momentum kept from share to share."""
-    return results.ok("train", setting=KEPT, n_small=n_small)
-
-
-def paper_cells(k: float) -> dict[int, Mapping[str, float]]:
-    """Return the paper's loss and accuracy by the number of small-batch workers."""
+def paper_rows(k: float) -> dict[int, Mapping[str, float]]:
+    """The paper's loss and accuracy by the number of small-batch workers."""
     rows = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     return {0: PAPER["table5"]["baseline"], **rows}
 
 
 def table5(results: Results) -> list[dict[str, Any]]:
-    """Return final test loss and accuracy by the number of small-batch workers."""
+    """Final test loss and accuracy by the number of small-batch workers."""
     base = section51(results, 1.0, 0)
-    before = virtual_time(base)
-    paper = PAPER["table5"]["baseline"]
-    rows = [(1.0, 0, paper)]
-    rows += [(row["k"], row["n_small"], row) for row in PAPER["table5"]["rows"]]
-    table_rows = []
-    for k, n_small, published in rows:
-        records = section51(results, k, n_small)
+    cells = [("1.00", 0, base, base)]
+    cells += [(f"{k:.2f}", n, section51(results, k, n), base) for k in K for n in MIXED]
+    again = f"{K[1]:.2f}, momentum kept"
+    cells += [(again, n, kept(results, n), kept(results, 0)) for n in range(WORKERS + 1)]
+    before, rows = virtual_time(base), []
+    for name, n, records, compared in cells:
+        if name == again and not records:
+            continue
+        paper = paper_rows(float(name.split(",")[0]))[n] if n else PAPER["table5"]["baseline"]
         virtual = virtual_time(records)
-        points = published["accuracy"] - paper["accuracy"]
-        table_rows.append(
+        ratio = f"{virtual / before:.3f}" if virtual and before else DASH
+        rows.append(
             {
-                "k": f"{k:.2f}",
-                "(n_S, n_L)": workers(n_small),
+                "k": name,
+                "workers": mix(n),
                 "B_S": plan_cell(records, "small_batch"),
                 "B_L": plan_cell(records, "large_batch"),
-                **outcome(results, records, published),
-                "gain, paper": f"{points:+.1f}" if n_small else DASH,
-                "gain": gain(results, records, base) if n_small else DASH,
-                "virtual time over baseline": f"{virtual / before:.3f}"
-                if virtual and before
-                else DASH,
-                "wall (s)": wall_cell(records),
+                **outcome(results, records, paper, compared, PAPER["table5"]["baseline"], n > 0),
+                "virtual time over baseline": ratio,
             }
         )
-    for n_small, published in paper_cells(K[1]).items():
-        if records := kept(results, n_small):
-            row = {"k": f"{K[1]:.2f}, momentum kept", "(n_S, n_L)": workers(n_small)}
-            row |= outcome(results, records, published)
-            if n_small:
-                row["gain"] = gain(results, records, kept(results, 0))
-            table_rows.append(dict.fromkeys(table_rows[0], DASH) | row)
-    return table_rows
+    return rows
+
+
+def over_large(results: Results, k: float) -> Pairs:
+    """Each mix of workers and large batches alone."""
+    base, paper = section51(results, k, 0), paper_rows(k)
+    return {mix(n): (section51(results, k, n), base, paper[n], paper[0]) for n in MIXED}
 
 
 def figures7_10(results: Results) -> "Figure":
-    """Draw loss and accuracy by the number of small-batch workers, and what they gain."""
-    from repro.experiments.dualbatch import drawing
-
-    groups = {
-        f"k = {k:g}": {mix(n): section51(results, k, n) for n in range(WORKERS + 1)} for k in K
-    }
-    drawn = {metric: {f"k = {k:g}": gains(results, k, metric) for k in K} for metric in METRICS}
-    ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
-    return drawing.draw_trainings(groups, drawn, mix(0), ticks, "small-batch workers, of 4")
+    """Draw loss and accuracy by the number of small-batch workers, and their change."""
+    numbers = range(WORKERS + 1)
+    groups = {f"k = {k:g}": {mix(n): section51(results, k, n) for n in numbers} for k in K}
+    pairs = {f"k = {k:g}": over_large(results, k) for k in K}
+    return _drawn(results, groups, pairs, mix(0))
 
 
-def gains(results: Results, k: float, metric: str = "accuracy") -> Changes:
-    """Return what a metric gains over large batches alone, by the mix of workers, and the paper's.
-
-    None where it was not run.
-    """
-    cells, paper, key = finals(results, metric), paper_cells(k), METRICS[metric][0]
-    return changes(
-        cells,
-        {mix(n): ((k, n), (k, 0)) for n in range(1, WORKERS + 1)},
-        {mix(n): paper[n][key] - paper[0][key] for n in range(1, WORKERS + 1)},
-        metric,
-    )
-
-
-def finals(results: Results, metric: str) -> dict[tuple[float, int], BySeed]:
-    """Return a metric after the last epoch by k and number, the baseline under each k."""
-    return {
-        (k, n): final(results, section51(results, k, n), metric)
-        for k in K
-        for n in range(WORKERS + 1)
-    }
-
-
-ENOUGH = range(2, WORKERS + 1)  # small-batch workers that gain accuracy in the paper
-LEAST, MOST = (
-    end(row["accuracy"] for row in PAPER["table5"]["rows"] if row["n_small"] in ENOUGH)
-    - PAPER["table5"]["baseline"]["accuracy"]
-    for end in (min, max)
-)
+def _ends_at(results: Results, base: Records) -> str:
+    if not base:
+        return ""
+    mean = np.mean(final(results, base, "accuracy"))
+    return f"large batches alone end at {mean:.1f} %"
 
 
 def gained(results: Results) -> Cases:
-    """Compare each number from two on with the baseline, which all of them share."""
-    cells = finals(results, "accuracy")
-    names = {f"k = {k:g}, n_S = {n}": (k, n) for k in K for n in ENOUGH}
-    found = cases(names, lambda name: change(cells, names[name], (names[name][0], 0)))
+    """Each number from two on over the baseline, which all of them share."""
     base = section51(results, 1.0, 0)
-    ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
-    return said_of(found, trained(base), ends)
+    cells = {f"k = {k:g}, n_S = {n}": section51(results, k, n) for k in K for n in MIXED if n > 1}
+    found = cases(cells, lambda name: change(results, cells[name], base))
+    return said_of(found, trained(base), _ends_at(results, base))
 
 
 def one_too_few(results: Results) -> Cases:
-    """Compare one with three at each k."""
-    cells = finals(results, "accuracy")
-    names = {f"k = {k:g}": k for k in K}
-    found = cases(names, lambda name: change(cells, (names[name], 1), (names[name], 3)))
+    """One small-batch worker over three at each k."""
+    cells = {f"k = {k:g}": (section51(results, k, 1), section51(results, k, 3)) for k in K}
+    found = cases(cells, lambda name: change(results, *cells[name]))
     return said_of(found, trained(section51(results, K[0], 1)))
 
 
-def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
-    """Compare a number of small-batch workers with the best of the others, at each k.
-
-    Args:
-        results: Of Table 5.
-        metric: By which it is to be the best.
-        wanted: The number.
-        sign: 1 where the highest is best, -1 where the lowest is.
-    """
-    cells = finals(results, metric)
-    others = [n for n in range(WORKERS + 1) if n != wanted]
+def _over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
+    """A number of small-batch workers over the best of the others: highest, or lowest if -1."""
     names = {f"k = {k:g}": k for k in K}
+    others = [n for n in range(WORKERS + 1) if n != wanted]
 
     def over_best(name: str) -> Estimate:
-        k = names[name]
+        ours = section51(results, names[name], wanted)
         over = [
             replace(
-                change(cells, (k, wanted), (k, n), metric),
+                change(results, ours, section51(results, names[name], n), metric),
                 candidates=len(others),
                 label=f"{name}, n_S = {wanted} over {n}",
             )
@@ -369,50 +241,299 @@ def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     return said_of(cases(names, over_best), trained(section51(results, K[0], wanted)))
 
 
-def three_best(results: Results) -> Cases:
-    """Compare three with the most accurate of the others."""
-    return best_of(results, "accuracy", 3, 1)
-
-
-def lowest_loss(results: Results) -> Cases:
-    """Compare one with the lowest test loss of the others."""
-    return best_of(results, "test_loss", 1, -1)
-
-
-@check(
-    f"The extra training time is k, to {100 * SAME_TIME:g} %, by the virtual clock: that has the "
-    "plan's own a and b, so that only rounding and short last batches can differ"
-)
 def extra_time(results: Results) -> tuple[bool, str]:
     """Ask whether a training takes k times the baseline's."""
     before = virtual_time(section51(results, 1.0, 0))
-    holds, said = [], []
-    for k in K:
-        times = [virtual_time(section51(results, k, n)) for n in range(1, WORKERS + 1)]
-        ratios = [time / before for time in times if time and before]
-        if ratios:
-            holds += [abs(ratio / k - 1) <= SAME_TIME for ratio in ratios]
-            said.append(f"k = {k:g}: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
-    if not said:
+    ratios = {
+        (k, n): time / before
+        for k, n in itertools.product(K, MIXED)
+        if before and (time := virtual_time(section51(results, k, n)))
+    }
+    if not ratios:
         raise NotRun("no records with a virtual time")
-    return all(holds), "; ".join(said)
+    said = ", ".join(f"k = {k:g}, n_S = {n}: {ratio:.3f}" for (k, n), ratio in ratios.items())
+    return all(abs(ratio / k - 1) <= SAME_TIME for (k, _), ratio in ratios.items()), said
 
 
-TABLE5 = Exhibit(
-    long=True,
-    runs=table5_runs,
-    table=table5,
-    figure=figures7_10,
-    caption=caption(
-        "After the last epoch. Gain: points over 4 large with warm-up, seed by seed, of the seeds "
-        "after the first look alone.",
-        facts,
-    ),
+TABLE5 = exhibit(
+    "table5",
+    runs.table5,
+    table5,
+    figures7_10,
     claims={
         "gain": gained,
         "one_too_few": one_too_few,
-        "three_best": three_best,
-        "lowest_loss": lowest_loss,
+        "three_best": lambda results: _over_best(results, "accuracy", 3, 1),
+        "lowest_loss": lambda results: _over_best(results, "test_loss", 1, -1),
     },
-    checks=(extra_time,),
+    checks={"extra_time": extra_time},
+)
+
+# Table 8: the resolution cycled as well.
+
+
+def over_baseline(results: Results, scheme: str) -> Pairs:
+    """Each mix of workers by a scheme and large batches alone, uncycled."""
+    base, paper = section52(results, "dual-batch", 0), PAPER["table8"]
+    return {
+        mix(n): (section52(results, scheme, n), base, row, paper["dual_batch"][0])
+        for n, row in enumerate(paper[SCHEMES[scheme]])
+        if n or scheme != "dual-batch"
+    }
+
+
+def figures11_12(results: Results) -> "Figure":
+    """Draw loss and accuracy of both schemes, and their change over the baseline."""
+    numbers = range(WORKERS + 1)
+    groups = {s: {mix(n): section52(results, s, n) for n in numbers} for s in SCHEMES}
+    pairs = {scheme: over_baseline(results, scheme) for scheme in SCHEMES}
+    return _drawn(results, groups, pairs, f"{mix(0)}, uncycled")
+
+
+def _hybrid_over(results: Results, base: Callable[[int], tuple[str, int]]) -> Cases:
+    """The hybrid scheme over another training, by the number of small-batch workers."""
+    cells = {
+        f"n_S = {n}": (section52(results, "hybrid", n), section52(results, *base(n))) for n in MIXED
+    }
+    found = cases(cells, lambda name: change(results, *cells[name]))
+    return said_of(found, trained(section52(results, "hybrid", 1)))
+
+
+def hybrid_gain(results: Results) -> Cases:
+    """The hybrid scheme with three small-batch workers over large batches alone."""
+    ours, base = section52(results, "hybrid", 3), section52(results, "dual-batch", 0)
+    found = cases(["n_S = 3"], lambda _: change(results, ours, base))
+    return said_of(found, trained(ours), _ends_at(results, base))
+
+
+TABLE8 = exhibit(
+    "table8",
+    runs.table8,
+    lambda results: scheme_rows(results, "table8", SECTION_5_2, "dual-batch"),
+    figures11_12,
+    claims={
+        "accuracy": lambda results: _hybrid_over(results, lambda n: ("dual-batch", n)),
+        "gain": hybrid_gain,
+        "over_cyclic": lambda results: _hybrid_over(results, lambda n: ("hybrid", 0)),
+        "saving": saving(CIFAR),
+    },
+)
+
+# What dual batches gain, on one picture.
+
+
+def _gain_panels(results: Results) -> dict[str, Changes]:
+    panels = {
+        f"{100 * (k - 1):.0f} % more time (Table 5)": changes(results, over_large(results, k))
+        for k in K
+    }
+    hybrid = changes(results, over_baseline(results, "hybrid"))
+    del hybrid[mix(0)]  # which has no small batches
+    return panels | {"resolution cycled as well (Table 8)": hybrid}
+
+
+def gains_table(results: Results) -> list[dict[str, Any]]:
+    """The gains that are drawn."""
+    return [
+        {
+            "trained with": title,
+            "workers": mixed,
+            "gain, paper (points)": f"{paper:+.1f}",
+            "gain (points)": DASH if gap is None else str(gap),
+        }
+        for title, drawn in _gain_panels(results).items()
+        for mixed, (gap, paper) in drawn.items()
+    ]
+
+
+def _draw_panels(results: Results, panels: Mapping[str, Changes]) -> "Figure":
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = drawing.plots.new_axes(1, len(panels), 9.8, 3.9)
+    for axis, (title, drawn) in zip(axes[0], panels.items(), strict=True):
+        drawing.draw_changes(axis, drawn)
+        drawing.titled(axis, f"paper and ours:\n{title}", 36)
+    axes[0, 0].set_ylabel("gain of accuracy (points)")
+    drawing.on_one_scale(axes[0])
+    figure.suptitle(drawing.both(whose(section51(results, 1.0, 0))), fontsize=9)
+    drawing.plots.legend_below(figure, 2)
+    return figure
+
+
+GAINS = exhibit(
+    "gains",
+    runs.gains,
+    gains_table,
+    lambda results: _draw_panels(results, _gain_panels(results)),
+)
+
+# Is it the mix of batch sizes that gains, or more updates?
+
+
+def updates_over_baseline(record: Record) -> float:
+    """The updates of an epoch over those of large batches alone."""
+    plan, asked = record.metrics["plans"][-1], record.config["sub_stages"][-1]["plan"]
+    n, large = record.config["n_small"], asked["large_batch"]
+    small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
+    rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
+    return (small + rest) / (asked["samples"] / large)
+
+
+def at_equal_updates(results: Results, k: float) -> Pairs:
+    """Each mix of workers and as many updates of one batch size."""
+    same, paper = section51(results, k, WORKERS), paper_rows(k)
+    numbers = range(1, WORKERS)
+    return {mix(n): (section51(results, k, n), same, paper[n], paper[WORKERS]) for n in numbers}
+
+
+def updates_table(results: Results) -> list[dict[str, Any]]:
+    """Accuracy by k and mix, the number of updates, and the gain of mixing alone."""
+    sections: list[tuple[float, str, Callable[[int], Records]]] = [
+        *((k, "", partial(section51, results, k)) for k in K),
+        (K[1], ", momentum kept", partial(kept, results)),
+    ]
+    rows = []
+    for (k, more, select), n in itertools.product(sections, range(WORKERS + 1)):
+        records, paper = select(n), paper_rows(k)
+        if more and not records:
+            continue
+        mixed = 0 < n < WORKERS
+        points = paper[n]["accuracy"] - paper[WORKERS]["accuracy"]
+        rows.append(
+            {
+                "k": f"{k:g}" if n else "1",
+                "workers": mix(n) + more,
+                "updates over baseline's": f"{updates_over_baseline(records[0]):.2f}"
+                if records
+                else DASH,
+                **outcome(results, records, paper[n], select(0), paper[0], n > 0),
+                "at equal updates, paper": f"{points:+.1f}" if mixed else DASH,
+                "at equal updates": gain(results, records, select(WORKERS)) if mixed else DASH,
+            }
+        )
+    return rows
+
+
+def draw_updates(results: Results) -> "Figure":
+    """Draw gains over large batches, and over as many updates of one batch size."""
+    panels = {f"k = {k:g}: over large batches": changes(results, over_large(results, k)) for k in K}
+    for k in K:
+        title = f"k = {k:g}: over as many updates of one size"
+        panels[title] = changes(results, at_equal_updates(results, k))
+    return _draw_panels(results, panels)
+
+
+UPDATES = exhibit(
+    "updates",
+    runs.table5,
+    updates_table,
+    draw_updates,
+)
+
+# Does the gain stay at rates tuned for each mix?
+
+
+def at_rate(results: Results, n: int, rate: float) -> list[Record]:
+    """The trainings of a mix at a multiple of the paper's rates."""
+    return results.ok("train", setting=SEARCH, n_small=n, rate=rate)
+
+
+def best_rate(results: Results, n: int) -> float | None:
+    """The rate with the best mean accuracy on held-out images; None where not all were run."""
+    held_out = {
+        rate: [
+            record.metrics["held_out"][-1]
+            for record in at_rate(results, n, rate)
+            if record.seed in SEARCH_SEEDS
+        ]
+        for rate in RATES
+    }
+    if not all(held_out.values()):
+        return None
+    return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
+
+
+def tuned_gain(results: Results, n: int) -> Estimate:
+    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge.
+
+    Raises:
+        NotRun: Not all rates were run, a best rate lies at an end of the grid, or only the
+            trainings that chose the rates were run.
+    """
+    cells: list[Records] = []
+    for m in (n, 0):
+        rate = best_rate(results, m)
+        if rate is None:
+            raise NotRun("not all rates were run")
+        if rate in (RATES[0], RATES[-1]):
+            raise NotRun(f"{mix(m)}: {UNTUNED}")
+        cells.append([r for r in at_rate(results, m, rate) if r.seed not in SEARCH_SEEDS])
+    if not all(cells):
+        raise NotRun("every seed chose the rates, and none is left to judge them")
+    return change(results, cells[0], cells[1])
+
+
+def rates_table(results: Results) -> list[dict[str, Any]]:
+    """Accuracy by mix and rate, on images held out and on test images."""
+    rows = []
+    for n, rate in itertools.product(SEARCHED, RATES):
+        records, best = at_rate(results, n, rate), rate == best_rate(results, n)
+        edge = f"; {UNTUNED}" if rate in (RATES[0], RATES[-1]) else ""
+        tuned = DASH
+        if n and best:
+            try:
+                tuned = str(tuned_gain(results, n))
+            except NotRun as missing:
+                tuned = f"not run: {missing}"
+        rows.append(
+            {
+                "workers": mix(n),
+                "rate over the paper's": f"{rate:g}" + f" (best{edge})" * best,
+                "accuracy on images held out (%)": _mean(results, records, "held_out"),
+                "accuracy on test images (%)": _mean(results, records, "accuracy"),
+                "gain over large batches, both tuned": tuned,
+                "n": len(records),
+            }
+        )
+    return rows
+
+
+def _mean(results: Results, records: Records, metric: str) -> str:
+    return Summary.of(final(results, records, metric)).text()
+
+
+def draw_rates(results: Results) -> "Figure":
+    """Draw accuracy by rate for each mix: on images held out, and on test images."""
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = drawing.plots.new_axes(1, 2, 9.8, 3.6)
+    ran = [record for n in SEARCHED for rate in RATES for record in at_rate(results, n, rate)]
+    title = f"{whose(ran)}; bars: ± 1 deviation; circled: best, {UNTUNED} at an end"
+    figure.suptitle(title, fontsize=9)
+    images = {"held_out": "images held out", "accuracy": "test images"}
+    for axis, (metric, name) in zip(axes[0], images.items(), strict=True):
+        for number, n in enumerate(SEARCHED):
+            cells = {rate: final(results, at_rate(results, n, rate), metric) for rate in RATES}
+            sums = {rate * 1.03**number: Summary.of(cell) for rate, cell in cells.items() if cell}
+            means = [cell.mean for cell in sums.values()]
+            bars = [np.nan_to_num(cell.std) for cell in sums.values()]
+            axis.errorbar(list(sums), means, bars, lw=1.4, label=mix(n), **drawing.STYLES[mix(n)])
+            if best := best_rate(results, n):
+                mean = Summary.of(cells[best]).mean
+                axis.plot(best * 1.03**number, mean, "o", ms=14, mfc="none", mec="#6b7686")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(RATES, [f"×{rate:g}" for rate in RATES])
+        axis.set_xlabel("rate over the paper's")
+        drawing.titled(axis, f"ours: accuracy on {name}")
+    axes[0, 0].set_ylabel("accuracy (%)")
+    drawing.on_one_scale(axes[0])
+    drawing.plots.legend_below(figure, len(SEARCHED))
+    return figure
+
+
+RATE_SEARCH = exhibit(
+    "rates",
+    runs.rates,
+    rates_table,
+    draw_rates,
 )

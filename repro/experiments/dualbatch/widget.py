@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from repro import plots
 from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
-from repro.experiments.dualbatch.settings import PAPER, WORKERS, mix
+from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
 from repro.measure import TimeModel
 
 Spans = Sequence[tuple[float, float]]  # (start, seconds) of every step

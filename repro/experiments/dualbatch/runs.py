@@ -1,0 +1,527 @@
+"""The runs of each artefact under each profile; the tables of numbers are in ``paper.toml``."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from repro.experiments.design import LONG, PROCESSES, Chosen, Run
+from repro.experiments.outcome import paper_toml
+
+_TOML = paper_toml("dualbatch")
+PAPER: dict[str, Any] = _TOML["reported"]
+PROFILES: dict[str, Any] = _TOML["profiles"]
+ARTEFACTS: dict[str, Any] = _TOML["artefacts"]  # their texts
+DATASETS: dict[str, dict[str, list[str]]] = _TOML["datasets"]
+WORKERS: int = PAPER["workers"]
+K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
+CIFAR, IMAGENET = "CIFAR", "ImageNet"
+PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
+SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise
+SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
+KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
+SEARCH = "5.1, rates"
+ENGINES = ("local", "ray")
+FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
+STEPS_IN_A_ROW = 5  # that are timed as one
+HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes stands for all
+
+# By learning rate: held-out images choose it, other seeds judge the gain at it.
+HELD_OUT = 5  # one of so many training images
+RATES = (0.5, 1.0, 2.0, 4.0)  # times the paper's
+SEARCHED = (0, 3, WORKERS)  # small-batch workers, at the larger k
+SEARCH_SEEDS = (0, 1, 2)
+
+# By synchronisation and merge rule.
+BOUND = 1  # shares that SSP lets a worker run ahead
+RULES = ("journal", "conference", "delta")
+SYNCS = [("bsp", "average"), *itertools.product(("bsp", "asp", "ssp"), RULES)]
+SHOWN = [("bsp", "average"), ("ssp", "journal"), ("asp", "journal")]  # in Figure 2
+STRAGGLER = 3.0  # times as long as the plan knows that the last worker takes
+STRAGGLING = [("ssp", 0), ("ssp", 1), ("ssp", 2), ("asp", None)]  # with their bounds
+
+# Around the end of a training.
+KINDS = {"small": "small batches", "large": "large batches", "dual": "dual batches"}
+PERTURBED = (0.1, 0.2, 0.3, 0.5)  # lengths of perturbations, as shares of every filter's
+WORST = 0.05  # length of a step up the gradient, Foret et al.'s default
+PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along a direction
+
+OWN = "own"  # epochs by plans for times measured here
+ALONE = 1.0  # k of large batches alone
+_SHARES_TIMED = (0.15, 0.3, 0.6, 1.0)  # of B_L: the batch sizes whose steps give a and b
+_TIMED = (16, 32, 38, 64, 83, 87, 96, 127, 128, 154, 160, 192, 205, 242, 256, 320, 384, 448, 500,
+          560, 600)  # fmt: skip
+
+
+def mix(n_small: int) -> str:
+    """The mix of workers in words: ``1 small, 3 large``."""
+    parts = ((n_small, "small"), (WORKERS - n_small, "large"))
+    return ", ".join(f"{count} {size}" for count, size in parts if count)
+
+
+def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
+    scale: dict[str, Any] = PROFILES[profile][PARTS[role]]
+    return scale | {"compute": {"autocast": None} | scale["compute"]}
+
+
+def scaled(profile: str, batch: int, role: str = CIFAR, least: int = 2) -> int:
+    """One of the paper's batch sizes at the profile's scale."""
+    return max(least, round(batch * _scale(profile, role)["batches"]))
+
+
+def pixels(profile: str, side: int, role: str = CIFAR) -> int:
+    """One of the paper's resolutions at the profile's scale."""
+    return round(side * _scale(profile, role)["pixels"])
+
+
+def time_coefficients(resolution: int, batches: float) -> tuple[float, float]:
+    """Seconds a sample and a step of the paper's devices; b scales like the batch sizes.
+
+    So B_S / B_L is the paper's. See ``seconds_a_sample`` in ``paper.toml``.
+    """
+    a: float = _TOML["seconds_a_sample"][str(resolution)]
+    return a, a * PAPER["inferred"][f"ratio_{resolution}"] * batches
+
+
+def plan_config(
+    a: float,
+    b: float,
+    k: float,
+    n_small: int,
+    large_batch: int,
+    samples: int,
+    rounding: str = "nearest",
+) -> dict[str, Any]:
+    """The arguments of `DualBatchPlan.solve` for four workers."""
+    return {
+        "a": a,
+        "b": b,
+        "k": k,
+        "n_small": n_small,
+        "n_large": WORKERS - n_small,
+        "large_batch": large_batch,
+        "samples": samples,
+        "rounding": rounding,
+    }
+
+
+def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
+    """The configuration with other numbers of epochs at its rates; None changes nothing."""
+    if epochs is None:
+        return config
+    rates = [rate for _, rate in config["stages"]]
+    return config | {"stages": [list(stage) for stage in zip(epochs, rates, strict=True)]}
+
+
+def _compared(profile: str, config: dict[str, Any]) -> dict[str, Any]:
+    """A training that is compared with others of its length: under gpu a quarter as long."""
+    epochs = PROFILES[profile].get("compared")
+    if epochs is None:
+        return config
+    return _with_epochs(config, epochs) | {"warmup_epochs": math.ceil(config["warmup_epochs"] / 4)}
+
+
+def _samples(profile: str, role: str, name: str, which: str) -> int:
+    # The sets that are always there have fewer images than asked for.
+    there = {"digits": {"train": 1_400, "test": 355}, "synthetic": {"train": 2_048, "test": 512}}
+    wanted: int = _scale(profile, role)[f"{which}_samples"]
+    return min(wanted, there.get(name, {}).get(which, wanted))
+
+
+def _dataset(profile: str, name: str) -> dict[str, Any]:
+    side = pixels(profile, 32)
+    dataset: dict[str, Any] = {"name": name}
+    if side != {"digits": 8, "synthetic": None}.get(name, 32):
+        dataset["image_size"] = side
+    if profile in ("quick", LONG) and name not in ("digits", "synthetic"):
+        # Decodes no more than it takes.
+        classes = 100 if name == "cifar100" else 10
+        dataset["per_class"] = math.ceil(_scale(profile)["train_samples"] / classes)
+    return dataset
+
+
+def _training(
+    profile: str, chosen: Chosen, role: str, stages: Sequence[Sequence[float]], **config: Any
+) -> dict[str, Any]:
+    scale, name = _scale(profile, role), chosen[role]
+    of_data = {
+        "dataset": {"name": name, "image_size": 288},
+        "augment": {"padding": 32, "flip": True},
+    }
+    if role == CIFAR:
+        # Sections 5.1.1 and 5.2.2 name no augmentation: the field's usual one for these images.
+        augment = {"padding": pixels(profile, 4), "flip": name != "digits"}
+        of_data = {"dataset": _dataset(profile, name), "augment": augment}
+    made = {
+        "model": scale["model"],
+        **of_data,
+        **scale["compute"],
+        **scale.get("workers", {}),
+        "factor": "linear",
+        "warmup_epochs": 0,
+        "test_samples": _samples(profile, role, name, "test"),
+        "sync": "asp",
+        "engine": "local",
+        "stages": stages,
+        **{key: scale[key] for key in ("watched_samples",) if key in scale},
+    }
+    return _with_epochs(made, scale["stages"]) | config
+
+
+def section51(
+    profile: str, chosen: Chosen, k: float, n_small: int, factor: str = "linear", **more: Any
+) -> Run:
+    """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
+    scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
+    plan = plan_config(
+        inferred["a"],
+        inferred["b"] * scale["batches"],
+        k,
+        n_small,
+        scaled(profile, PAPER["table2"]["large_batch"]),
+        _samples(profile, CIFAR, chosen[CIFAR], "train"),
+        "floor" if scale["batches"] == 1 else "nearest",
+    )
+    share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
+    config = _training(
+        profile,
+        chosen,
+        CIFAR,
+        training["stages"],
+        setting=SECTION_5_1,
+        n_small=n_small,
+        k=k if n_small else 1.0,
+        factor=factor if n_small else "linear",
+        warmup_epochs=0 if n_small else math.ceil(training["warmup_epochs"] * share),
+        sub_stages=[{"resolution": None, "dropout": None, "plan": plan}],
+    )
+    label = f"k = {k:g}, {mix(n_small)}, factor {factor}" if n_small else "baseline"
+    return Run("train", config | more, label=label)
+
+
+def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str = CIFAR) -> Run:
+    """A training of section 5.2.2, or of 5.2.3 on ImageNet: ``dual-batch`` or ``hybrid``."""
+    schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
+    samples = _samples(profile, role, chosen[role], "train")
+    sub_stages = []
+    for side, large, dropout in zip(*_resolutions(role), schedule["dropouts"], strict=True):
+        a, b = time_coefficients(side, _scale(profile, role)["batches"])
+        plan = plan_config(a, b, k, n_small, scaled(profile, large, role), samples)
+        side = pixels(profile, side, role)
+        sub_stages.append({"resolution": side, "dropout": dropout, "plan": plan})
+    config = _training(
+        profile,
+        chosen,
+        role,
+        schedule["stages"],
+        setting=SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
+        scheme=scheme,
+        n_small=n_small,
+        k=k,
+        sub_stages=sub_stages if scheme == "hybrid" else sub_stages[-1:],
+    )
+    return Run("train", config, label=f"{role}, {scheme}, n_S = {n_small}")
+
+
+def _resolutions(role: str) -> tuple[list[int], list[int]]:
+    """The paper's resolutions and large batch sizes."""
+    table = PAPER["table6"][PARTS[role]]
+    return table["resolutions"], table["large_batches"]
+
+
+def _schemes(profile: str, chosen: Chosen, role: str) -> list[Run]:
+    return [
+        section52(profile, chosen, n_small, scheme, role)
+        for scheme in SCHEMES
+        for n_small in range(WORKERS + 1)
+    ]
+
+
+def table1(profile: str, chosen: Chosen) -> list[Run]:
+    """The first two stages by each of the three schemes."""
+    config = {"n_small": 1, "stages": PAPER["table1"]["stages"]}
+    return [Run("schemes", config, seeds=(0,), label="three schemes")]
+
+
+def solved(table: str) -> Callable[[str, Chosen], list[Run]]:
+    """The runs of Table 2 or 6 by equations 4 to 8, or of the schedule of Table 7 or 9."""
+    config = {"table": table, "inferred": PAPER["inferred"]}
+    return lambda profile, chosen: [Run("solve", config, seeds=(0,), label=table)]
+
+
+def table2(profile: str, chosen: Chosen) -> list[Run]:
+    """The plans of Table 2, and those of the authors' raw measurements."""
+    return [*solved("table2")(profile, chosen), *_published(chosen)]
+
+
+def table3(profile: str, chosen: Chosen) -> list[Run]:
+    """Trainings at the larger k by number of small-batch workers and factor."""
+    return [
+        section51(profile, chosen, K[1], n_small, factor)
+        for n_small in range(1, WORKERS)
+        for factor in FACTORS
+    ]
+
+
+def table5(profile: str, chosen: Chosen) -> list[Run]:
+    """The baseline and trainings by k and number of small-batch workers.
+
+    Some are trained again with momentum kept, where the profile begins it anew in each share.
+    """
+    runs = [section51(profile, chosen, 1.0, 0)]
+    runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
+    again = PROFILES[profile].get("kept", {"n_small": ()})
+    seeds = tuple(again["seeds"]) if "seeds" in again else None
+    for n in again["n_small"]:
+        run = section51(profile, chosen, K[1], n, setting=KEPT, optimizer_state="kept")
+        runs.append(replace(run, seeds=seeds, label=f"{run.label}, momentum kept"))
+    return runs
+
+
+def rates(profile: str, chosen: Chosen) -> list[Run]:
+    """Trainings by rate at three mixes, with images held out."""
+    found = []
+    for n, rate in itertools.product(SEARCHED, RATES):
+        config = _compared(profile, section51(profile, chosen, K[1], n).config)
+        (entry,) = config["sub_stages"]
+        samples = entry["plan"]["samples"]
+        plan = entry["plan"] | {"samples": samples - samples // HELD_OUT}
+        config |= {
+            "setting": SEARCH,
+            "rate": rate,
+            "stages": [[epochs, lr * rate] for epochs, lr in config["stages"]],
+            "held_out": True,
+            "sub_stages": [entry | {"plan": plan}],
+        }
+        seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
+        found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
+    return found
+
+
+def table8(profile: str, chosen: Chosen) -> list[Run]:
+    """Trainings by scheme and number of small-batch workers, and epochs of real workers."""
+    # The time of real workers does not depend on how long they train.
+    return [*_schemes(profile, chosen, CIFAR), wall(profile)]
+
+
+def table10(profile: str, chosen: Chosen) -> list[Run]:
+    """Epochs of real workers, and the trainings where ImageNet is at hand."""
+    return [wall(profile), *(_schemes(profile, chosen, IMAGENET) if chosen.get(IMAGENET) else [])]
+
+
+def gains(profile: str, chosen: Chosen) -> list[Run]:
+    """The trainings of Tables 5 and 8."""
+    return [*table5(profile, chosen), *_schemes(profile, chosen, CIFAR)]
+
+
+def table4(profile: str, chosen: Chosen) -> list[Run]:
+    """Times of steps and epochs at both resolutions, and of the shares of Table 4.
+
+    Under `long` those of quick, in more turns and by several processes.
+    """
+    if profile == LONG:
+        (run,) = table4("quick", chosen)
+        return [replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)]
+    options, scale = PROFILES[profile], _scale(profile)
+    sides, larges = _resolutions(CIFAR)
+    config = {
+        "role": CIFAR,
+        "classes": 100,
+        "model": scale["model"],
+        "dataset": None,
+        **scale["compute"],
+        "resolutions": [pixels(profile, side) for side in sides],
+        "batch_sizes": sorted({scaled(profile, n) for n in options.get("timed", _TIMED)}),
+        "large_batches": [scaled(profile, n) for n in larges],
+        "plan_k": list(K),
+        "plan_large_batch": scaled(profile, PAPER["table2"]["large_batch"]),
+        "samples": scale["train_samples"],
+        "passes": options.get("timed_epochs", True),
+        "repeats": options["time_repeats"],
+    }
+    return [Run("times", config, seeds=(0,), label=CIFAR)]
+
+
+def _published(chosen: Chosen) -> list[Run]:
+    """The line through the authors' raw measurements, where they are at hand."""
+    name = "dualbatch_times"
+    if chosen.get("times") != name:
+        return []
+    return [Run("published", {"dataset": {"name": name}}, seeds=(0,), label="GTX 1080")]
+
+
+def figures3_4(profile: str, chosen: Chosen) -> list[Run]:
+    """Times of steps and epochs, here and the authors'."""
+    return [*table4(profile, chosen), *_published(chosen)]
+
+
+def figure13(profile: str, chosen: Chosen) -> list[Run]:
+    """Peak memory, and the largest batch under a limit, at both data sets' resolutions."""
+    return [memory(profile, role) for role in PARTS]
+
+
+def memory(profile: str, role: str) -> Run:
+    """Peak memory by batch size, and the largest batch under a limit."""
+    figure, scale = PAPER["figure13"], _scale(profile, role)
+    divisor = PROFILES[profile].get("memory_divisor", 1)
+    config = {
+        "role": role,
+        "classes": 100 if role == CIFAR else 1000,
+        "model": scale["model"],
+        "autocast": None if role == CIFAR else scale["compute"]["autocast"],
+        "channels_last": scale["compute"]["channels_last"],
+        "resolution": max(8, pixels(profile, figure[PARTS[role]]["resolution"], role)),
+        "batch_sizes": [size // divisor for size in figure["batch_sizes"]],
+        # As many times the largest probe as the paper's device has over it, or its 24 GiB.
+        "limit_over_largest_probe": 4 if divisor > 1 else None,
+        "limit_bytes": None if divisor > 1 else figure["device_gib"] * 2**30,
+    }
+    return Run("memory", config, seeds=(0,), label=role)
+
+
+def synchronised(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
+    """A training on one plan of Table 5, by a synchronisation and a merge rule."""
+    staleness = BOUND if sync == "ssp" else None
+    run = section51(profile, chosen, K[1], HALF, sync=sync, staleness=staleness, merge=merge)
+    config = _with_epochs(run.config, PROFILES[profile].get("synchronise_stages"))
+    seeds = (0, 1) if profile == "quick" else None
+    return Run("synchronise", config, seeds, label=f"{sync}, {merge}")
+
+
+def synchronisation(profile: str, chosen: Chosen) -> list[Run]:
+    """A training by every synchronisation and merge rule, some with a slow worker; real workers.
+
+    Bounded staleness never binds where, by the plan, all workers take the same time.
+    """
+    runs = [synchronised(profile, chosen, *way) for way in SYNCS]
+    # Who is ahead of whom is no matter of size: long shows quick's.
+    own = "quick" if profile == LONG else profile
+    if "straggler_stages" in PROFILES[own]:
+        for sync, bound in STRAGGLING:
+            run = synchronised(own, chosen, sync, RULES[0])
+            config = _with_epochs(run.config, PROFILES[own]["straggler_stages"])
+            config |= {"staleness": bound, "straggler": STRAGGLER}
+            label = f"{sync}, {'' if bound is None else f's = {bound}, '}a straggler"
+            runs.append(replace(run, config=config, label=label))
+    return [*runs, wall(profile)]
+
+
+def figure2(profile: str, chosen: Chosen) -> list[Run]:
+    """The trainings whose logs are drawn."""
+    return [synchronised(profile, chosen, *way) for way in SHOWN]
+
+
+def engines(profile: str, chosen: Chosen) -> list[Run]:
+    """One training with two workers, by both engines; under smoke without a cluster."""
+    config = section51(profile, chosen, K[1], 2).config
+    (entry,) = config["sub_stages"]
+    config |= {
+        "n_small": 1,
+        "workers": 2,
+        "verify": _scale(profile)["train_samples"] <= 1000,
+        "sub_stages": [entry | {"plan": entry["plan"] | {"n_small": 1, "n_large": 1}}],
+    }
+    return [
+        Run("train", config | {"engine": engine}, seeds=(0,), label=f"two workers, {engine}")
+        for engine in ENGINES[: 1 if profile == "smoke" else None]
+    ]
+
+
+def flatness(profile: str, chosen: Chosen) -> list[Run]:
+    """A training with small, large and dual batches, by one schedule and without warm-up."""
+    (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], HALF)]
+    trainings = []
+    for kind in KINDS:
+        run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
+        config = _with_epochs(
+            _compared(profile, run.config), PROFILES[profile].get("flatness_stages")
+        )
+        del config["engine"]
+        if kind == "small":
+            (entry,) = config["sub_stages"]
+            plan = entry["plan"] | {"large_batch": scaled(profile, row["small_batch"])}
+            config["sub_stages"] = [entry | {"plan": plan}]
+        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"]}
+        config |= {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+        seeds = (0, 1) if profile == "quick" else None
+        trainings.append(Run("flatness", config, seeds, label=KINDS[kind]))
+    return trainings
+
+
+def own_plan(profile: str, chosen: Chosen) -> list[Run]:
+    """The baseline, a training by the paper's plan and one by our own, and real workers."""
+    baseline, theirs = section51(profile, chosen, 1.0, 0), section51(profile, chosen, K[1], HALF)
+    return [baseline, theirs, trained_plan(profile, theirs), wall(profile)]
+
+
+def trained_plan(profile: str, theirs: Run) -> Run:
+    """A training like the given one, by a plan for the times that the run measures.
+
+    Its a and b are the paper's until then.
+    """
+    (entry,) = theirs.config["sub_stages"]
+    plan = entry["plan"] | {"rounding": "nearest"}
+    measured = {
+        "resolution": pixels(profile, PAPER["section3_2"]["resolution"]),
+        "batch_sizes": _timed_sizes(plan["large_batch"]),
+        "repeats": 5,
+    }
+    config = theirs.config | {"sub_stages": [entry | {"plan": plan}], "measured": measured}
+    # One seed will do where the spread is known from Table 5's trainings.
+    seeds = (0,) if profile in ("smoke", "quick") else None
+    return Run("own_plan", config, seeds, label=f"own plan, {theirs.label}")
+
+
+def _timed_sizes(large: int) -> list[int]:
+    return sorted({max(2, round(share * large)) for share in _SHARES_TIMED})
+
+
+def wall(profile: str) -> Run:
+    """The timing of two real workers.
+
+    By plans for the times that the run measures, and, cycling the resolution, by plans for the
+    paper's ratio of times. Under `long` that of quick, by several processes.
+    """
+    if profile == LONG:
+        return replace(wall("quick"), seeds=PROCESSES)
+    cifar, imagenet = (_epoch_kinds(profile, role) for role in PARTS)
+    syncs = {"bsp": [*PARTS, OWN]}
+    if profile != "smoke":  # a cluster more
+        syncs["asp"] = [OWN]
+    parts = [_wall_part(profile, CIFAR, cifar, syncs)]
+    if _scale(profile)["batches"] < 1:  # starting processes takes longer than such epochs
+        parts[0]["epochs"] += imagenet
+    else:
+        parts.append(_wall_part(profile, IMAGENET, imagenet, {"bsp": [IMAGENET]}))
+    config = {"parts": parts, "rounds": PROFILES[profile]["wall_rounds"], "repeats": 3}
+    return Run("wall", config, seeds=(0,), label="two real workers")
+
+
+def _epoch_kinds(profile: str, role: str) -> list[dict[str, Any]]:
+    """The kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
+    kinds: list[dict[str, Any]] = []
+    for side, paper_large in zip(*_resolutions(role), strict=True):
+        a, b = time_coefficients(side, _scale(profile, role)["batches"])
+        large = scaled(profile, paper_large, role, least=4)
+        sides = {"resolution": max(6, pixels(profile, side, role)), "large_batch": large}
+        kinds.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
+    if role == CIFAR:
+        kinds += [{"in": OWN, **sides, "a": None, "b": None, "k": k} for k in (ALONE, *K)]
+    return kinds
+
+
+def _wall_part(
+    profile: str, role: str, kinds: list[dict[str, Any]], syncs: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    scale = _scale(profile, role)
+    most = max(kind["large_batch"] for kind in kinds)
+    return {
+        "model": scale["model"],
+        **scale["compute"],
+        "classes": 100 if role == CIFAR else 1000,
+        "samples": PROFILES[profile].get("own_samples", 8 * most),
+        "batch_sizes": _timed_sizes(kinds[-1]["large_batch"]),
+        "epochs": list(kinds),
+        "syncs": dict(syncs),
+    }
