@@ -8,41 +8,25 @@ workers are the baseline at equal updates. And does the gain stay at rates tuned
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.design import Results
-from repro.experiments.dualbatch import runs
+from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
+    batch_sizes,
     change,
     final,
     gain,
     kept,
     outcome,
-    plan_cell,
     scheme_rows,
     section51,
     section52,
-    virtual_time,
 )
 from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
-from repro.experiments.dualbatch.real_workers import saving
-from repro.experiments.dualbatch.runs import (
-    CIFAR,
-    FACTORS,
-    PAPER,
-    RATES,
-    SCHEMES,
-    SEARCH,
-    SEARCH_SEEDS,
-    SEARCHED,
-    SECTION_5_2,
-    WORKERS,
-    K,
-    mix,
-)
+from repro.experiments.dualbatch.runs import FACTORS, PAPER, RATES, SCHEMES, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -69,20 +53,36 @@ def changes(results: Results, pairs: Pairs, metric: str = "accuracy") -> Changes
     }
 
 
-def _drawn(
+def _draw(
     results: Results,
-    groups: Mapping[str, Mapping[str, Records]],
+    curves: Mapping[str, Mapping[str, Records]],
     pairs: Mapping[str, Pairs],
     over: str,
 ) -> "Figure":
+    """Draw curves by title and line, and the changes of both metrics over another training."""
     from repro.experiments.dualbatch import drawing
 
     drawn = {
-        metric: {title: changes(results, pairs[title], metric) for title in groups}
+        metric: {title: changes(results, of, metric) for title, of in pairs.items()}
         for metric in drawing.METRICS
     }
-    ran = [record for lines in groups.values() for records in lines.values() for record in records]
-    return drawing.draw_trainings(groups, drawn, whose(ran), over)
+    ran = [record for lines in curves.values() for records in lines.values() for record in records]
+    return drawing.draw_trainings(curves, drawn, whose(ran), over)
+
+
+def _draw_gains(results: Results, panels: Mapping[str, Changes]) -> "Figure":
+    """Draw gains of accuracy by title and mix of workers."""
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = drawing.plots.new_axes(1, len(panels), 9.8, 3.9)
+    for axis, (title, drawn) in zip(axes[0], panels.items(), strict=True):
+        drawing.draw_changes(axis, drawn)
+        drawing.titled(axis, f"paper and ours:\n{title}", 36)
+    axes[0, 0].set_ylabel("gain of accuracy (points)")
+    drawing.on_one_scale(axes[0])
+    figure.suptitle(drawing.both(whose(section51(results, 1.0, 0))), fontsize=9)
+    drawing.plots.legend_below(figure, 2)
+    return figure
 
 
 # Table 3: the factor by which a worker's update counts.
@@ -93,40 +93,34 @@ def _by_factor(results: Results, n: int) -> dict[str, Records]:
 
 
 def table3(results: Results) -> list[dict[str, Any]]:
-    """Final test loss and accuracy by model-update factor."""
+    """Final test loss and accuracy by model-update factor; gains are over none."""
     rows = []
-    for paper in PAPER["table3"]:
-        cells = _by_factor(results, paper["n_small"])
-        for factor, label in FACTORS.items():
-            records, over = cells[label], factor != "none"
-            power = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[factor]
-            values = [record.metrics["plans"][-1]["factor"] ** power for record in records[:1]]
-            rows.append(
-                {
-                    "workers": mix(paper["n_small"]),
-                    "factor": label,
-                    "value, paper": f"{paper[factor]['value']:.3f}",
-                    "value": Summary.of(values).text(3),
-                    **outcome(results, records, paper[factor], cells["none"], paper["none"], over),
-                }
-            )
+    for paper, factor in itertools.product(PAPER["table3"], FACTORS):
+        cells, label = _by_factor(results, paper["n_small"]), FACTORS[factor]
+        power = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[factor]
+        values = [r.metrics["plans"][-1]["factor"] ** power for r in cells[label][:1]]
+        row = {"workers": mix(paper["n_small"]), "factor": label}
+        row |= {
+            "value, paper": f"{paper[factor]['value']:.3f}",
+            "value": Summary.of(values).text(3),
+        }
+        over = (cells["none"], paper["none"]) if factor != "none" else ()
+        rows.append(row | outcome(results, cells[label], paper[factor], *over))
     return rows
 
 
 def figures5_6(results: Results) -> "Figure":
     """Draw loss and accuracy by model-update factor, and their change over none."""
-    groups = {
-        mix(paper["n_small"]): _by_factor(results, paper["n_small"]) for paper in PAPER["table3"]
-    }
-    pairs: dict[str, Pairs] = {
-        mix(paper["n_small"]): {
+    curves, pairs = {}, {}
+    for paper in PAPER["table3"]:
+        title, cells = mix(paper["n_small"]), _by_factor(results, paper["n_small"])
+        curves[title] = cells
+        pairs[title] = {
             name: (cells[name], cells["none"], paper[factor], paper["none"])
             for factor, name in FACTORS.items()
             if factor != "none"
         }
-        for paper, cells in zip(PAPER["table3"], groups.values(), strict=True)
-    }
-    return _drawn(results, groups, pairs, "no factor")
+    return _draw(results, curves, pairs, "no factor")
 
 
 def factor_gains(results: Results) -> Cases:
@@ -135,19 +129,14 @@ def factor_gains(results: Results) -> Cases:
     names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
 
     def over_none(name: str) -> Estimate:
-        cells = _by_factor(results, names[name][0])
-        return change(results, cells[FACTORS[names[name][1]]], cells["none"])
+        n, factor = names[name]
+        ours, none = (section51(results, K[1], n, which) for which in (factor, "none"))
+        return change(results, ours, none)
 
     return said_of(cases(names, over_none), trained(section51(results, K[1], 1)))
 
 
-TABLE3 = exhibit(
-    "table3",
-    runs.table3,
-    table3,
-    figures5_6,
-    claims={"factor_gains": factor_gains},
-)
+TABLE3 = exhibit("table3", runs.table3, table3, figures5_6, {"factor_gains": factor_gains})
 
 # Table 5: the number of small-batch workers.
 
@@ -158,30 +147,25 @@ def paper_rows(k: float) -> dict[int, Mapping[str, float]]:
     return {0: PAPER["table5"]["baseline"], **rows}
 
 
+def _sections(results: Results) -> list[tuple[str, float, dict[int, Records]]]:
+    """The trainings of Table 5 by k, then those with momentum kept: name, k, and by number."""
+    numbers = range(WORKERS + 1)
+    found: list[tuple[str, float, dict[int, Records]]]
+    found = [(f"{k:g}", k, {n: section51(results, k, n) for n in numbers}) for k in K]
+    again = {n: kept(results, n) for n in numbers}
+    if again[0]:
+        found.append((f"{K[1]:g}, momentum kept", K[1], {n: r for n, r in again.items() if r}))
+    return found
+
+
 def table5(results: Results) -> list[dict[str, Any]]:
     """Final test loss and accuracy by the number of small-batch workers."""
-    base = section51(results, 1.0, 0)
-    cells = [("1.00", 0, base, base)]
-    cells += [(f"{k:.2f}", n, section51(results, k, n), base) for k in K for n in MIXED]
-    again = f"{K[1]:.2f}, momentum kept"
-    cells += [(again, n, kept(results, n), kept(results, 0)) for n in range(WORKERS + 1)]
-    before, rows = virtual_time(base), []
-    for name, n, records, compared in cells:
-        if name == again and not records:
-            continue
-        paper = paper_rows(float(name.split(",")[0]))[n] if n else PAPER["table5"]["baseline"]
-        virtual = virtual_time(records)
-        ratio = f"{virtual / before:.3f}" if virtual and before else DASH
-        rows.append(
-            {
-                "k": name,
-                "workers": mix(n),
-                "B_S": plan_cell(records, "small_batch"),
-                "B_L": plan_cell(records, "large_batch"),
-                **outcome(results, records, paper, compared, PAPER["table5"]["baseline"], n > 0),
-                "virtual time over baseline": ratio,
-            }
-        )
+    rows = []
+    for name, k, cells in _sections(results):
+        for n, records in cells.items():
+            row = {"k": name if n else "1", "workers": mix(n), **batch_sizes(records)}
+            over = (cells[0], paper_rows(k)[0]) if n else ()
+            rows.append(row | outcome(results, records, paper_rows(k)[n], *over))
     return rows
 
 
@@ -194,16 +178,14 @@ def over_large(results: Results, k: float) -> Pairs:
 def figures7_10(results: Results) -> "Figure":
     """Draw loss and accuracy by the number of small-batch workers, and their change."""
     numbers = range(WORKERS + 1)
-    groups = {f"k = {k:g}": {mix(n): section51(results, k, n) for n in numbers} for k in K}
-    pairs = {f"k = {k:g}": over_large(results, k) for k in K}
-    return _drawn(results, groups, pairs, mix(0))
+    curves = {f"k = {k:g}": {mix(n): section51(results, k, n) for n in numbers} for k in K}
+    return _draw(results, curves, {f"k = {k:g}": over_large(results, k) for k in K}, mix(0))
 
 
 def _ends_at(results: Results, base: Records) -> str:
     if not base:
         return ""
-    mean = np.mean(final(results, base, "accuracy"))
-    return f"large batches alone end at {mean:.1f} %"
+    return f"large batches alone end at {np.mean(final(results, base, 'accuracy')):.1f} %"
 
 
 def gained(results: Results) -> Cases:
@@ -226,28 +208,29 @@ def _over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     names = {f"k = {k:g}": k for k in K}
     others = [n for n in range(WORKERS + 1) if n != wanted]
 
+    def over(name: str, n: int) -> Estimate:
+        ours, other = (section51(results, names[name], m) for m in (wanted, n))
+        label = f"{name}, n_S = {wanted} over {n}"
+        found = change(results, ours, other, metric)
+        return replace(found, candidates=len(others), label=label)
+
     def over_best(name: str) -> Estimate:
-        ours = section51(results, names[name], wanted)
-        over = [
-            replace(
-                change(results, ours, section51(results, names[name], n), metric),
-                candidates=len(others),
-                label=f"{name}, n_S = {wanted} over {n}",
-            )
-            for n in others
-        ]
-        return min(over, key=lambda estimate: sign * estimate.mean)
+        return min((over(name, n) for n in others), key=lambda estimate: sign * estimate.mean)
 
     return said_of(cases(names, over_best), trained(section51(results, K[0], wanted)))
 
 
 def extra_time(results: Results) -> tuple[bool, str]:
-    """Ask whether a training takes k times the baseline's."""
-    before = virtual_time(section51(results, 1.0, 0))
+    """Ask whether a training takes k times the baseline's by the virtual clock."""
+    times = {
+        (k, n): [r.metrics["virtual_time_s"][-1] for r in records if r.metrics["virtual_time_s"]]
+        for name, k, cells in _sections(results)[: len(K)]
+        for n, records in cells.items()
+    }
     ratios = {
-        (k, n): time / before
-        for k, n in itertools.product(K, MIXED)
-        if before and (time := virtual_time(section51(results, k, n)))
+        (k, n): float(np.mean(seconds) / np.mean(times[k, 0]))
+        for (k, n), seconds in times.items()
+        if n and seconds and times[k, 0]
     }
     if not ratios:
         raise NotRun("no records with a virtual time")
@@ -272,6 +255,12 @@ TABLE5 = exhibit(
 # Table 8: the resolution cycled as well.
 
 
+def table8(results: Results) -> list[dict[str, Any]]:
+    """Both schemes by the number of small-batch workers, and the time of real workers."""
+    rows = scheme_rows(results, "table8", runs.SECTION_5_2, "dual-batch")
+    return [*rows, real_workers.saving_row(results, runs.CIFAR)]
+
+
 def over_baseline(results: Results, scheme: str) -> Pairs:
     """Each mix of workers by a scheme and large batches alone, uncycled."""
     base, paper = section52(results, "dual-batch", 0), PAPER["table8"]
@@ -285,18 +274,20 @@ def over_baseline(results: Results, scheme: str) -> Pairs:
 def figures11_12(results: Results) -> "Figure":
     """Draw loss and accuracy of both schemes, and their change over the baseline."""
     numbers = range(WORKERS + 1)
-    groups = {s: {mix(n): section52(results, s, n) for n in numbers} for s in SCHEMES}
+    curves = {s: {mix(n): section52(results, s, n) for n in numbers} for s in SCHEMES}
     pairs = {scheme: over_baseline(results, scheme) for scheme in SCHEMES}
-    return _drawn(results, groups, pairs, f"{mix(0)}, uncycled")
+    return _draw(results, curves, pairs, f"{mix(0)}, uncycled")
 
 
 def _hybrid_over(results: Results, base: Callable[[int], tuple[str, int]]) -> Cases:
     """The hybrid scheme over another training, by the number of small-batch workers."""
-    cells = {
-        f"n_S = {n}": (section52(results, "hybrid", n), section52(results, *base(n))) for n in MIXED
-    }
-    found = cases(cells, lambda name: change(results, *cells[name]))
-    return said_of(found, trained(section52(results, "hybrid", 1)))
+    numbers = {f"n_S = {n}": n for n in MIXED}
+
+    def over(name: str) -> Estimate:
+        ours = section52(results, "hybrid", numbers[name])
+        return change(results, ours, section52(results, *base(numbers[name])))
+
+    return said_of(cases(numbers, over), trained(section52(results, "hybrid", 1)))
 
 
 def hybrid_gain(results: Results) -> Cases:
@@ -309,24 +300,22 @@ def hybrid_gain(results: Results) -> Cases:
 TABLE8 = exhibit(
     "table8",
     runs.table8,
-    lambda results: scheme_rows(results, "table8", SECTION_5_2, "dual-batch"),
+    table8,
     figures11_12,
     claims={
         "accuracy": lambda results: _hybrid_over(results, lambda n: ("dual-batch", n)),
         "gain": hybrid_gain,
         "over_cyclic": lambda results: _hybrid_over(results, lambda n: ("hybrid", 0)),
-        "saving": saving(CIFAR),
+        "saving": real_workers.saving(runs.CIFAR),
     },
 )
 
-# What dual batches gain, on one picture.
+# The gains of dual batches, on one picture.
 
 
 def _gain_panels(results: Results) -> dict[str, Changes]:
-    panels = {
-        f"{100 * (k - 1):.0f} % more time (Table 5)": changes(results, over_large(results, k))
-        for k in K
-    }
+    titles = {f"{100 * (k - 1):.0f} % more time (Table 5)": over_large(results, k) for k in K}
+    panels = {title: changes(results, pairs) for title, pairs in titles.items()}
     hybrid = changes(results, over_baseline(results, "hybrid"))
     del hybrid[mix(0)]  # which has no small batches
     return panels | {"resolution cycled as well (Table 8)": hybrid}
@@ -346,25 +335,8 @@ def gains_table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_panels(results: Results, panels: Mapping[str, Changes]) -> "Figure":
-    from repro.experiments.dualbatch import drawing
-
-    figure, axes = drawing.plots.new_axes(1, len(panels), 9.8, 3.9)
-    for axis, (title, drawn) in zip(axes[0], panels.items(), strict=True):
-        drawing.draw_changes(axis, drawn)
-        drawing.titled(axis, f"paper and ours:\n{title}", 36)
-    axes[0, 0].set_ylabel("gain of accuracy (points)")
-    drawing.on_one_scale(axes[0])
-    figure.suptitle(drawing.both(whose(section51(results, 1.0, 0))), fontsize=9)
-    drawing.plots.legend_below(figure, 2)
-    return figure
-
-
 GAINS = exhibit(
-    "gains",
-    runs.gains,
-    gains_table,
-    lambda results: _draw_panels(results, _gain_panels(results)),
+    "gains", runs.gains, gains_table, lambda results: _draw_gains(results, _gain_panels(results))
 )
 
 # Is it the mix of batch sizes that gains, or more updates?
@@ -376,41 +348,24 @@ def updates_over_baseline(record: Record) -> float:
     n, large = record.config["n_small"], asked["large_batch"]
     small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
     rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
-    return (small + rest) / (asked["samples"] / large)
-
-
-def at_equal_updates(results: Results, k: float) -> Pairs:
-    """Each mix of workers and as many updates of one batch size."""
-    same, paper = section51(results, k, WORKERS), paper_rows(k)
-    numbers = range(1, WORKERS)
-    return {mix(n): (section51(results, k, n), same, paper[n], paper[WORKERS]) for n in numbers}
+    return float((small + rest) / (asked["samples"] / large))
 
 
 def updates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by k and mix, the number of updates, and the gain of mixing alone."""
-    sections: list[tuple[float, str, Callable[[int], Records]]] = [
-        *((k, "", partial(section51, results, k)) for k in K),
-        (K[1], ", momentum kept", partial(kept, results)),
-    ]
     rows = []
-    for (k, more, select), n in itertools.product(sections, range(WORKERS + 1)):
-        records, paper = select(n), paper_rows(k)
-        if more and not records:
-            continue
-        mixed = 0 < n < WORKERS
-        points = paper[n]["accuracy"] - paper[WORKERS]["accuracy"]
-        rows.append(
-            {
-                "k": f"{k:g}" if n else "1",
-                "workers": mix(n) + more,
-                "updates over baseline's": f"{updates_over_baseline(records[0]):.2f}"
-                if records
-                else DASH,
-                **outcome(results, records, paper[n], select(0), paper[0], n > 0),
-                "at equal updates, paper": f"{points:+.1f}" if mixed else DASH,
-                "at equal updates": gain(results, records, select(WORKERS)) if mixed else DASH,
-            }
-        )
+    for name, k, cells in _sections(results):
+        for n, records in cells.items():
+            updates = Summary.of(map(updates_over_baseline, records[:1])).text()
+            row = {"k": name if n else "1", "workers": mix(n), "updates over baseline's": updates}
+            paper = paper_rows(k)
+            over = (cells[0], paper[0]) if n else ()
+            row |= outcome(results, records, paper[n], *over)
+            if 0 < n < WORKERS:
+                points = paper[n]["accuracy"] - paper[WORKERS]["accuracy"]
+                row["at equal updates, paper"] = f"{points:+.1f}"
+                row["at equal updates"] = gain(results, records, cells[WORKERS])
+            rows.append(row)
     return rows
 
 
@@ -418,24 +373,22 @@ def draw_updates(results: Results) -> "Figure":
     """Draw gains over large batches, and over as many updates of one batch size."""
     panels = {f"k = {k:g}: over large batches": changes(results, over_large(results, k)) for k in K}
     for k in K:
-        title = f"k = {k:g}: over as many updates of one size"
-        panels[title] = changes(results, at_equal_updates(results, k))
-    return _draw_panels(results, panels)
+        same, paper = section51(results, k, WORKERS), paper_rows(k)
+        pairs = {
+            mix(n): (section51(results, k, n), same, paper[n], paper[WORKERS])
+            for n in range(1, WORKERS)
+        }
+        panels[f"k = {k:g}: over as many updates of one size"] = changes(results, pairs)
+    return _draw_gains(results, panels)
 
 
-UPDATES = exhibit(
-    "updates",
-    runs.table5,
-    updates_table,
-    draw_updates,
-)
+UPDATES = exhibit("updates", runs.table5, updates_table, draw_updates)
 
 # Does the gain stay at rates tuned for each mix?
 
 
-def at_rate(results: Results, n: int, rate: float) -> list[Record]:
-    """The trainings of a mix at a multiple of the paper's rates."""
-    return results.ok("train", setting=SEARCH, n_small=n, rate=rate)
+def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
+    return results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
 
 
 def best_rate(results: Results, n: int) -> float | None:
@@ -443,8 +396,8 @@ def best_rate(results: Results, n: int) -> float | None:
     held_out = {
         rate: [
             record.metrics["held_out"][-1]
-            for record in at_rate(results, n, rate)
-            if record.seed in SEARCH_SEEDS
+            for record in _at_rate(results, n, rate)
+            if record.seed in runs.SEARCH_SEEDS
         ]
         for rate in RATES
     }
@@ -467,7 +420,7 @@ def tuned_gain(results: Results, n: int) -> Estimate:
             raise NotRun("not all rates were run")
         if rate in (RATES[0], RATES[-1]):
             raise NotRun(f"{mix(m)}: {UNTUNED}")
-        cells.append([r for r in at_rate(results, m, rate) if r.seed not in SEARCH_SEEDS])
+        cells.append([r for r in _at_rate(results, m, rate) if r.seed not in runs.SEARCH_SEEDS])
     if not all(cells):
         raise NotRun("every seed chose the rates, and none is left to judge them")
     return change(results, cells[0], cells[1])
@@ -476,30 +429,19 @@ def tuned_gain(results: Results, n: int) -> Estimate:
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
-    for n, rate in itertools.product(SEARCHED, RATES):
-        records, best = at_rate(results, n, rate), rate == best_rate(results, n)
+    for n, rate in itertools.product(runs.SEARCHED, RATES):
+        records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
         edge = f"; {UNTUNED}" if rate in (RATES[0], RATES[-1]) else ""
-        tuned = DASH
-        if n and best:
-            try:
-                tuned = str(tuned_gain(results, n))
-            except NotRun as missing:
-                tuned = f"not run: {missing}"
-        rows.append(
-            {
-                "workers": mix(n),
-                "rate over the paper's": f"{rate:g}" + f" (best{edge})" * best,
-                "accuracy on images held out (%)": _mean(results, records, "held_out"),
-                "accuracy on test images (%)": _mean(results, records, "accuracy"),
-                "gain over large batches, both tuned": tuned,
-                "n": len(records),
-            }
-        )
+        row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
+        for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
+            mean = Summary.of(final(results, records, metric)).text()
+            row[f"accuracy on {images} (%)"] = mean
+        tuned = cases(["gain"] if n and best else [], lambda _, n=n: tuned_gain(results, n))
+        for case in tuned.values():
+            told = f"not run: {case}" if isinstance(case, NotRun) else str(case)
+            row["gain over large batches, both tuned"] = told
+        rows.append(row | {"n": len(records)})
     return rows
-
-
-def _mean(results: Results, records: Records, metric: str) -> str:
-    return Summary.of(final(results, records, metric)).text()
 
 
 def draw_rates(results: Results) -> "Figure":
@@ -507,13 +449,13 @@ def draw_rates(results: Results) -> "Figure":
     from repro.experiments.dualbatch import drawing
 
     figure, axes = drawing.plots.new_axes(1, 2, 9.8, 3.6)
-    ran = [record for n in SEARCHED for rate in RATES for record in at_rate(results, n, rate)]
+    ran = [r for n in runs.SEARCHED for rate in RATES for r in _at_rate(results, n, rate)]
     title = f"{whose(ran)}; bars: ± 1 deviation; circled: best, {UNTUNED} at an end"
     figure.suptitle(title, fontsize=9)
     images = {"held_out": "images held out", "accuracy": "test images"}
     for axis, (metric, name) in zip(axes[0], images.items(), strict=True):
-        for number, n in enumerate(SEARCHED):
-            cells = {rate: final(results, at_rate(results, n, rate), metric) for rate in RATES}
+        for number, n in enumerate(runs.SEARCHED):
+            cells = {rate: final(results, _at_rate(results, n, rate), metric) for rate in RATES}
             sums = {rate * 1.03**number: Summary.of(cell) for rate, cell in cells.items() if cell}
             means = [cell.mean for cell in sums.values()]
             bars = [np.nan_to_num(cell.std) for cell in sums.values()]
@@ -527,13 +469,8 @@ def draw_rates(results: Results) -> "Figure":
         drawing.titled(axis, f"ours: accuracy on {name}")
     axes[0, 0].set_ylabel("accuracy (%)")
     drawing.on_one_scale(axes[0])
-    drawing.plots.legend_below(figure, len(SEARCHED))
+    drawing.plots.legend_below(figure, len(runs.SEARCHED))
     return figure
 
 
-RATE_SEARCH = exhibit(
-    "rates",
-    runs.rates,
-    rates_table,
-    draw_rates,
-)
+RATE_SEARCH = exhibit("rates", runs.rates, rates_table, draw_rates)

@@ -13,30 +13,16 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import (
+    batch_sizes,
     by_process,
     change,
     outcome,
-    plan_cell,
     scheme_rows,
     section51,
     section52,
-    virtual_time,
 )
 from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, trained, whose
-from repro.experiments.dualbatch.runs import (
-    ALONE,
-    CIFAR,
-    HALF,
-    IMAGENET,
-    OWN,
-    PAPER,
-    PARTS,
-    SCHEMES,
-    SECTION_5_2_3,
-    WORKERS,
-    K,
-    mix,
-)
+from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
 from repro.records import Record
 from repro.report import Summary
@@ -159,6 +145,14 @@ def saving(role: str) -> Callable[[Results], Cases]:
     return lambda results: said_of({role: cycled(results, role)})
 
 
+def saving_row(results: Results, role: str) -> dict[str, str]:
+    """A row of Table 8 or 10: the hybrid scheme's time over dual-batch learning's."""
+    (ours,) = cases([role], lambda _: cycled(results, role)).values()
+    told = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
+    paper = f"×{PAPER_RATIOS[role]:.2f}"
+    return {"scheme": "time of hybrid over dual-batch", "paper": paper, "two real workers": told}
+
+
 def _draw(
     results: Results, found: Mapping[str, tuple[float, Any]], xlabel: str, paper: str
 ) -> "Figure":
@@ -180,17 +174,19 @@ def _draw(
 
 def table10(results: Results) -> list[dict[str, Any]]:
     """The trainings on ImageNet, and epochs of real workers at its three resolutions."""
-    rows = scheme_rows(results, "table10", SECTION_5_2_3, "hybrid")
-    if any(record.metrics["parts"] for record in results.ok("wall")[:1]):
-        kinds = kinds_of(results, IMAGENET)
-        highest = Summary.of(epoch_seconds(kinds[-1])).mean
-        sides = PAPER["table6"][PARTS[IMAGENET]]["resolutions"]
-        for kind, side in zip(kinds, sides, strict=True):
-            seconds = Summary.of(epoch_seconds(kind))
-            row = {"scheme": f"an epoch at {kind['resolution']} px (the paper's {side})"}
-            ratio_cell = f"{seconds.mean / highest:.2f}"
-            rows.append(row | {"wall (s)": seconds.text(3), "over the highest": ratio_cell})
+    rows = scheme_rows(results, "table10", runs.SECTION_5_2_3, "hybrid")
+    rows.append(saving_row(results, IMAGENET))
+    for kind in _timed_kinds(results, IMAGENET):
+        row = {"scheme": f"an epoch at {kind['resolution']} px"}
+        rows.append(row | {"two real workers": f"{Summary.of(kind['seconds']).text(3)} s"})
     return rows
+
+
+def _timed_kinds(results: Results, of: str) -> list[Kind]:
+    try:
+        return kinds_of(results, of)
+    except NotRun:
+        return []
 
 
 def figure10(results: Results) -> "Figure":
@@ -201,19 +197,16 @@ def figure10(results: Results) -> "Figure":
     return _draw(results, rows, xlabel, f"{ROLE}, four workers with a GPU each")
 
 
-def _imagenet(numbers: Sequence[int]) -> Callable[[Results], Cases]:
-    """The claim's function on both schemes over the paper's baseline, hybrid with n_S = 0."""
+def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
+    """Both schemes over the paper's baseline, hybrid with n_S = 0."""
 
-    def compare(results: Results) -> Cases:
-        def of(scheme: str, n: int) -> list[Record]:
-            return section52(results, scheme, n, SECTION_5_2_3)
+    def of(scheme: str, n: int) -> list[Record]:
+        return section52(results, scheme, n, runs.SECTION_5_2_3)
 
-        if not results.ok("train", setting=SECTION_5_2_3):
-            raise NotRun("trained under the profile paper alone, which needs ImageNet")
-        cells = {f"{scheme}, n_S = {n}": of(scheme, n) for scheme in SCHEMES for n in numbers}
-        return said_of(cases(cells, lambda name: change(results, cells[name], of("hybrid", 0))))
-
-    return compare
+    if not results.ok("train", setting=runs.SECTION_5_2_3):
+        raise NotRun("trained under the profile paper alone, which needs ImageNet")
+    cells = {f"{scheme}, n_S = {n}": of(scheme, n) for scheme in runs.SCHEMES for n in numbers}
+    return said_of(cases(cells, lambda name: change(results, cells[name], of("hybrid", 0))))
 
 
 TABLE10 = exhibit(
@@ -223,8 +216,8 @@ TABLE10 = exhibit(
     figure10,
     claims={
         "saving": saving(IMAGENET),
-        "imagenet_accuracy": _imagenet(range(HALF + 1, WORKERS + 1)),  # "more than two"
-        "imagenet_loss": _imagenet(range(1, HALF + 1)),
+        "imagenet_accuracy": lambda results: _imagenet(results, (3, 4)),  # "more than two"
+        "imagenet_loss": lambda results: _imagenet(results, (1, 2)),
     },
 )
 
@@ -245,66 +238,45 @@ def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
 
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
     """The plans with their a and b, their gain and their cost."""
-    base, theirs = section51(results, 1.0, 0), section51(results, K[1], HALF)
-    solved = results.ok("own_plan")
-    ours = [record for record in solved if record.metrics["error"] is None]
-    paper = PAPER["table5"]
-    (published,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
-    before, virtual = virtual_time(base), virtual_time(theirs)
+    base, paper = section51(results, 1.0, 0), PAPER["table5"]
+    (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
+    ours = _planned(results)
+    theirs = {"plan": "trained, the paper's b / a", **coefficients(PAPER["inferred"])}
+    measured = coefficients(ours[0].metrics) if ours else {}
+    own = {"plan": "trained, times measured here", **measured}
     rows: list[dict[str, Any]] = [
-        {
-            "plan": f"trained, {name}",
-            "k": f"{K[1]:.2f}",
-            "workers": mix(HALF),
-            "B_S": plan_cell(records, "small_batch"),
-            "B_L": plan_cell(records, "large_batch"),
-            **outcome(results, records, published, base, paper["baseline"]),
+        {**row, "k": K[1], "workers": runs.mix(HALF), **batch_sizes(records)}
+        | outcome(results, records, row_5, base, paper["baseline"])
+        for row, records in ((theirs, section51(results, K[1], HALF)), (own, ours))
+    ]
+    for record in results.ok("own_plan"):
+        if record.metrics["error"]:
+            rows.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
+    over = over_alone(results) if _timed_kinds(results, OWN) else {}
+    for kind in (kind for of in (OWN, *PARTS) for kind in _timed_kinds(results, of)):
+        own_times = kind["in"] == OWN
+        times = "times measured here" if own_times else f"{kind['in']}'s, the paper's b / a"
+        row = {
+            "plan": f"two real workers, {times}, {kind['resolution']} px",
+            "k": kind["k"],
+            "workers": "2 large" if kind["k"] == runs.ALONE else "1 small, 1 large",
+            "B_L": kind["large_batch"],
+            **coefficients(kind),
         }
-        for name, records in (("the paper's b / a", theirs), ("times measured here", ours))
-    ]
-    rows[0] |= coefficients(PAPER["inferred"])
-    if virtual and before:
-        rows[0]["time over large batches"] = f"{virtual / before:.3f}, virtual"
-    for record in solved[:1]:
-        rows[1] |= coefficients(record.metrics) | _k_max(record.metrics)
-    rows += [
-        {"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"}
-        for record in solved
-        if record.metrics["error"] is not None
-    ]
-    for record in results.ok("wall")[:1]:
-        if not record.metrics["parts"]:
-            rows.append({"plan": "real workers: they would share one core or accelerator"})
-            continue
-        over = over_alone(results)
-        for of in (OWN, *PARTS):
-            rows += [_wall_row(kind, over) for kind in kinds_of(results, of)]
+        if kind["error"]:
+            row["plan"] += f": no plan, {kind['error']}"
+        else:
+            row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
+            row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
+        if own_times and isinstance(ratio_ := over.get(kind["k"]), Estimate):
+            row["time over large batches"] = str(ratio_)
+        rows.append(row)
     return rows
 
 
-def _k_max(entry: Mapping[str, Any]) -> dict[str, str]:
-    return {} if entry["k_max"] is None else {"k at most": f"{entry['k_max']:.3f}"}
-
-
-def _wall_row(kind: Kind, of_alone: Mapping[float, Estimate | NotRun]) -> dict[str, Any]:
-    own = kind["in"] == OWN
-    times = "times measured here" if own else f"{kind['in']}'s resolutions, the paper's b / a"
-    row: dict[str, Any] = {
-        "plan": f"two real workers, {times}, {kind['resolution']} px",
-        "k": f"{kind['k']:.2f}",
-        "workers": "2 large" if kind["k"] == ALONE else "1 small, 1 large",
-        "B_L": kind["large_batch"],
-        **coefficients(kind),
-    }
-    if kind["error"]:
-        return row | {"plan": f"{row['plan']}: no plan, {kind['error']}"}
-    if kind["plan"]:
-        row |= {"B_S": kind["plan"]["small_batch"]} | _k_max(kind)
-    row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
-    over = of_alone.get(kind["k"]) if own else None
-    if isinstance(over, Estimate):
-        row["time over large batches"] = f"{math.exp(over.mean):.3f}, wall"
-    return row
+def _planned(results: Results) -> list[Record]:
+    """The trainings for which a plan was found."""
+    return [record for record in results.ok("own_plan") if record.metrics["error"] is None]
 
 
 def over_alone(results: Results) -> dict[float, Estimate | NotRun]:
@@ -351,8 +323,7 @@ def extra_time(results: Results) -> Cases:
 
 def own_gain(results: Results) -> Cases:
     """The training by our own plan over large batches alone."""
-    records = results.ok("own_plan")
-    ours = [record for record in records if record.metrics["error"] is None]
+    records, ours = results.ok("own_plan"), _planned(results)
     if records and not ours:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
     base = section51(results, 1.0, 0)

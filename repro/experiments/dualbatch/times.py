@@ -5,8 +5,7 @@ Figures 3, 4 and 13, and Table 4.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +16,8 @@ from repro.experiments.dualbatch.cells import by_process
 from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
 from repro.experiments.dualbatch.real_workers import coefficients
 from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
-from repro.experiments.judge import (
-    EQUIVALENCE_LEVEL,
-    Case,
-    Cases,
-    Estimate,
-    NotRun,
-    cases,
-    mean_of,
-)
+from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
+from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
 from repro.records import Record
 from repro.report import DASH
 
@@ -36,24 +28,7 @@ MIB = 2**20
 ERROR_PERCENT = PAPER["claims"]["time_error"]  # the largest of Table 4, "accurate enough"
 ALL_SIZES = PAPER["section3_2"]["largest_batch"]  # of the raw measurements, from 1 on
 AUTHORS = "GTX 1080"
-RAW = "raw measurements"
-
-
-def frameworks(results: Results) -> dict[str, dict[str, Any]]:
-    """The lines through the authors' raw measurements, by framework.
-
-    Raises:
-        NotRun: The raw measurements are not at hand.
-    """
-    record = results.first("published")
-    if record is None:
-        raise NotRun("the authors' raw data is not at hand")
-    found: dict[str, dict[str, Any]] = record.metrics["frameworks"]
-    return found
-
-
-def _raw(results: Results) -> dict[str, dict[str, Any]]:
-    return frameworks(results) if results.first("published") else {}
+Turns = Mapping[int, Sequence[float]]  # seconds of each turn, or process, by batch size
 
 
 def _measured(results: Results, experiment: str = "times", role: str = CIFAR) -> list[Record]:
@@ -62,19 +37,22 @@ def _measured(results: Results, experiment: str = "times", role: str = CIFAR) ->
     return [results.measured(experiment, role=role)] if there else []
 
 
-def trials_of(results: Results) -> str:
-    """What times are repeated by: processes, or the rounds of one."""
+def _trials(results: Results) -> str:
     return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
 
 
-def steps_of(record: Record, side: int) -> dict[int, list[float]]:
-    """Seconds of a step in each turn, by batch size."""
+def _frameworks(results: Results) -> dict[str, dict[str, Any]]:
+    """The lines through the authors' raw measurements, by framework."""
+    record = results.first("published")
+    return record.metrics["frameworks"] if record else {}
+
+
+def _steps(record: Record, side: int) -> Turns:
     timings = {n: record.timings[f"{side}px, step of {n}"] for n in record.config["batch_sizes"]}
     return {n: [s / STEPS_IN_A_ROW for s in t["samples_s"]] for n, t in timings.items()}
 
 
-def epochs_of(record: Record, side: int) -> dict[int, list[float]]:
-    """Seconds of an epoch in each turn, by batch size."""
+def _epochs(record: Record, side: int) -> Turns:
     samples, sizes = record.config["samples"], record.config["batch_sizes"]
     timed = {n: record.timings.get(f"{side}px, {n}, {samples}") for n in sizes}
     return {n: timing["samples_s"] for n, timing in timed.items() if timing}
@@ -83,119 +61,133 @@ def epochs_of(record: Record, side: int) -> dict[int, list[float]]:
 # Figures 3 and 4: a batch, an epoch.
 
 
+@dataclass(frozen=True)
+class Series:
+    """Seconds against batch sizes: measured, by the line, and of every turn where they are ours."""
+
+    sizes: Sequence[int]
+    seconds: Sequence[float]
+    predicted: Sequence[float]
+    turns: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A fitted line of ours, or through the authors' raw measurements: batches, and epochs."""
+
+    where: str
+    title: str
+    fit: Mapping[str, Any]
+    batch: Series
+    epoch: Series
+    paper: bool = False
+
+
+def _lines(results: Results) -> list[Line]:
+    lines = []
+    for record in _measured(results):
+        for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
+            side, steps = fit["resolution"], _steps(record, fit["resolution"])
+            batch = Series(
+                list(steps),
+                fit["seconds"],
+                [fit["a"] * n + fit["b"] for n in steps],
+                list(steps.values()),
+            )
+            measured = (
+                [row[key] for row in passes] for key in ("batch", "measured_s", "equation2_s")
+            )
+            epoch = Series(*measured, list(_epochs(record, side).values()))  # type: ignore[arg-type]
+            title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
+            lines.append(Line(f"here, {side} px", title, fit, batch, epoch))
+    for name, fit in _frameworks(results).items():
+        sizes = fit["batches"]
+        batch = Series(sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes])
+        epoch = Series(sizes, fit["epoch_s"], fit["predicted_s"])
+        where = f"authors' raw data, {name}, {AUTHORS}, {PAPER['section3_2']['resolution']} px"
+        title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
+        lines.append(Line(where, title, fit, batch, epoch, paper=True))
+    return lines
+
+
 def line_table(results: Results) -> list[dict[str, Any]]:
     """The fitted lines, and how far batches are off at the sizes that Figure 3 shows."""
-    lines = [
-        (f"here, {fit['resolution']} px", fit, record.config["batch_sizes"], fit["seconds"])
-        for record in _measured(results)
-        for fit in record.metrics["fits"]
-    ]
-    pixels = PAPER["section3_2"]["resolution"]
-    for name, fit in _raw(results).items():
-        where = f"authors' raw data, {name}, {AUTHORS}, {pixels} px"
-        lines.append((where, fit, fit["batches"], fit["per_batch_s"]))
     rows: list[dict[str, Any]] = []
-    for where, fit, sizes, seconds in lines:
-        errors = np.abs(np.asarray(seconds) / (fit["a"] * np.asarray(sizes) + fit["b"]) - 1)
+    for line in _lines(results):
+        sizes, errors = line.batch.sizes, _errors(line.batch)
         told = {
             "batch sizes": f"{len(sizes)}, {min(sizes)} to {max(sizes)}",
-            "largest error of a batch": f"{100 * errors.max():.1f} %",
-            "median error of a batch": f"{100 * np.median(errors):.1f} %",
+            "largest error of a batch": f"{max(errors):.1f} %",
+            "median error of a batch": f"{np.median(errors):.1f} %",
         }
-        rows.append({"where": where, **coefficients(fit), **told})
+        rows.append({"where": line.where, **coefficients(line.fit), **told})
     return [*rows, {"where": "gives the paper's Table 2", **coefficients(PAPER["inferred"])}]
+
+
+def _errors(series: Series) -> list[float]:
+    """The size of each error of the line, in percent."""
+    pairs = zip(series.seconds, series.predicted, strict=True)
+    return [100 * abs(seconds / predicted - 1) for seconds, predicted in pairs]
 
 
 def epoch_table(results: Results) -> list[dict[str, Any]]:
     """The time of an epoch by batch size, measured and by equation 2."""
     shown = range(ALL_SIZES // 5, ALL_SIZES + 1, ALL_SIZES // 5)
     rows: list[dict[str, Any]] = []
-
-    def add(where: str, batch: int, seconds: float | None, predicted: float) -> None:
-        row = {"where": where, "batch size": batch, "equation 2 (s)": f"{predicted:.3f}"}
-        if seconds is not None:
-            error = f"{100 * (seconds / predicted - 1):+.1f} %"
-            row |= {"measured (s)": f"{seconds:.3f}", "error": error}
-        rows.append(row)
-
-    for record in _measured(results):
-        for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
-            for epoch in passes:
-                where = f"here, {fit['resolution']} px, {epoch['samples']:,} samples"
-                add(where, epoch["batch"], epoch["measured_s"], epoch["equation2_s"])
-    for name, fit in _raw(results).items():
-        where = f"authors' raw data, {name}, {AUTHORS}"
-        for triple in zip(fit["batches"], fit["epoch_s"], fit["predicted_s"], strict=True):
-            if triple[0] in shown:
-                add(where, *triple)
-        median, most = 100 * fit["median_error"], 100 * fit["largest_error"]
-        errors = f"median {median:.1f} %, at most {most:.1f} %"
-        rows.append({"where": where, "batch size": f"all {ALL_SIZES}", "error": errors})
+    for line in _lines(results):
+        epoch = line.epoch
+        for n, seconds, due in zip(epoch.sizes, epoch.seconds, epoch.predicted, strict=True):
+            if n in shown or not line.paper:
+                row = {"where": line.where, "batch size": n, "measured (s)": f"{seconds:.3f}"}
+                error = f"{100 * (seconds / due - 1):+.1f} %"
+                rows.append(row | {"equation 2 (s)": f"{due:.3f}", "error": error})
+        if line.paper:
+            median, most = 100 * line.fit["median_error"], 100 * line.fit["largest_error"]
+            errors = f"median {median:.1f} %, at most {most:.1f} %"
+            rows.append({"where": line.where, "batch size": f"all {ALL_SIZES}", "error": errors})
     a, b = PAPER["inferred"]["a"], PAPER["inferred"]["b"]
     for n in shown:
-        predicted = (a * n + b) * math.ceil(PAPER["cifar_samples"] / n)
-        add("gives the paper's Table 2", n, None, predicted)
+        due = (a * n + b) * math.ceil(PAPER["cifar_samples"] / n)
+        where = {"where": "gives the paper's Table 2", "batch size": n}
+        rows.append(where | {"equation 2 (s)": f"{due:.3f}"})
     return rows
 
 
-def _draw_line(
-    axis: Any,
-    title: str,
-    sizes: Sequence[float],
-    points: Any,
-    line: Any,
-    names: tuple[str, str] | None,
-    turns: Sequence[Sequence[float]] = (),
+def _draw_series(
+    axis: Any, title: str, series: Series, names: tuple[str, str], paper: bool = False
 ) -> None:
-    """Draw measured points and a fitted line against the batch size; the paper's without names."""
+    """Draw measured points and a line against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
-    if names is None:
-        style = drawing.plots.HOLLOW | {"ms": 4}
-        axis.plot(sizes, points, **style | {"ls": "none"}, label=f"paper's {RAW}")
-        axis.plot(sizes, line, **style | {"marker": ""}, label="paper's: predicted")
-    else:
-        style = {"color": drawing.plots.OURS}
-        for size, values in zip(sizes, turns, strict=False):
-            axis.vlines(size, min(values), max(values), lw=1.4, alpha=0.6, **style)
-        axis.plot(sizes, points, "o", ms=4.5, label=f"ours: {names[0]}", **style)
-        axis.plot(sizes, line, "-", lw=1.4, label=f"ours: {names[1]}", **style)
+    style, whose_, point = {"color": drawing.plots.OURS}, "ours", "o"
+    if paper:
+        style, whose_, point = drawing.plots.HOLLOW | {"marker": ""}, "paper's", "D"
+        names = ("raw measurements", names[1])
+    for size, values in zip(series.sizes, series.turns, strict=False):
+        axis.vlines(size, min(values), max(values), lw=1.4, alpha=0.6, **style)
+    points = style | {"ls": "none", "marker": point, "ms": 4.5, "label": f"{whose_}: {names[0]}"}
+    axis.plot(series.sizes, series.seconds, **points)
+    axis.plot(series.sizes, series.predicted, lw=1.4, label=f"{whose_}: {names[1]}", **style)
     drawing.titled(axis, title)
-    axis.set_xlabel("batch size")
-    axis.set_xlim(left=0)
-    axis.set_ylim(bottom=0)
+    axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
 
 
-def _figure(results: Results, epochs: bool) -> "Figure":
-    """Draw the time of a batch, or of an epoch, against its size, here and in the authors' data."""
+def _figure(results: Results, of: str, predicted: str) -> "Figure":
+    """Draw the time of a ``batch``, or an ``epoch``, against its size, ours and the authors'."""
     from repro.experiments.dualbatch import drawing
 
-    panels: list[tuple[Any, ...]] = []
-    bars = f"median (bar: all {'processes' if trials_of(results) == 'processes' else 'turns'})"
-    names = (bars, "equation 2" if epochs else "fitted a x + b")
-    for record in _measured(results):
-        for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
-            side = fit["resolution"]
-            sizes, points = record.config["batch_sizes"], fit["seconds"]
-            line = [fit["a"] * n + fit["b"] for n in sizes]
-            if epochs:
-                keys = ("batch", "measured_s", "equation2_s")
-                sizes, points, line = ([one[key] for one in passes] for key in keys)
-            turns = (epochs_of if epochs else steps_of)(record, side).values()
-            title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
-            panels.append((title, sizes, points, line, names, list(turns)))
-    for name, fit in _raw(results).items():
-        title, sizes = f"paper: {ROLE}, {AUTHORS},\n{name}, {RAW}", fit["batches"]
-        line = fit["predicted_s"] if epochs else [fit["a"] * n + fit["b"] for n in sizes]
-        points = fit["epoch_s" if epochs else "per_batch_s"]
-        panels.append((title, sizes, points, line, None))
-    columns = max(1, len(panels))  # an empty one where nothing was measured
+    lines = _lines(results)
+    columns = max(1, len(lines))  # an empty one where nothing was measured
     figure, axes = drawing.plots.new_axes(1, columns, 2.4 * columns, 3.0)
-    for axis, panel in zip(axes[0], panels, strict=False):
-        _draw_line(axis, *panel)
-    axes[0, 0].set_ylabel(f"time of {'an epoch' if epochs else 'a batch'} (s)")
+    names = (f"median (bar: all {_trials(results)})", predicted)
+    for axis, line in zip(axes[0], lines, strict=False):
+        _draw_series(axis, line.title, getattr(line, of), names, line.paper)
+    axes[0, 0].set_ylabel(f"time of {'an' if of == 'epoch' else 'a'} {of} (s)")
     drawing.plots.legend_below(figure, 4)
     return figure
+
+
+Trend = Callable[[Mapping[int, float]], float]
 
 
 def bend(seconds: Mapping[int, float]) -> float:
@@ -223,46 +215,52 @@ def _sizes(seconds: Mapping[int, float]) -> np.ndarray:
 
 def _sides(results: Results) -> dict[str, int]:
     """The resolutions that were timed, by the name of their case."""
-    record = results.need("times", role=CIFAR)
-    return {f"{side} px": side for side in record.config["resolutions"]}
+    sides = results.need("times", role=CIFAR).config["resolutions"]
+    return {f"{side} px": side for side in sides}
 
 
 def _trend(
     results: Results,
-    seconds_of: Callable[[Record, int], Mapping[int, Sequence[float]]],
-    trend: Callable[[Mapping[int, float]], float],
+    turns_of: Callable[[Record, int], Turns],
+    trend: Trend,
     label: str = "",
     **form: Any,
 ) -> Cases:
     """A trend over batch sizes, in each process or turn, by resolution."""
-    found = _sides(results)
+    sides = _sides(results)
 
     def of(name: str) -> Estimate:
-        record = results.measured("times", role=CIFAR)
-        seconds = seconds_of(record, found[name])
-        turns = [
-            dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)
-        ]
-        values = by_process(results, "times", [trend(turn) for turn in turns])
-        estimate = mean_of(values, trials=trials_of(results), **form)
+        by_size = turns_of(results.measured("times", role=CIFAR), sides[name])
+        turns = zip(*by_size.values(), strict=True)
+        values = [trend(dict(zip(by_size, turn, strict=True))) for turn in turns]
+        estimate = mean_of(by_process(results, "times", values), trials=_trials(results), **form)
         return replace(estimate, label=label and f"{name}: {label}")
 
-    return said_of(cases(found, of))
+    return said_of(cases(sides, of))
+
+
+def _published(results: Results, key: str, trend: Trend) -> dict[str, float]:
+    """A trend over batch sizes in the authors' raw measurements, by framework."""
+    found = _frameworks(results)
+    if not found:
+        raise NotRun("the authors' raw data is not at hand")
+    return {
+        name: trend(dict(zip(fit["batches"], fit[key], strict=True))) for name, fit in found.items()
+    }
 
 
 def line_published(results: Results) -> tuple[bool, str]:
     """Ask how the authors' times of a batch bend."""
-    bends = {
-        name: bend(dict(zip(fit["batches"], fit["per_batch_s"], strict=True)))
-        for name, fit in frameworks(results).items()
-    }
+    bends = _published(results, "per_batch_s", bend)
     said = ", ".join(f"{name} {value:+.1f} %" for name, value in bends.items())
     return all(abs(value) <= ERROR_PERCENT for value in bends.values()), said
 
 
 def predictable(results: Results) -> tuple[bool, str]:
     """Compare the median errors of equation 2 over all batch sizes."""
-    fits = frameworks(results)
+    fits = _frameworks(results)
+    if not fits:
+        raise NotRun("the authors' raw data is not at hand")
     said = "; ".join(
         f"{name}: median {100 * fit['median_error']:.1f} %, largest "
         f"{100 * fit['largest_error']:.1f} % of {ALL_SIZES} batch sizes"
@@ -275,26 +273,17 @@ FIGURE3 = exhibit(
     "figure3",
     runs.figures3_4,
     line_table,
-    lambda results: _figure(results, epochs=False),
-    claims={"line": lambda results: _trend(results, steps_of, bend, unit="%", digits=1)},
+    lambda results: _figure(results, "batch", "fitted a x + b"),
+    claims={"line": lambda results: _trend(results, _steps, bend, unit="%", digits=1)},
     checks={"line_published": line_published, "predictable": predictable},
 )
 
 
 def falls_published(results: Results) -> tuple[bool, str]:
     """Ask for the trend of the authors' epochs over the batch sizes that are shown."""
-    ratios = {
-        name: doubling(dict(zip(fit["batches"], fit["epoch_s"], strict=True)))
-        for name, fit in frameworks(results).items()
-    }
+    ratios = _published(results, "epoch_s", doubling)
     said = ", ".join(f"{name}: twice the batch ×{value:.2f}" for name, value in ratios.items())
     return all(value < 1 for value in ratios.values()), said
-
-
-def _above_0(predicted: float) -> float:
-    if predicted <= 0:
-        raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
-    return predicted
 
 
 def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
@@ -314,13 +303,15 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
             continue
         count = len(errors)
         widened = {one: replace(error, candidates=count) for one, error in errors.items()}
-        ends = {one: error.interval(EQUIVALENCE_LEVEL) for one, error in widened.items()}
-        # Without a known spread an interval reaches any distance, and surely none.
-        known = {one: not math.isnan(low) for one, (low, _) in ends.items()}
-        far = max(ends, key=lambda one: max(map(abs, ends[one])) if known[one] else math.inf)
-        sure = max(
-            ends, key=lambda one: max(ends[one][0], -ends[one][1]) if known[one] else -math.inf
-        )
+        # Without a known spread an interval reaches any distance, and certainly none.
+        reach = {
+            o: np.nan_to_num(np.abs(e.interval(LEVEL)).max(), nan=math.inf)
+            for o, e in widened.items()
+        }
+        low = {o: np.nan_to_num(e.interval(LEVEL)[0], nan=-math.inf) for o, e in widened.items()}
+        high = {o: np.nan_to_num(e.interval(LEVEL)[1], nan=math.inf) for o, e in widened.items()}
+        far = max(reach, key=lambda one: reach[one])
+        sure = max(low, key=lambda one: max(low[one], -high[one]))
         found[name] = replace(widened[far], label=f"farthest of {count}: {far}")
         if sure != far:
             label = f"surest of {count}: {sure}"
@@ -328,37 +319,42 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
     return said_of(found)
 
 
+def _above_0(predicted: float) -> float:
+    if predicted <= 0:
+        raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
+    return predicted
+
+
 def equation2(results: Results) -> Cases:
     """Epochs over the line through the steps of the same turns, or processes."""
-    found = _sides(results)
+    sides = _sides(results)
     record = results.measured("times", role=CIFAR)
-    samples = record.config["samples"]
 
     def errors(name: str) -> dict[str, Estimate]:
-        side = found[name]
-        steps = steps_of(record, side)
+        steps = _steps(record, sides[name])
         lines = [np.polyfit(list(steps), turn, 1) for turn in zip(*steps.values(), strict=True)]
         over: dict[str, Estimate] = {}
-        for n, seconds in epochs_of(record, side).items():
-            predicted = [(a * n + b) * math.ceil(samples / n) for a, b in lines]
-            _above_0(min(predicted))
-            ratios = [second / due for second, due in zip(seconds, predicted, strict=True)]
-            values, trials = by_process(results, "times", ratios), trials_of(results)
-            over[f"{side} px, batch size {n}"] = mean_of(values, log=True, digits=3, trials=trials)
+        for n, seconds in _epochs(record, sides[name]).items():
+            count = math.ceil(record.config["samples"] / n)
+            due = [_above_0((a * n + b) * count) for a, b in lines]
+            values = by_process(results, "times", list(np.array(seconds) / np.array(due)))
+            estimate = mean_of(values, log=True, digits=3, trials=_trials(results))
+            over[f"{name}, batch size {n}"] = estimate
         return over
 
-    return _farthest(found, errors)
+    return _farthest(sides, errors)
 
 
 def equation2_published(results: Results) -> tuple[bool, str]:
     """Ask for the largest error of all batch sizes in TensorFlow."""
-    fit = frameworks(results)["TensorFlow"]
-    largest = 100 * fit["largest_error"]
+    fit = _frameworks(results).get("TensorFlow")
+    if fit is None:
+        raise NotRun("the authors' raw data is not at hand")
+    largest, beyond = 100 * fit["largest_error"], 100 * fit["share_beyond"]
     in_table4 = 100 * max(abs(value) for value in fit["plan_errors"].values())
     return largest <= ERROR_PERCENT, (
-        f"at most {largest:.1f} %, at batch size {fit['largest_at']}; "
-        f"{100 * fit['share_beyond']:.1f} % of {ALL_SIZES} batch sizes lie beyond; at Table 4's at "
-        f"most {in_table4:.1f} %"
+        f"at most {largest:.1f} %, at batch size {fit['largest_at']}; {beyond:.1f} % of "
+        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {in_table4:.1f} %"
     )
 
 
@@ -366,9 +362,9 @@ FIGURE4 = exhibit(
     "figure4",
     runs.figures3_4,
     epoch_table,
-    lambda results: _figure(results, epochs=True),
+    lambda results: _figure(results, "epoch", "equation 2"),
     claims={
-        "falls": lambda results: _trend(results, epochs_of, doubling, "twice the batch", log=True),
+        "falls": lambda results: _trend(results, _epochs, doubling, "twice the batch", log=True),
         "equation2": equation2,
     },
     checks={"falls_published": falls_published, "equation2_published": equation2_published},
@@ -377,12 +373,12 @@ FIGURE4 = exhibit(
 # Table 4: the shares of workers.
 
 
-def _timed_shares(record: Record) -> list[dict[str, Any]]:
+def _shares(record: Record) -> list[dict[str, Any]]:
     """The shares that one process timed, each batch size with its samples once."""
-    rows = [row for row in record.metrics["shares"] if "batch" in row]
     once: dict[Any, dict[str, Any]] = {}
-    for row in rows:
-        once.setdefault((row["k"], row["batch"], row["samples"]), row)
+    for row in record.metrics["shares"]:
+        if "batch" in row:
+            once.setdefault((row["k"], row["batch"], row["samples"]), row)
     return list(once.values())
 
 
@@ -390,8 +386,8 @@ def table4(results: Results) -> list[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
     rows: list[dict[str, Any]] = [
         {
-            "where": "paper, GTX 1080",
-            "k": f"{row['k']:.2f}",
+            "where": f"paper, {AUTHORS}",
+            "k": row["k"],
             "batch size": row["batch"],
             "samples": row["samples"],
             "measured (s)": f"{row['measured']:.3f}",
@@ -403,11 +399,11 @@ def table4(results: Results) -> list[dict[str, Any]]:
     errors = {"error": "predicted_s", "equation 2": "equation2_s", "equation 3": "equation3_s"}
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
     for record in results.ok("times", role=CIFAR)[:1]:
-        shares = _timed_shares(record)
+        shares = _shares(record)
         for row in sorted(shares, key=lambda row: (row["k"], row["kind"], row["batch"])):
             cells = {
                 "where": f"here, {row['kind']}",
-                "k": f"{row['k']:.2f}",
+                "k": row["k"],
                 "batch size": row["batch"],
                 "samples": row["samples"],
                 "measured (s)": f"{row['measured_s']:.4f}",
@@ -416,74 +412,39 @@ def table4(results: Results) -> list[dict[str, Any]]:
             for name, key in errors.items():
                 cells[name] = f"{100 * (row['measured_s'] / row[key] - 1):+.1f} %"
             rows.append(cells)
-        unsolved = [row for row in record.metrics["shares"] if "error" in row]
-        for k, n in dict.fromkeys((row["k"], row["n_small"]) for row in unsolved):
-            rows.append({"where": f"here, {runs.mix(n)}: no plan", "k": f"{k:.2f}"})
+        for row in record.metrics["shares"]:
+            if "error" in row:
+                rows.append({"where": f"here, {runs.mix(row['n_small'])}: no plan", "k": row["k"]})
     return rows
 
 
 def shares_predicted(results: Results) -> Cases:
-    """Each share's time over its prediction, by processes where there are several."""
-    several = trials_of(results) == "processes"
-    errors = (_of_processes if several else _of_medians)(results)
+    """Each share's time over its prediction; each process has solved plans for its own times.
 
-    def of_k(name: str) -> dict[str, Estimate]:
-        return {f"{name}, {row}": e for (k, row), e in errors.items() if f"k = {k:g}" == name}
-
-    return _farthest([f"k = {k:g}" for k in K], of_k)
-
-
-def _of_medians(results: Results) -> dict[tuple[float, str], Estimate]:
-    """Times over predictions of one process, by k and share.
-
-    Only medians are kept of the shares' turns. The spread of one turn is taken to be that of whole
-    epochs, which are of the same steps and were timed in turns by the same process.
+    Only medians are kept of the shares' turns: of one process no spread is known.
     """
-    record = results.need("times", role=CIFAR)
-    repeats = record.config["repeats"]
-    epochs = epochs_of(record, record.config["resolutions"][-1]).values()
-    dof = sum(len(seconds) - 1 for seconds in epochs)
-    squares = sum(float(np.var(np.log(s), ddof=1)) * (len(s) - 1) for s in epochs)
-    error = math.sqrt(math.pi / 2 * squares / dof) / math.sqrt(repeats)
-    return {
-        (row["k"], f"batch size {row['batch']}, {row['samples']} samples"): Estimate(
-            math.log(row["measured_s"] / _above_0(row["predicted_s"])),
-            error,
-            dof,
-            repeats,
-            log=True,
-            digits=3,
-            trials="rounds",
-        )
-        for row in _timed_shares(record)
-    }
-
-
-def _of_processes(results: Results) -> dict[tuple[float, str], Estimate]:
-    """Times over predictions; each process has solved plans for the times it measured."""
-    ratios: dict[tuple[float, str], dict[int, float]] = {}  # by process
+    results.need("times", role=CIFAR)
+    ratios: dict[tuple[float, str], dict[int, float]] = {}  # by k and share, then by process
     records = {record.seed: record for record in results.processes("times", role=CIFAR)}
     for seed, record in records.items():
-        for row in _timed_shares(record):
+        for row in _shares(record):
             share = row["k"], f"{row['kind']} batches, n_S = {row['n_small']}"
             ratios.setdefault(share, {})[seed] = row["measured_s"] / _above_0(row["predicted_s"])
-    errors: dict[tuple[float, str], Estimate] = {}
-    for share, of in ratios.items():
-        several = [records[seed] for seed in of]
-        cell = results.cell(several, partial(_ratio, of))
-        errors[share] = mean_of(cell, log=True, digits=3)
-    return errors
 
+    def errors(name: str) -> dict[str, Estimate]:
+        found = {}
+        for (k, share), of in ratios.items():
+            if name == f"k = {k:g}":
+                cell = results.cell([records[n] for n in of], lambda record, of=of: of[record.seed])  # type: ignore[misc]
+                found[f"{name}, {share}"] = mean_of(cell, log=True, digits=3)
+        return found
 
-def _ratio(of: Mapping[int, float], record: Record) -> float:
-    return of[record.seed]
+    return _farthest([f"k = {k:g}" for k in K], errors)
 
 
 TABLE4 = exhibit("table4", runs.table4, table4, claims={"shares_predicted": shares_predicted})
 
 # Figure 13: memory.
-
-ALLOWED = {role: PAPER["figure13"][part]["error"] for role, part in PARTS.items()}  # percent
 
 
 def _error_percent(metrics: Mapping[str, Any]) -> float | None:
@@ -498,7 +459,7 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
     for role, part in PARTS.items():
         paper = PAPER["figure13"][part]
         row: dict[str, Any] = {
-            "data": f"{role}-100" if role == CIFAR else role,
+            "data": role,
             "pixels, paper": paper["resolution"],
             "largest, paper's prediction": f"{paper['predicted_max']:,}",
             "error, paper": f"{paper['error']:.1f} %",
@@ -524,19 +485,20 @@ def figure13(results: Results) -> "Figure":
 
     figure, axes = drawing.plots.new_axes(1, len(PARTS) + 1, 9.6, 3.0)
     *panels, last = axes[0]
-    names = ("measured", "line fitted to the eight smallest")
     last.axvline(0, color="#48536a", lw=1, label="_no error")
-    for row, (axis, role) in enumerate(zip(panels, PARTS, strict=True)):
-        last.plot([ALLOWED[role]], [row - 0.1], label="paper", **drawing.plots.HOLLOW)
+    for row, (axis, (role, part)) in enumerate(zip(panels, PARTS.items(), strict=True)):
+        last.plot(
+            [PAPER["figure13"][part]["error"]], [row - 0.1], label="paper", **drawing.plots.HOLLOW
+        )
         for record in _measured(results, "memory", role):
             metrics = record.metrics
             sizes = [*metrics["batch_sizes"], *(n for n, _ in metrics["beyond"])]
-            peaks = [*metrics["peaks"], *(peak for _, peak in metrics["beyond"])]
-            line = [metrics["fixed_bytes"] + n * metrics["bytes_per_sample"] for n in sizes]
+            peaks = np.array([*metrics["peaks"], *(peak for _, peak in metrics["beyond"])])
+            line = metrics["fixed_bytes"] + np.array(sizes) * metrics["bytes_per_sample"]
+            names = ("measured", "line fitted to the eight smallest")
             side = f"{record.config['resolution']} px"
             title = f"in {role}'s place\n{whose([record], side)}"
-            points, fitted = np.array(peaks) / MIB, np.array(line) / MIB
-            _draw_line(axis, title, sizes, points, fitted, names)
+            _draw_series(axis, title, Series(sizes, peaks / MIB, line / MIB), names)
             limit = metrics["limit_bytes"] / MIB
             axis.axhline(limit, color=drawing.LIMIT, ls=":", label="ours: limit (SIMULATED)")
             axis.set_ylim(top=1.12 * limit)
@@ -546,9 +508,8 @@ def figure13(results: Results) -> "Figure":
     title = f"predicted over found, ours solid\npaper (hollow, unsigned): {ROLE}"
     drawing.titled(last, title)
     last.set_yticks(range(len(PARTS)), list(PARTS))
-    last.set_ylim(len(PARTS) - 0.5, -0.5)
+    last.set(xlabel="error of the largest batch (%)", ylim=(len(PARTS) - 0.5, -0.5))
     last.margins(x=0.15)
-    last.set_xlabel("error of the largest batch (%)")
     drawing.plots.legend_below(figure, 4)
     return figure
 
@@ -556,22 +517,15 @@ def figure13(results: Results) -> "Figure":
 def largest_batch(results: Results) -> tuple[bool, str]:
     """Compare the predicted size with the one found by trying, which does not vary."""
     holds, said = [], []
-    for role, allowed in ALLOWED.items():
-        measured = _measured(results, "memory", role)
-        if not measured:
-            raise NotRun(f"{role}: no records")
-        metrics = measured[0].metrics
+    for role, part in PARTS.items():
+        metrics = results.need("memory", role=role).metrics
         error = _error_percent(metrics)
-        holds.append(error is not None and abs(error) <= allowed)
+        holds.append(error is not None and abs(error) <= PAPER["figure13"][part]["error"])
         sizes = f"{metrics['predicted_max']:,} predicted, {metrics['measured_max']:,} measured"
         said.append(f"{role}: {sizes}" + ("" if error is None else f", {error:+.1f} %"))
     return all(holds), "; ".join(said)
 
 
 FIGURE13 = exhibit(
-    "figure13",
-    runs.figure13,
-    memory_table,
-    figure13,
-    checks={"largest_batch": largest_batch},
+    "figure13", runs.figure13, memory_table, figure13, checks={"largest_batch": largest_batch}
 )
