@@ -16,18 +16,9 @@ from repro.datasets import EpochTimes
 from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments import load_paper
 from repro.experiments.design import Outcome, reported
-from repro.experiments.dualbatch import (
-    building,
-    experiments,
-    flatness,
-    measured_plan,
-    minima,
-    own_plan,
-    settings,
-    synchronisation,
-)
-from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
-from repro.measure import Timing
+from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
+from repro.experiments.dualbatch.runs import CIFAR, PLACES, RULES, SYNCS
+from repro.measure import TimeModel, Timing
 from repro.records import RecordStore
 
 PAPER = load_paper("dualbatch")
@@ -46,10 +37,10 @@ def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
     return run.config | small | changes
 
 
-_DUAL = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2))
-_BASE = shorter(settings.table5_training("smoke", DIGITS, 1.0, 0))
-_HYBRID = shorter(settings.table8_training("smoke", DIGITS, 2, True))
-_TIMES = settings.step_times("smoke").config | {
+_DUAL = shorter(runs.section51("smoke", DIGITS, 1.1, 2))
+_BASE = shorter(runs.section51("smoke", DIGITS, 1.0, 0))
+_HYBRID = shorter(runs.section52("smoke", DIGITS, 2, "hybrid"))
+_TIMES = runs.step_times("smoke").config | {
     "model": MODEL,
     "repeats": 1,
     "batch_sizes": [4, 16, 64],
@@ -64,13 +55,13 @@ _ABOVE = {
     "large_batches": [40, 20],
     "samples": 40,
 }
-_MEMORY = settings.memory("smoke", CIFAR).config | {"model": MODEL}
-_SYNC = shorter(synchronisation.training("smoke", DIGITS, "bsp", "average"))
-_FLAT = shorter(flatness.runs("smoke", DIGITS)[2], loss_samples=20, draws=3)
-_OWN = shorter(measured_plan.own_plan("smoke", DIGITS))
+_MEMORY = runs.memory("smoke", CIFAR).config | {"model": MODEL}
+_SYNC = shorter(runs.synchronised("smoke", DIGITS, "bsp", "average"))
+_FLAT = shorter(runs.flatness("smoke", DIGITS)[2], loss_samples=20, draws=3)
+_OWN = shorter(runs.own_plan("smoke", DIGITS)[2])
 _OWN["measured"] = {"resolution": 8, "batch_sizes": [4, 64], "repeats": 1}
-_WALL = measured_plan.wall("smoke").config
-_BOTH = {"syncs": measured_plan.wall("quick").config["parts"][0]["syncs"]}
+_WALL = runs.wall("smoke").config
+_BOTH = {"syncs": runs.wall("quick").config["parts"][0]["syncs"]}
 _WALL = _WALL | {
     "rounds": 2,
     "repeats": 1,
@@ -89,7 +80,7 @@ TOYS = {
     "baseline": ("train", _BASE),
     "dual-batch": ("train", _DUAL),
     "hybrid": ("train", _HYBRID),
-    "two workers": ("train", shorter(settings.clusters("smoke", DIGITS)[0])),
+    "two workers": ("train", shorter(runs.engines("smoke", DIGITS)[0])),
     "times": ("times", _TIMES),
     "no passes": ("times", {k: v for k, v in _TIMES.items() if k != "plan_k"} | _ABOVE),
     "published": ("published", {"dataset": {"name": datasets.TIMES}}),
@@ -126,11 +117,11 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
         return train_dual_batch(*arguments, **options)
 
     patch.setattr(cluster, "connected", lambda *arguments: nullcontext())
-    patch.setattr(own_plan, "train_dual_batch", local)
-    patch.setattr(own_plan, "devices_here", lambda device: 2)
+    patch.setattr(workers, "train_dual_batch", local)
+    patch.setattr(workers, "devices_here", lambda device: 2)
     # Of a machine on which steps cost something beside their samples.
-    fitted = own_plan.TimeModel(1e-3, 1e-2)
-    patch.setattr(own_plan, "_fitted", lambda *arguments: (fitted, {}))
+    fitted = TimeModel(1e-3, 1e-2)
+    patch.setattr(workers, "fitted", lambda *arguments: (fitted, {}))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +135,7 @@ def toys() -> dict[str, Outcome]:
             data = epoch_times()
         function = PAPER.experiments[experiment].function
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experiments, "time_interleaved", growing)
+            patch.setattr(measuring, "time_interleaved", growing)
             if experiment == "wall":
                 without_processes(patch)
             made[name] = function(config, 0, data, "cpu")
@@ -176,47 +167,6 @@ class TestEveryRun:
         (read,) = store.load("dualbatch")
         assert read.metrics == json.loads(json.dumps(outcome.metrics)) == outcome.metrics
         assert read.timings == timings
-
-
-class TestSolve:
-    def test_table2(self, toys):
-        rows = toys["table2"].metrics["rows"]
-        for own, paper in zip(rows, REPORTED["table2"]["rows"], strict=True):
-            for name in ("k", "n_small", "small_batch", "small_samples"):
-                assert own[name] == paper[name]
-            if "large_samples" in paper:
-                assert own["large_samples"] == paper["large_samples"]
-                assert own["factor"] == pytest.approx(paper["factor"], abs=6e-4)
-            else:
-                assert (own["large_samples"], own["factor"]) == (0, 1.0)
-            assert own["large_batch"] == 500
-
-    def test_table6(self, toys):
-        rows = toys["table6"].metrics["rows"]
-        found = {(row["resolution"], row["n_small"]): row for row in rows}
-        assert len(rows) == len(found) == 25
-        for name in ("cifar", "imagenet"):
-            part = REPORTED["table6"][name]
-            for place, side in enumerate(part["resolutions"]):
-                assert found[side, 0]["small_batch"] is None
-                assert found[side, 0]["large_samples"] == part["baseline_samples"]
-                for n in range(1, 5):
-                    own = found[side, n]
-                    assert own["small_batch"] == part["small_batches"][n - 1][place]
-                    assert own["small_samples"] == part["small_samples"][n - 1]
-                    assert own["large_samples"] == (part["large_samples"] if n < 4 else 0)
-
-    @pytest.mark.parametrize("table", ["table7", "table9"])
-    def test_schedules(self, toys, table):
-        rows = toys[table].metrics["rows"]
-        hybrid = [row for row in rows if row["scheme"] == "hybrid"]
-        dual = [row for row in rows if row["scheme"] == "dual-batch"]
-        assert [[r["first"], r["last"]] for r in hybrid] == REPORTED[table]["epochs"]
-        count = len(REPORTED[table]["dropouts"])
-        assert [r["dropout"] for r in hybrid] == REPORTED[table]["dropouts"] * 3
-        assert [[r["last"] - r["first"] + 1, r["lr"]] for r in dual] == REPORTED[table]["stages"]
-        assert {r["dropout"] for r in dual} == {REPORTED[table]["dropouts"][-1]}
-        assert len(hybrid) == 3 * count and len(dual) == 3
 
 
 class TestTrain:
@@ -263,40 +213,40 @@ class TestTrain:
     def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
         data = digits(_HYBRID)
         torch.rand(3)  # whatever ran before in the process
-        again = experiments.train(_HYBRID, 0, data, "cpu").metrics
+        again = training.train(_HYBRID, 0, data, "cpu").metrics
         first = toys["hybrid"].metrics
         assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
-        other = experiments.train(_HYBRID, 1, data, "cpu").metrics
+        other = training.train(_HYBRID, 1, data, "cpu").metrics
         assert other["train_loss"] != first["train_loss"]
 
     def test_captured_steps_are_ordinary_ones_where_nothing_captures(self, toys):
-        under_gpu = settings.table5_training("gpu", DIGITS, 1.1, 2).config
+        under_gpu = runs.section51("gpu", DIGITS, 1.1, 2).config
         assert under_gpu["captured"] and under_gpu["autocast"] == "bfloat16"
-        again = experiments.train(_DUAL | {"captured": True}, 0, digits(_DUAL), "cpu").metrics
+        again = training.train(_DUAL | {"captured": True}, 0, digits(_DUAL), "cpu").metrics
         assert again["train_loss"] == toys["dual-batch"].metrics["train_loss"]
 
     def test_the_factor_and_the_sub_stages_matter(self, toys):
         data = digits(_DUAL)
         first = toys["dual-batch"].metrics
-        plain = experiments.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
+        plain = training.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
         assert plain["test_loss"] != first["test_loss"]
         assert plain["virtual_time_s"] == first["virtual_time_s"]
 
     def test_a_training_that_diverges_is_no_result(self):
         config = _DUAL | {"stages": [[1, 1e30]]}
         with pytest.raises(FloatingPointError, match="diverged"):
-            experiments.train(config, 0, digits(config), "cpu")
+            training.train(config, 0, digits(config), "cpu")
 
     @pytest.mark.parametrize("side", [9, 16])
     def test_no_image_is_enlarged_unasked(self, side):
         subs = [entry | {"resolution": side} for entry in _HYBRID["sub_stages"]]
         with pytest.raises(ValueError, match=rf"resolution {side}, and the images have 8x8 pixels"):
-            experiments.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
+            training.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
 
     def test_more_samples_than_there_are(self):
-        config = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2), samples=10**6)
+        config = shorter(runs.section51("smoke", DIGITS, 1.1, 2), samples=10**6)
         with pytest.raises(ValueError, match="1000000 samples of"):
-            experiments.train(config, 0, digits(config), "cpu")
+            training.train(config, 0, digits(config), "cpu")
 
     def test_the_seed_is_in_every_worker_and_epoch(self):
         data = building.TrainingData(_DUAL, digits(_DUAL), "cpu")
@@ -332,23 +282,23 @@ class TestSynchronise:
     def test_each_way_is_trained(self, toys):
         data = digits(_SYNC)
         losses = {}
-        for sync, merge in synchronisation.WAYS:
-            config = shorter(synchronisation.training("smoke", DIGITS, sync, merge))
+        for sync, merge in SYNCS:
+            config = shorter(runs.synchronised("smoke", DIGITS, sync, merge))
             metrics = PAPER.experiments["synchronise"].function(config, 0, data, "cpu").metrics
             losses[sync, merge] = metrics["train_loss"][-1]
             if sync == "asp":
                 assert max(metrics["staleness"]) > 0
         assert losses["bsp", "average"] == toys["bsp"].metrics["train_loss"][-1]
-        assert len({losses["asp", rule] for rule in synchronisation.RULES}) == 3
-        assert all(losses["asp", rule] != losses["bsp", rule] for rule in synchronisation.RULES)
+        assert len({losses["asp", rule] for rule in RULES}) == 3
+        assert all(losses["asp", rule] != losses["bsp", rule] for rule in RULES)
 
 
 class TestOwnPlan:
     def test_the_plan_follows_from_the_times_measured(self, monkeypatch):
         for b in (1e-2, 2e-2):
-            model = own_plan.TimeModel(1e-3, b, (), (1.0,))
-            monkeypatch.setattr(own_plan, "_fitted", lambda *arguments, m=model: (m, {}))
-            metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+            model = TimeModel(1e-3, b, (), (1.0,))
+            monkeypatch.setattr(workers, "fitted", lambda *arguments, m=model: (m, {}))
+            metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
             due = building.plan_of(_OWN["sub_stages"][0]["plan"] | {"a": 1e-3, "b": b})
             assert metrics["plan"]["small_batch"] == due.small_batch
             assert metrics["plans"][0]["small_batch"] == due.small_batch
@@ -357,9 +307,9 @@ class TestOwnPlan:
 
     def test_where_there_is_no_plan_it_is_said_and_nothing_is_trained(self, monkeypatch):
         for b, why in ((-1e-3, "without a fixed cost"), (1e-9, "feasible k")):
-            model = own_plan.TimeModel(1e-3, b)
-            monkeypatch.setattr(own_plan, "_fitted", lambda *arguments, m=model: (m, {}))
-            metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+            model = TimeModel(1e-3, b)
+            monkeypatch.setattr(workers, "fitted", lambda *arguments, m=model: (m, {}))
+            metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
             assert why in metrics["error"] and metrics["plan"] is None
             assert "accuracy" not in metrics
 
@@ -367,12 +317,12 @@ class TestOwnPlan:
         def flat(*arguments):
             raise ValueError("seconds per step do not increase with the batch size")
 
-        monkeypatch.setattr(own_plan, "_fitted", flat)
-        metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+        monkeypatch.setattr(workers, "fitted", flat)
+        metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
         assert "do not increase" in metrics["error"] and metrics["a"] is None
         without_processes(monkeypatch)
-        monkeypatch.setattr(own_plan, "_fitted", flat)
-        (part,) = own_plan.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
+        monkeypatch.setattr(workers, "fitted", flat)
+        (part,) = workers.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
         told = [str(solved["error"]) for solved in part["solved"]]
         assert ["do not increase" in error for error in told] == [False] * 3 + [True] * 2 + [
             False
@@ -399,23 +349,27 @@ class TestWall:
             entry = {key: kind[key] for key in ("k", "large_batch")}
             entry |= {"samples": 40, "n_small": 1, "n_large": 1}
             entry |= {key: solved[key] for key in ("a", "b")}
-            plan = building.plan_of(entry) if kind["k"] > 1 else own_plan._alone(entry)
+            plan = (
+                building.plan_of(entry)
+                if kind["k"] > 1
+                else workers.alone(entry["large_batch"], 40)
+            )
             first = models[kind["resolution"]]
             a, b = (0.001, 0.01) if first["a"] is None else (first["a"], first["b"])
-            due = [plan.time_of(own, own_plan.TimeModel(a, b)) for own in plan.kinds]
+            due = [plan.time_of(own, TimeModel(a, b)) for own in plan.kinds]
             for worker, seconds in enumerate(part["shares_s"][str(number)]):
                 assert seconds == pytest.approx([due[worker]] * _WALL["rounds"])
 
     def test_workers_without_a_core_each_are_not_timed(self, monkeypatch):
-        monkeypatch.setattr(own_plan, "devices_here", lambda device: 1)
-        metrics = own_plan.wall_times(_WALL, 0, None, "cpu").metrics
+        monkeypatch.setattr(workers, "devices_here", lambda device: 1)
+        metrics = workers.wall_times(_WALL, 0, None, "cpu").metrics
         assert metrics == {"devices": 1, "parts": []}
 
     def test_a_kind_without_a_plan_is_left_out(self, monkeypatch):
         without_processes(monkeypatch)
-        model = own_plan.TimeModel(1e-3, -1e-4)
-        monkeypatch.setattr(own_plan, "_fitted", lambda *arguments: (model, {}))
-        (part,) = own_plan.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
+        model = TimeModel(1e-3, -1e-4)
+        monkeypatch.setattr(workers, "fitted", lambda *arguments: (model, {}))
+        (part,) = workers.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
         told = [bool(solved["error"]) for solved in part["solved"]]
         kinds = _WALL["parts"][0]["epochs"]
         assert told == [kind["a"] is None and kind["k"] > 1 for kind in kinds]
@@ -432,12 +386,12 @@ def logged(*entries: tuple[int, int, int, float]) -> list[Commit]:
 
 def test_seconds_of_shares_begin_with_the_pull():
     log = logged((0, 0, 0, 5.0), (1, 0, 0, 6.0), (1, 1, 2, 7.5), (0, 1, 2, 8.0))
-    assert own_plan.share_seconds(log, 1) == [[[2.0], [1.5]]]
+    assert workers.share_seconds(log, 1) == [[[2.0], [1.5]]]
 
 
 def test_rounds_without_a_barrier_are_the_slower_workers():
     log = logged((0, 0, 0, 1.0), (0, 1, 1, 2.0), (1, 0, 0, 4.0), (0, 2, 2, 3.5), (1, 1, 3, 8.5))
-    assert own_plan.round_seconds(log, 1) == [4.5]
+    assert workers.round_seconds(log, 1) == [4.5]
 
 
 class TestFlatness:
@@ -447,8 +401,8 @@ class TestFlatness:
         assert all(value > 0 for value in metrics["variances"])
         assert [len(row) for row in metrics["rises"]] == [2] * len(_FLAT["sizes"])
         assert {name: len(line) for name, line in metrics["line"].items()} == {
-            "train": len(flatness.PLACES),
-            "test": len(flatness.PLACES),
+            "train": len(PLACES),
+            "test": len(PLACES),
         }
         # In the middle of the line is the model itself.
         assert metrics["line"]["train"][5] == pytest.approx(metrics["train_loss"])
@@ -491,8 +445,8 @@ class TestFlatness:
 class TestBuilding:
     @pytest.mark.parametrize("profile", ["smoke", "gpu"])
     def test_models_have_one_dropout_before_the_last_layer(self, profile):
-        for scale in (settings.SCALE, settings.IMAGENET_SCALE):
-            model = building.build_model(scale[profile], 7)
+        for part in ("cifar", "imagenet"):
+            model = building.build_model(runs.PROFILES[profile][part], 7)
             dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
             linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
             assert len(dropouts) == 1 and dropouts[0].p == 0.0
@@ -554,14 +508,14 @@ class TestTimes:
                 else dict(zip(times, reversed(times.values()), strict=True))
             )
 
-        monkeypatch.setattr(experiments, "time_interleaved", busy)
-        monkeypatch.setattr(experiments, "_pass", lambda *arguments: lambda: None)
+        monkeypatch.setattr(measuring, "time_interleaved", busy)
+        monkeypatch.setattr(measuring, "_pass", lambda *arguments: lambda: None)
         quiet = 1
-        fit, _ = experiments._fitted(_TIMES, 8, {}, 5, "cpu")
+        fit, _ = measuring.fitted(_TIMES, 8, {}, 5, "cpu")
         assert fit.a > 0 and asked == [5, 10]
         asked, quiet = [], 9
         with pytest.raises(ValueError, match="do not increase"):
-            experiments._fitted(_TIMES, 8, {}, 5, "cpu")
+            measuring.fitted(_TIMES, 8, {}, 5, "cpu")
         assert asked == [5, 10, 20]
 
     def test_a_pass_ends_with_a_short_batch(self, monkeypatch):
@@ -570,24 +524,24 @@ class TestTimes:
         def step_of(config, model, resolution, batch, device):
             return lambda: made.append(batch)
 
-        monkeypatch.setattr(experiments, "step_of", step_of)
+        monkeypatch.setattr(measuring, "step_of", step_of)
         for batch, samples, steps in ((4, 10, [4, 4, 2]), (5, 10, [5, 5]), (16, 10, [10])):
             made.clear()
-            experiments._pass(_TIMES, 8, batch, samples, "cpu")()
+            measuring._pass(_TIMES, 8, batch, samples, "cpu")()
             assert made == steps
 
     def test_a_plan_without_a_solution_is_recorded(self, monkeypatch):
         """A device with next to no cost of a step has no small batch that takes longer."""
-        monkeypatch.setattr(experiments, "step_of", lambda *arguments: lambda: None)
+        monkeypatch.setattr(measuring, "step_of", lambda *arguments: lambda: None)
         monkeypatch.setattr(
-            experiments,
-            "_fitted",
+            measuring,
+            "fitted",
             lambda config, side, rows, *rest: (
-                experiments.TimeModel(1.0, 1e-9),
-                dict.fromkeys(rows, experiments.Timing((1.0,), 0)),
+                TimeModel(1.0, 1e-9),
+                dict.fromkeys(rows, Timing((1.0,), 0)),
             ),
         )
-        rows = experiments._shares(_TIMES, {"a": 1.0, "b": 1e-9, "resolution": 8}, "cpu")
+        rows = measuring._shares(_TIMES, {"a": 1.0, "b": 1e-9, "resolution": 8}, "cpu")
         assert len(rows) == 8 and all("error" in row for row in rows)
 
 
@@ -615,7 +569,7 @@ class TestPublished:
             }
 
     def test_errors_are_of_the_epoch(self):
-        found = experiments.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]
+        found = measuring.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]
         bent = found["TensorFlow"]
         assert 0.04 < bent["median_error"] <= bent["largest_error"] < 0.1
         assert bent["largest_at"] % 2 in (0, 1) and 0.9 < bent["share_beyond"] <= 1
@@ -642,27 +596,23 @@ class TestMemory:
         def broken(*arguments):
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(experiments, "step_of", broken)
+        monkeypatch.setattr(measuring, "step_of", broken)
         with pytest.raises(RuntimeError, match="broken"):
-            experiments._fits(_MEMORY, 2, 2**30, "cpu")
+            measuring._fits(_MEMORY, 2, 2**30, "cpu")
 
     def test_a_limit_below_the_parameters(self):
-        assert experiments._fits(_MEMORY, 1, 1000, "cpu") is False
+        assert measuring._fits(_MEMORY, 1, 1000, "cpu") is False
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_training_on_an_accelerator(device):
     config = _HYBRID | {"autocast": "bfloat16", "channels_last": True}
-    outcome = experiments.train(config, 0, digits(config), str(device))
+    outcome = training.train(config, 0, digits(config), str(device))
     assert len(outcome.metrics["accuracy"]) == 4
 
 
 def test_data_facts_do_not_change_an_outcome(toys):
     renamed = replace(digits(_DUAL), provenance="elsewhere")
-    again = experiments.train(_DUAL, 0, renamed, "cpu").metrics
+    again = training.train(_DUAL, 0, renamed, "cpu").metrics
     assert again["test_loss"] == toys["dual-batch"].metrics["test_loss"]
-
-
-def test_imagenets_memory_has_its_own_model():
-    assert settings.memory("quick", IMAGENET).config["model"] != _MEMORY["model"]

@@ -136,7 +136,7 @@ def factor_gains(results: Results) -> Cases:
     return said_of(cases(names, over_none), trained(section51(results, K[1], 1)))
 
 
-TABLE3 = exhibit("table3", runs.table3, table3, figures5_6, {"factor_gains": factor_gains})
+TABLE3 = exhibit("table3", table3, figures5_6, {"factor_gains": factor_gains})
 
 # Table 5: the number of small-batch workers.
 
@@ -148,22 +148,22 @@ def paper_rows(k: float) -> dict[int, Mapping[str, float]]:
 
 
 def _sections(results: Results) -> list[tuple[str, float, dict[int, Records]]]:
-    """The trainings of Table 5 by k, then those with momentum kept: name, k, and by number."""
+    """The trainings of Table 5 by k, then those with momentum kept: remark, k, and by number."""
     numbers = range(WORKERS + 1)
     found: list[tuple[str, float, dict[int, Records]]]
-    found = [(f"{k:g}", k, {n: section51(results, k, n) for n in numbers}) for k in K]
+    found = [("", k, {n: section51(results, k, n) for n in numbers}) for k in K]
     again = {n: kept(results, n) for n in numbers}
     if again[0]:
-        found.append((f"{K[1]:g}, momentum kept", K[1], {n: r for n, r in again.items() if r}))
+        found.append((", momentum kept", K[1], {n: r for n, r in again.items() if r}))
     return found
 
 
 def table5(results: Results) -> list[dict[str, Any]]:
     """Final test loss and accuracy by the number of small-batch workers."""
     rows = []
-    for name, k, cells in _sections(results):
+    for remark, k, cells in _sections(results):
         for n, records in cells.items():
-            row = {"k": name if n else "1", "workers": mix(n), **batch_sizes(records)}
+            row = {"k": f"{k if n else 1:g}{remark}", "workers": mix(n), **batch_sizes(records)}
             over = (cells[0], paper_rows(k)[0]) if n else ()
             rows.append(row | outcome(results, records, paper_rows(k)[n], *over))
     return rows
@@ -224,7 +224,7 @@ def extra_time(results: Results) -> tuple[bool, str]:
     """Ask whether a training takes k times the baseline's by the virtual clock."""
     times = {
         (k, n): [r.metrics["virtual_time_s"][-1] for r in records if r.metrics["virtual_time_s"]]
-        for name, k, cells in _sections(results)[: len(K)]
+        for _, k, cells in _sections(results)[: len(K)]
         for n, records in cells.items()
     }
     ratios = {
@@ -240,7 +240,6 @@ def extra_time(results: Results) -> tuple[bool, str]:
 
 TABLE5 = exhibit(
     "table5",
-    runs.table5,
     table5,
     figures7_10,
     claims={
@@ -299,7 +298,6 @@ def hybrid_gain(results: Results) -> Cases:
 
 TABLE8 = exhibit(
     "table8",
-    runs.table8,
     table8,
     figures11_12,
     claims={
@@ -335,9 +333,7 @@ def gains_table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-GAINS = exhibit(
-    "gains", runs.gains, gains_table, lambda results: _draw_gains(results, _gain_panels(results))
-)
+GAINS = exhibit("gains", gains_table, lambda results: _draw_gains(results, _gain_panels(results)))
 
 # Is it the mix of batch sizes that gains, or more updates?
 
@@ -354,10 +350,14 @@ def updates_over_baseline(record: Record) -> float:
 def updates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by k and mix, the number of updates, and the gain of mixing alone."""
     rows = []
-    for name, k, cells in _sections(results):
+    for remark, k, cells in _sections(results):
         for n, records in cells.items():
             updates = Summary.of(map(updates_over_baseline, records[:1])).text()
-            row = {"k": name if n else "1", "workers": mix(n), "updates over baseline's": updates}
+            row = {
+                "k": f"{k if n else 1:g}{remark}",
+                "workers": mix(n),
+                "updates over baseline's": updates,
+            }
             paper = paper_rows(k)
             over = (cells[0], paper[0]) if n else ()
             row |= outcome(results, records, paper[n], *over)
@@ -382,7 +382,7 @@ def draw_updates(results: Results) -> "Figure":
     return _draw_gains(results, panels)
 
 
-UPDATES = exhibit("updates", runs.table5, updates_table, draw_updates)
+UPDATES = exhibit("updates", updates_table, draw_updates)
 
 # Does the gain stay at rates tuned for each mix?
 
@@ -436,9 +436,11 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
         for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
             mean = Summary.of(final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
-        tuned = cases(["gain"] if n and best else [], lambda _, n=n: tuned_gain(results, n))
-        for case in tuned.values():
-            told = f"not run: {case}" if isinstance(case, NotRun) else str(case)
+        if n and best:
+            try:
+                told = str(tuned_gain(results, n))
+            except NotRun as missing:
+                told = f"not run: {missing}"
             row["gain over large batches, both tuned"] = told
         rows.append(row | {"n": len(records)})
     return rows
@@ -473,4 +475,4 @@ def draw_rates(results: Results) -> "Figure":
     return figure
 
 
-RATE_SEARCH = exhibit("rates", runs.rates, rates_table, draw_rates)
+RATE_SEARCH = exhibit("rates", rates_table, draw_rates)

@@ -168,7 +168,6 @@ def variance(results: Results) -> tuple[bool, str]:
 
 FLATNESS = exhibit(
     "flatness",
-    runs.flatness,
     table,
     draw,
     claims={
@@ -223,4 +222,4 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
-FIGURE1 = exhibit("figure1", runs.flatness, figure1_table, figure1)
+FIGURE1 = exhibit("figure1", figure1_table, figure1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption, panel
-from repro.experiments.design import Check, Chosen, Exhibit, Results, Run
+from repro.experiments.design import Check, Exhibit, Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.judge import Cases, Estimate
 from repro.records import Record
@@ -95,16 +95,15 @@ def facts(results: Results) -> Iterable[str]:
 
 def exhibit(
     name: str,
-    planned: Callable[[str, Chosen], list[Run]],
     table: Callable[[Results], list[dict[str, Any]]],
     figure: "Callable[[Results], Figure] | None" = None,
     claims: Mapping[str, Callable[[Results], Cases]] | None = None,
     checks: Mapping[str, Callable[[Results], tuple[bool, str]]] | None = None,
 ) -> Exhibit:
-    """An artefact's exhibit, with the texts that ``[artefacts.NAME]`` of ``paper.toml`` has."""
+    """An artefact's exhibit, with its runs and the texts of ``paper.toml``."""
     texts = runs.ARTEFACTS[name]
     return Exhibit(
-        runs=planned,
+        runs=runs.RUNS[name],
         table=table,
         figure=figure,
         caption=caption(texts["caption"], facts),

@@ -211,7 +211,6 @@ def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
 
 TABLE10 = exhibit(
     "table10",
-    runs.table10,
     table10,
     figure10,
     claims={
@@ -332,7 +331,6 @@ def own_gain(results: Results) -> Cases:
 
 OWN_PLAN = exhibit(
     "own_plan",
-    runs.own_plan,
     own_plan_table,
     draw_own_plan,
     claims={"extra_time": extra_time, "gain": own_gain},

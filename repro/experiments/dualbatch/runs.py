@@ -49,9 +49,7 @@ PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along a direc
 
 OWN = "own"  # epochs by plans for times measured here
 ALONE = 1.0  # k of large batches alone
-_SHARES_TIMED = (0.15, 0.3, 0.6, 1.0)  # of B_L: the batch sizes whose steps give a and b
-_TIMED = (16, 32, 38, 64, 83, 87, 96, 127, 128, 154, 160, 192, 205, 242, 256, 320, 384, 448, 500,
-          560, 600)  # fmt: skip
+_PLAN = ("a", "b", "k", "n_small", "n_large", "large_batch", "samples", "rounding")
 
 
 def mix(n_small: int) -> str:
@@ -65,13 +63,12 @@ def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
     return scale | {"compute": {"autocast": None} | scale["compute"]}
 
 
-def scaled(profile: str, batch: int, role: str = CIFAR, least: int = 2) -> int:
+def _scaled(profile: str, batch: int, role: str = CIFAR, least: int = 2) -> int:
     """One of the paper's batch sizes at the profile's scale."""
     return max(least, round(batch * _scale(profile, role)["batches"]))
 
 
-def pixels(profile: str, side: int, role: str = CIFAR) -> int:
-    """One of the paper's resolutions at the profile's scale."""
+def _pixels(profile: str, side: int, role: str = CIFAR) -> int:
     return round(side * _scale(profile, role)["pixels"])
 
 
@@ -84,28 +81,6 @@ def time_coefficients(resolution: int, batches: float) -> tuple[float, float]:
     return a, a * PAPER["inferred"][f"ratio_{resolution}"] * batches
 
 
-def plan_config(
-    a: float,
-    b: float,
-    k: float,
-    n_small: int,
-    large_batch: int,
-    samples: int,
-    rounding: str = "nearest",
-) -> dict[str, Any]:
-    """The arguments of `DualBatchPlan.solve` for four workers."""
-    return {
-        "a": a,
-        "b": b,
-        "k": k,
-        "n_small": n_small,
-        "n_large": WORKERS - n_small,
-        "large_batch": large_batch,
-        "samples": samples,
-        "rounding": rounding,
-    }
-
-
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
     """The configuration with other numbers of epochs at its rates; None changes nothing."""
     if epochs is None:
@@ -114,12 +89,17 @@ def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict
     return config | {"stages": [list(stage) for stage in zip(epochs, rates, strict=True)]}
 
 
-def _compared(profile: str, config: dict[str, Any]) -> dict[str, Any]:
+def _compared(profile: str, run: Run) -> dict[str, Any]:
     """A training that is compared with others of its length: under gpu a quarter as long."""
-    epochs = PROFILES[profile].get("compared")
-    if epochs is None:
-        return config
-    return _with_epochs(config, epochs) | {"warmup_epochs": math.ceil(config["warmup_epochs"] / 4)}
+    epochs, config = PROFILES[profile].get("compared"), run.config
+    warmup = config["warmup_epochs"] if epochs is None else math.ceil(config["warmup_epochs"] / 4)
+    return _with_epochs(config, epochs) | {"warmup_epochs": warmup}
+
+
+def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    """The configuration of section 5.1 with changes in its one plan."""
+    (entry,) = config["sub_stages"]
+    return config | {"sub_stages": [entry | {"plan": entry["plan"] | plan}]}
 
 
 def _samples(profile: str, role: str, name: str, which: str) -> int:
@@ -129,33 +109,29 @@ def _samples(profile: str, role: str, name: str, which: str) -> int:
     return min(wanted, there.get(name, {}).get(which, wanted))
 
 
-def _dataset(profile: str, name: str) -> dict[str, Any]:
-    side = pixels(profile, 32)
+def _data(profile: str, role: str, name: str) -> dict[str, Any]:
+    """Data set and augmentation: the paper names none, so the field's usual one."""
     dataset: dict[str, Any] = {"name": name}
+    if role == IMAGENET:
+        dataset["image_size"] = 288
+        return {"dataset": dataset, "augment": {"padding": 32, "flip": True}}
+    side, real = _pixels(profile, 32), name not in ("digits", "synthetic")
     if side != {"digits": 8, "synthetic": None}.get(name, 32):
         dataset["image_size"] = side
-    if profile in ("quick", LONG) and name not in ("digits", "synthetic"):
-        # Decodes no more than it takes.
+    if real and profile in ("quick", LONG):  # decodes no more than it takes
         classes = 100 if name == "cifar100" else 10
         dataset["per_class"] = math.ceil(_scale(profile)["train_samples"] / classes)
-    return dataset
+    augment = {"padding": _pixels(profile, 4), "flip": name != "digits"}
+    return {"dataset": dataset, "augment": augment}
 
 
 def _training(
     profile: str, chosen: Chosen, role: str, stages: Sequence[Sequence[float]], **config: Any
 ) -> dict[str, Any]:
     scale, name = _scale(profile, role), chosen[role]
-    of_data = {
-        "dataset": {"name": name, "image_size": 288},
-        "augment": {"padding": 32, "flip": True},
-    }
-    if role == CIFAR:
-        # Sections 5.1.1 and 5.2.2 name no augmentation: the field's usual one for these images.
-        augment = {"padding": pixels(profile, 4), "flip": name != "digits"}
-        of_data = {"dataset": _dataset(profile, name), "augment": augment}
     made = {
         "model": scale["model"],
-        **of_data,
+        **_data(profile, role, name),
         **scale["compute"],
         **scale.get("workers", {}),
         "factor": "linear",
@@ -174,30 +150,24 @@ def section51(
 ) -> Run:
     """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
     scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
-    plan = plan_config(
-        inferred["a"],
-        inferred["b"] * scale["batches"],
-        k,
-        n_small,
-        scaled(profile, PAPER["table2"]["large_batch"]),
-        _samples(profile, CIFAR, chosen[CIFAR], "train"),
-        "floor" if scale["batches"] == 1 else "nearest",
-    )
+    samples = _samples(profile, CIFAR, chosen[CIFAR], "train")
+    large = _scaled(profile, PAPER["table2"]["large_batch"])
+    rounding = "floor" if scale["batches"] == 1 else "nearest"
+    times = (inferred["a"], inferred["b"] * scale["batches"])
+    values = (*times, k, n_small, WORKERS - n_small, large, samples, rounding)
+    plan = dict(zip(_PLAN, values, strict=True))
     share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
-    config = _training(
-        profile,
-        chosen,
-        CIFAR,
-        training["stages"],
-        setting=SECTION_5_1,
-        n_small=n_small,
-        k=k if n_small else 1.0,
-        factor=factor if n_small else "linear",
-        warmup_epochs=0 if n_small else math.ceil(training["warmup_epochs"] * share),
-        sub_stages=[{"resolution": None, "dropout": None, "plan": plan}],
-    )
+    config = {
+        "setting": SECTION_5_1,
+        "n_small": n_small,
+        "k": k if n_small else 1.0,
+        "factor": factor if n_small else "linear",
+        "warmup_epochs": 0 if n_small else math.ceil(training["warmup_epochs"] * share),
+        "sub_stages": [{"resolution": None, "dropout": None, "plan": plan}],
+    }
     label = f"k = {k:g}, {mix(n_small)}, factor {factor}" if n_small else "baseline"
-    return Run("train", config | more, label=label)
+    trained = _training(profile, chosen, CIFAR, training["stages"], **(config | more))
+    return Run("train", trained, label=label)
 
 
 def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str = CIFAR) -> Run:
@@ -206,22 +176,20 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     samples = _samples(profile, role, chosen[role], "train")
     sub_stages = []
     for side, large, dropout in zip(*_resolutions(role), schedule["dropouts"], strict=True):
-        a, b = time_coefficients(side, _scale(profile, role)["batches"])
-        plan = plan_config(a, b, k, n_small, scaled(profile, large, role), samples)
-        side = pixels(profile, side, role)
+        times = time_coefficients(side, _scale(profile, role)["batches"])
+        sizes = (n_small, WORKERS - n_small, _scaled(profile, large, role), samples)
+        plan = dict(zip(_PLAN, (*times, k, *sizes, "nearest"), strict=True))
+        side = _pixels(profile, side, role)
         sub_stages.append({"resolution": side, "dropout": dropout, "plan": plan})
-    config = _training(
-        profile,
-        chosen,
-        role,
-        schedule["stages"],
-        setting=SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
-        scheme=scheme,
-        n_small=n_small,
-        k=k,
-        sub_stages=sub_stages if scheme == "hybrid" else sub_stages[-1:],
-    )
-    return Run("train", config, label=f"{role}, {scheme}, n_S = {n_small}")
+    config = {
+        "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
+        "scheme": scheme,
+        "n_small": n_small,
+        "k": k,
+        "sub_stages": sub_stages if scheme == "hybrid" else sub_stages[-1:],
+    }
+    trained = _training(profile, chosen, role, schedule["stages"], **config)
+    return Run("train", trained, label=f"{role}, {scheme}, n_S = {n_small}")
 
 
 def _resolutions(role: str) -> tuple[list[int], list[int]]:
@@ -230,38 +198,20 @@ def _resolutions(role: str) -> tuple[list[int], list[int]]:
     return table["resolutions"], table["large_batches"]
 
 
-def _schemes(profile: str, chosen: Chosen, role: str) -> list[Run]:
-    return [
-        section52(profile, chosen, n_small, scheme, role)
-        for scheme in SCHEMES
-        for n_small in range(WORKERS + 1)
-    ]
+def _schemes(profile: str, chosen: Chosen, role: str = CIFAR) -> list[Run]:
+    pairs = itertools.product(SCHEMES, range(WORKERS + 1))
+    return [section52(profile, chosen, n_small, scheme, role) for scheme, n_small in pairs]
 
 
-def table1(profile: str, chosen: Chosen) -> list[Run]:
-    """The first two stages by each of the three schemes."""
-    config = {"n_small": 1, "stages": PAPER["table1"]["stages"]}
-    return [Run("schemes", config, seeds=(0,), label="three schemes")]
+def _solved(table: str) -> list[Run]:
+    """Table 2 or 6 by equations 4 to 8, or the schedule of Table 7 or 9."""
+    return [Run("solve", {"table": table, "inferred": PAPER["inferred"]}, (0,), label=table)]
 
 
-def solved(table: str) -> Callable[[str, Chosen], list[Run]]:
-    """The runs of Table 2 or 6 by equations 4 to 8, or of the schedule of Table 7 or 9."""
-    config = {"table": table, "inferred": PAPER["inferred"]}
-    return lambda profile, chosen: [Run("solve", config, seeds=(0,), label=table)]
-
-
-def table2(profile: str, chosen: Chosen) -> list[Run]:
-    """The plans of Table 2, and those of the authors' raw measurements."""
-    return [*solved("table2")(profile, chosen), *_published(chosen)]
-
-
-def table3(profile: str, chosen: Chosen) -> list[Run]:
+def _table3(profile: str, chosen: Chosen) -> list[Run]:
     """Trainings at the larger k by number of small-batch workers and factor."""
-    return [
-        section51(profile, chosen, K[1], n_small, factor)
-        for n_small in range(1, WORKERS)
-        for factor in FACTORS
-    ]
+    pairs = itertools.product(range(1, WORKERS), FACTORS)
+    return [section51(profile, chosen, K[1], n_small, factor) for n_small, factor in pairs]
 
 
 def table5(profile: str, chosen: Chosen) -> list[Run]:
@@ -272,57 +222,35 @@ def table5(profile: str, chosen: Chosen) -> list[Run]:
     runs = [section51(profile, chosen, 1.0, 0)]
     runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
     again = PROFILES[profile].get("kept", {"n_small": ()})
-    seeds = tuple(again["seeds"]) if "seeds" in again else None
     for n in again["n_small"]:
         run = section51(profile, chosen, K[1], n, setting=KEPT, optimizer_state="kept")
+        seeds = tuple(again["seeds"]) if "seeds" in again else None
         runs.append(replace(run, seeds=seeds, label=f"{run.label}, momentum kept"))
     return runs
 
 
-def rates(profile: str, chosen: Chosen) -> list[Run]:
+def _rates(profile: str, chosen: Chosen) -> list[Run]:
     """Trainings by rate at three mixes, with images held out."""
     found = []
     for n, rate in itertools.product(SEARCHED, RATES):
-        config = _compared(profile, section51(profile, chosen, K[1], n).config)
-        (entry,) = config["sub_stages"]
-        samples = entry["plan"]["samples"]
-        plan = entry["plan"] | {"samples": samples - samples // HELD_OUT}
-        config |= {
-            "setting": SEARCH,
-            "rate": rate,
-            "stages": [[epochs, lr * rate] for epochs, lr in config["stages"]],
-            "held_out": True,
-            "sub_stages": [entry | {"plan": plan}],
-        }
+        config = _compared(profile, section51(profile, chosen, K[1], n))
+        samples = config["sub_stages"][0]["plan"]["samples"]
+        stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
+        config |= {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
+        config = _replanned(config, samples=samples - samples // HELD_OUT)
         seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
         found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
     return found
 
 
-def table8(profile: str, chosen: Chosen) -> list[Run]:
-    """Trainings by scheme and number of small-batch workers, and epochs of real workers."""
-    # The time of real workers does not depend on how long they train.
-    return [*_schemes(profile, chosen, CIFAR), wall(profile)]
-
-
-def table10(profile: str, chosen: Chosen) -> list[Run]:
-    """Epochs of real workers, and the trainings where ImageNet is at hand."""
-    return [wall(profile), *(_schemes(profile, chosen, IMAGENET) if chosen.get(IMAGENET) else [])]
-
-
-def gains(profile: str, chosen: Chosen) -> list[Run]:
-    """The trainings of Tables 5 and 8."""
-    return [*table5(profile, chosen), *_schemes(profile, chosen, CIFAR)]
-
-
-def table4(profile: str, chosen: Chosen) -> list[Run]:
+def step_times(profile: str) -> Run:
     """Times of steps and epochs at both resolutions, and of the shares of Table 4.
 
     Under `long` those of quick, in more turns and by several processes.
     """
     if profile == LONG:
-        (run,) = table4("quick", chosen)
-        return [replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)]
+        run = step_times("quick")
+        return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
     options, scale = PROFILES[profile], _scale(profile)
     sides, larges = _resolutions(CIFAR)
     config = {
@@ -331,16 +259,16 @@ def table4(profile: str, chosen: Chosen) -> list[Run]:
         "model": scale["model"],
         "dataset": None,
         **scale["compute"],
-        "resolutions": [pixels(profile, side) for side in sides],
-        "batch_sizes": sorted({scaled(profile, n) for n in options.get("timed", _TIMED)}),
-        "large_batches": [scaled(profile, n) for n in larges],
+        "resolutions": [_pixels(profile, side) for side in sides],
+        "batch_sizes": sorted({_scaled(profile, n) for n in options["timed"]}),
+        "large_batches": [_scaled(profile, n) for n in larges],
         "plan_k": list(K),
-        "plan_large_batch": scaled(profile, PAPER["table2"]["large_batch"]),
+        "plan_large_batch": _scaled(profile, PAPER["table2"]["large_batch"]),
         "samples": scale["train_samples"],
         "passes": options.get("timed_epochs", True),
         "repeats": options["time_repeats"],
     }
-    return [Run("times", config, seeds=(0,), label=CIFAR)]
+    return Run("times", config, seeds=(0,), label=CIFAR)
 
 
 def _published(chosen: Chosen) -> list[Run]:
@@ -349,16 +277,6 @@ def _published(chosen: Chosen) -> list[Run]:
     if chosen.get("times") != name:
         return []
     return [Run("published", {"dataset": {"name": name}}, seeds=(0,), label="GTX 1080")]
-
-
-def figures3_4(profile: str, chosen: Chosen) -> list[Run]:
-    """Times of steps and epochs, here and the authors'."""
-    return [*table4(profile, chosen), *_published(chosen)]
-
-
-def figure13(profile: str, chosen: Chosen) -> list[Run]:
-    """Peak memory, and the largest batch under a limit, at both data sets' resolutions."""
-    return [memory(profile, role) for role in PARTS]
 
 
 def memory(profile: str, role: str) -> Run:
@@ -371,7 +289,7 @@ def memory(profile: str, role: str) -> Run:
         "model": scale["model"],
         "autocast": None if role == CIFAR else scale["compute"]["autocast"],
         "channels_last": scale["compute"]["channels_last"],
-        "resolution": max(8, pixels(profile, figure[PARTS[role]]["resolution"], role)),
+        "resolution": max(8, _pixels(profile, figure[PARTS[role]]["resolution"], role)),
         "batch_sizes": [size // divisor for size in figure["batch_sizes"]],
         # As many times the largest probe as the paper's device has over it, or its 24 GiB.
         "limit_over_largest_probe": 4 if divisor > 1 else None,
@@ -389,7 +307,7 @@ def synchronised(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
     return Run("synchronise", config, seeds, label=f"{sync}, {merge}")
 
 
-def synchronisation(profile: str, chosen: Chosen) -> list[Run]:
+def _synchronisation(profile: str, chosen: Chosen) -> list[Run]:
     """A training by every synchronisation and merge rule, some with a slow worker; real workers.
 
     Bounded staleness never binds where, by the plan, all workers take the same time.
@@ -397,34 +315,22 @@ def synchronisation(profile: str, chosen: Chosen) -> list[Run]:
     runs = [synchronised(profile, chosen, *way) for way in SYNCS]
     # Who is ahead of whom is no matter of size: long shows quick's.
     own = "quick" if profile == LONG else profile
-    if "straggler_stages" in PROFILES[own]:
-        for sync, bound in STRAGGLING:
-            run = synchronised(own, chosen, sync, RULES[0])
-            config = _with_epochs(run.config, PROFILES[own]["straggler_stages"])
-            config |= {"staleness": bound, "straggler": STRAGGLER}
-            label = f"{sync}, {'' if bound is None else f's = {bound}, '}a straggler"
-            runs.append(replace(run, config=config, label=label))
+    for sync, bound in STRAGGLING if "straggler_stages" in PROFILES[own] else ():
+        run = synchronised(own, chosen, sync, RULES[0])
+        config = _with_epochs(run.config, PROFILES[own]["straggler_stages"])
+        config |= {"staleness": bound, "straggler": STRAGGLER}
+        runs.append(replace(run, config=config, label=f"{sync}, s = {bound}, a straggler"))
     return [*runs, wall(profile)]
-
-
-def figure2(profile: str, chosen: Chosen) -> list[Run]:
-    """The trainings whose logs are drawn."""
-    return [synchronised(profile, chosen, *way) for way in SHOWN]
 
 
 def engines(profile: str, chosen: Chosen) -> list[Run]:
     """One training with two workers, by both engines; under smoke without a cluster."""
     config = section51(profile, chosen, K[1], 2).config
-    (entry,) = config["sub_stages"]
-    config |= {
-        "n_small": 1,
-        "workers": 2,
-        "verify": _scale(profile)["train_samples"] <= 1000,
-        "sub_stages": [entry | {"plan": entry["plan"] | {"n_small": 1, "n_large": 1}}],
-    }
+    verify = _scale(profile)["train_samples"] <= 1000
+    config = _replanned(config, n_small=1, n_large=1) | {"n_small": 1, "workers": 2}
     return [
-        Run("train", config | {"engine": engine}, seeds=(0,), label=f"two workers, {engine}")
-        for engine in ENGINES[: 1 if profile == "smoke" else None]
+        Run("train", config | {"engine": name, "verify": verify}, (0,), f"two workers, {name}")
+        for name in ENGINES[: 1 if profile == "smoke" else None]
     ]
 
 
@@ -434,14 +340,10 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
     trainings = []
     for kind in KINDS:
         run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
-        config = _with_epochs(
-            _compared(profile, run.config), PROFILES[profile].get("flatness_stages")
-        )
+        config = _with_epochs(_compared(profile, run), PROFILES[profile].get("flatness_stages"))
         del config["engine"]
         if kind == "small":
-            (entry,) = config["sub_stages"]
-            plan = entry["plan"] | {"large_batch": scaled(profile, row["small_batch"])}
-            config["sub_stages"] = [entry | {"plan": plan}]
+            config = _replanned(config, large_batch=_scaled(profile, row["small_batch"]))
         config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"]}
         config |= {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
         seeds = (0, 1) if profile == "quick" else None
@@ -450,31 +352,26 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def own_plan(profile: str, chosen: Chosen) -> list[Run]:
-    """The baseline, a training by the paper's plan and one by our own, and real workers."""
-    baseline, theirs = section51(profile, chosen, 1.0, 0), section51(profile, chosen, K[1], HALF)
-    return [baseline, theirs, trained_plan(profile, theirs), wall(profile)]
+    """The baseline, a training by the paper's plan and one by our own, and real workers.
 
-
-def trained_plan(profile: str, theirs: Run) -> Run:
-    """A training like the given one, by a plan for the times that the run measures.
-
-    Its a and b are the paper's until then.
+    The a and b of our own plan are the paper's until the run has measured its own.
     """
-    (entry,) = theirs.config["sub_stages"]
-    plan = entry["plan"] | {"rounding": "nearest"}
-    measured = {
-        "resolution": pixels(profile, PAPER["section3_2"]["resolution"]),
-        "batch_sizes": _timed_sizes(plan["large_batch"]),
+    theirs = section51(profile, chosen, K[1], HALF)
+    config = _replanned(theirs.config, rounding="nearest")
+    config["measured"] = {
+        "resolution": _pixels(profile, PAPER["section3_2"]["resolution"]),
+        "batch_sizes": _timed_sizes(config["sub_stages"][0]["plan"]["large_batch"]),
         "repeats": 5,
     }
-    config = theirs.config | {"sub_stages": [entry | {"plan": plan}], "measured": measured}
     # One seed will do where the spread is known from Table 5's trainings.
     seeds = (0,) if profile in ("smoke", "quick") else None
-    return Run("own_plan", config, seeds, label=f"own plan, {theirs.label}")
+    ours = Run("own_plan", config, seeds, label=f"own plan, {theirs.label}")
+    return [section51(profile, chosen, 1.0, 0), theirs, ours, wall(profile)]
 
 
 def _timed_sizes(large: int) -> list[int]:
-    return sorted({max(2, round(share * large)) for share in _SHARES_TIMED})
+    """The batch sizes whose steps give a and b."""
+    return sorted({max(2, round(share * large)) for share in (0.15, 0.3, 0.6, 1.0)})
 
 
 def wall(profile: str) -> Run:
@@ -485,43 +382,66 @@ def wall(profile: str) -> Run:
     """
     if profile == LONG:
         return replace(wall("quick"), seeds=PROCESSES)
-    cifar, imagenet = (_epoch_kinds(profile, role) for role in PARTS)
     syncs = {"bsp": [*PARTS, OWN]}
     if profile != "smoke":  # a cluster more
         syncs["asp"] = [OWN]
-    parts = [_wall_part(profile, CIFAR, cifar, syncs)]
+    parts = [_wall_part(profile, CIFAR, syncs), _wall_part(profile, IMAGENET, {"bsp": [IMAGENET]})]
     if _scale(profile)["batches"] < 1:  # starting processes takes longer than such epochs
-        parts[0]["epochs"] += imagenet
-    else:
-        parts.append(_wall_part(profile, IMAGENET, imagenet, {"bsp": [IMAGENET]}))
+        parts[0]["epochs"] += parts.pop()["epochs"]
     config = {"parts": parts, "rounds": PROFILES[profile]["wall_rounds"], "repeats": 3}
     return Run("wall", config, seeds=(0,), label="two real workers")
 
 
-def _epoch_kinds(profile: str, role: str) -> list[dict[str, Any]]:
-    """The kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
+def _wall_part(profile: str, role: str, syncs: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
+    scale = _scale(profile, role)
     kinds: list[dict[str, Any]] = []
     for side, paper_large in zip(*_resolutions(role), strict=True):
-        a, b = time_coefficients(side, _scale(profile, role)["batches"])
-        large = scaled(profile, paper_large, role, least=4)
-        sides = {"resolution": max(6, pixels(profile, side, role)), "large_batch": large}
+        a, b = time_coefficients(side, scale["batches"])
+        large = _scaled(profile, paper_large, role, least=4)
+        sides = {"resolution": max(6, _pixels(profile, side, role)), "large_batch": large}
         kinds.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
+    most = max(kind["large_batch"] for kind in kinds)
     if role == CIFAR:
         kinds += [{"in": OWN, **sides, "a": None, "b": None, "k": k} for k in (ALONE, *K)]
-    return kinds
-
-
-def _wall_part(
-    profile: str, role: str, kinds: list[dict[str, Any]], syncs: Mapping[str, list[str]]
-) -> dict[str, Any]:
-    scale = _scale(profile, role)
-    most = max(kind["large_batch"] for kind in kinds)
     return {
         "model": scale["model"],
         **scale["compute"],
         "classes": 100 if role == CIFAR else 1000,
         "samples": PROFILES[profile].get("own_samples", 8 * most),
-        "batch_sizes": _timed_sizes(kinds[-1]["large_batch"]),
-        "epochs": list(kinds),
+        "batch_sizes": _timed_sizes(sides["large_batch"]),
+        "epochs": kinds,
         "syncs": dict(syncs),
     }
+
+
+RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
+    "figure1": flatness,
+    "figure2": lambda profile, chosen: [synchronised(profile, chosen, *way) for way in SHOWN],
+    "figure3": lambda profile, chosen: [step_times(profile), *_published(chosen)],
+    "figure4": lambda profile, chosen: [step_times(profile), *_published(chosen)],
+    "table1": lambda profile, chosen: [
+        Run("schemes", {"n_small": 1, "stages": PAPER["table1"]["stages"]}, (0,), "three schemes")
+    ],
+    "table2": lambda profile, chosen: [*_solved("table2"), *_published(chosen)],
+    "table3": _table3,
+    "table4": lambda profile, chosen: [step_times(profile)],
+    "table5": table5,
+    "table6": lambda profile, chosen: _solved("table6"),
+    "table7": lambda profile, chosen: _solved("table7"),
+    # The time of real workers does not depend on how long they train.
+    "table8": lambda profile, chosen: [*_schemes(profile, chosen), wall(profile)],
+    "table9": lambda profile, chosen: _solved("table9"),
+    "table10": lambda profile, chosen: [
+        wall(profile),
+        *(_schemes(profile, chosen, IMAGENET) if chosen.get(IMAGENET) else []),
+    ],
+    "figure13": lambda profile, chosen: [memory(profile, role) for role in PARTS],
+    "synchronisation": _synchronisation,
+    "flatness": flatness,
+    "own_plan": own_plan,
+    "engines": engines,
+    "updates": table5,
+    "rates": _rates,
+    "gains": lambda profile, chosen: [*table5(profile, chosen), *_schemes(profile, chosen)],
+}

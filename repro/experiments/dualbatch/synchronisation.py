@@ -194,7 +194,6 @@ def same_end(results: Results) -> tuple[bool, str]:
 
 SYNCHRONISATION = exhibit(
     "synchronisation",
-    runs.synchronisation,
     table,
     draw,
     claims={"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse},
@@ -249,7 +248,7 @@ def figure2(results: Results) -> "Figure":
     return figure
 
 
-FIGURE2 = exhibit("figure2", runs.figure2, figure2_table, figure2)
+FIGURE2 = exhibit("figure2", figure2_table, figure2)
 
 # Real processes and the simulation (our question, not the paper's).
 
@@ -283,4 +282,4 @@ def same_weights(results: Results) -> tuple[bool, str]:
     return metrics["same_weights"], f"{metrics['commits']} commits, every bit"
 
 
-ENGINES = exhibit("engines", runs.engines, engines_table, checks={"same_weights": same_weights})
+ENGINES = exhibit("engines", engines_table, checks={"same_weights": same_weights})

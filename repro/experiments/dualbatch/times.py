@@ -65,9 +65,9 @@ def _epochs(record: Record, side: int) -> Turns:
 class Series:
     """Seconds against batch sizes: measured, by the line, and of every turn where they are ours."""
 
-    sizes: Sequence[int]
-    seconds: Sequence[float]
-    predicted: Sequence[float]
+    sizes: Any
+    seconds: Any
+    predicted: Any
     turns: Sequence[Sequence[float]] = ()
 
 
@@ -94,10 +94,9 @@ def _lines(results: Results) -> list[Line]:
                 [fit["a"] * n + fit["b"] for n in steps],
                 list(steps.values()),
             )
-            measured = (
-                [row[key] for row in passes] for key in ("batch", "measured_s", "equation2_s")
-            )
-            epoch = Series(*measured, list(_epochs(record, side).values()))  # type: ignore[arg-type]
+            keys = ("batch", "measured_s", "equation2_s")
+            sizes, seconds, due = ([row[key] for row in passes] for key in keys)
+            epoch = Series(sizes, seconds, due, list(_epochs(record, side).values()))
             title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
             lines.append(Line(f"here, {side} px", title, fit, batch, epoch))
     for name, fit in _frameworks(results).items():
@@ -271,7 +270,6 @@ def predictable(results: Results) -> tuple[bool, str]:
 
 FIGURE3 = exhibit(
     "figure3",
-    runs.figures3_4,
     line_table,
     lambda results: _figure(results, "batch", "fitted a x + b"),
     claims={"line": lambda results: _trend(results, _steps, bend, unit="%", digits=1)},
@@ -360,7 +358,6 @@ def equation2_published(results: Results) -> tuple[bool, str]:
 
 FIGURE4 = exhibit(
     "figure4",
-    runs.figures3_4,
     epoch_table,
     lambda results: _figure(results, "epoch", "equation 2"),
     claims={
@@ -442,7 +439,7 @@ def shares_predicted(results: Results) -> Cases:
     return _farthest([f"k = {k:g}" for k in K], errors)
 
 
-TABLE4 = exhibit("table4", runs.table4, table4, claims={"shares_predicted": shares_predicted})
+TABLE4 = exhibit("table4", table4, claims={"shares_predicted": shares_predicted})
 
 # Figure 13: memory.
 
@@ -526,6 +523,4 @@ def largest_batch(results: Results) -> tuple[bool, str]:
     return all(holds), "; ".join(said)
 
 
-FIGURE13 = exhibit(
-    "figure13", runs.figure13, memory_table, figure13, checks={"largest_batch": largest_batch}
-)
+FIGURE13 = exhibit("figure13", memory_table, figure13, checks={"largest_batch": largest_batch})
