@@ -6,6 +6,7 @@ Figures 3, 4 and 13, and Table 4.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +42,11 @@ def _trials(results: Results) -> str:
     return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
 
 
-def _frameworks(results: Results) -> dict[str, dict[str, Any]]:
+def _frameworks(results: Results, needed: bool = False) -> dict[str, dict[str, Any]]:
     """The lines through the authors' raw measurements, by framework."""
     record = results.first("published")
+    if needed and record is None:
+        raise NotRun("the authors' raw data is not at hand")
     return record.metrics["frameworks"] if record else {}
 
 
@@ -62,80 +65,63 @@ def _epochs(record: Record, side: int) -> Turns:
 
 
 @dataclass(frozen=True)
-class Series:
-    """Seconds against batch sizes: measured, by the line, and of every turn where they are ours."""
-
-    sizes: Any
-    seconds: Any
-    predicted: Any
-    turns: Sequence[Sequence[float]] = ()
-
-
-@dataclass(frozen=True)
 class Line:
-    """A fitted line of ours, or through the authors' raw measurements: batches, and epochs."""
+    """Seconds, or bytes, against batch sizes: measured in each turn, and by a fitted line."""
 
     where: str
     title: str
     fit: Mapping[str, Any]
-    batch: Series
-    epoch: Series
-    paper: bool = False
+    sizes: Any
+    measured: Any
+    predicted: Any
+    turns: Sequence[Sequence[float]] = ()
+    paper: bool = False  # the authors' raw measurements
 
 
-def _lines(results: Results) -> list[Line]:
+def _lines(results: Results, epochs: bool) -> list[Line]:
+    """The times of batches, or of epochs, ours and the authors'."""
     lines = []
     for record in _measured(results):
         for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
-            side, steps = fit["resolution"], _steps(record, fit["resolution"])
-            batch = Series(
-                list(steps),
-                fit["seconds"],
-                [fit["a"] * n + fit["b"] for n in steps],
-                list(steps.values()),
-            )
-            keys = ("batch", "measured_s", "equation2_s")
-            sizes, seconds, due = ([row[key] for row in passes] for key in keys)
-            epoch = Series(sizes, seconds, due, list(_epochs(record, side).values()))
+            side, sizes = fit["resolution"], record.config["batch_sizes"]
+            due = [fit["a"] * n + fit["b"] for n in sizes]
+            values: tuple[Any, Any, Any] = (sizes, fit["seconds"], due)
+            turns = _steps(record, side)
+            if epochs:
+                keys, turns = ("batch", "measured_s", "equation2_s"), _epochs(record, side)
+                values = tuple([row[key] for row in passes] for key in keys)  # type: ignore[assignment]
             title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
-            lines.append(Line(f"here, {side} px", title, fit, batch, epoch))
+            lines.append(Line(f"here, {side} px", title, fit, *values, list(turns.values())))
     for name, fit in _frameworks(results).items():
         sizes = fit["batches"]
-        batch = Series(sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes])
-        epoch = Series(sizes, fit["epoch_s"], fit["predicted_s"])
-        where = f"authors' raw data, {name}, {AUTHORS}, {PAPER['section3_2']['resolution']} px"
+        values = (sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes])
+        if epochs:
+            values = (sizes, fit["epoch_s"], fit["predicted_s"])
         title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
-        lines.append(Line(where, title, fit, batch, epoch, paper=True))
+        lines.append(Line(f"authors' raw data, {name}", title, fit, *values, paper=True))
     return lines
 
 
 def line_table(results: Results) -> list[dict[str, Any]]:
     """The fitted lines, and how far batches are off at the sizes that Figure 3 shows."""
     rows: list[dict[str, Any]] = []
-    for line in _lines(results):
-        sizes, errors = line.batch.sizes, _errors(line.batch)
+    for line in _lines(results, epochs=False):
+        errors = 100 * np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
         told = {
-            "batch sizes": f"{len(sizes)}, {min(sizes)} to {max(sizes)}",
-            "largest error of a batch": f"{max(errors):.1f} %",
+            "batch sizes": f"{len(line.sizes)}, {min(line.sizes)} to {max(line.sizes)}",
+            "largest error of a batch": f"{errors.max():.1f} %",
             "median error of a batch": f"{np.median(errors):.1f} %",
         }
         rows.append({"where": line.where, **coefficients(line.fit), **told})
     return [*rows, {"where": "gives the paper's Table 2", **coefficients(PAPER["inferred"])}]
 
 
-def _errors(series: Series) -> list[float]:
-    """The size of each error of the line, in percent."""
-    pairs = zip(series.seconds, series.predicted, strict=True)
-    return [100 * abs(seconds / predicted - 1) for seconds, predicted in pairs]
-
-
 def epoch_table(results: Results) -> list[dict[str, Any]]:
     """The time of an epoch by batch size, measured and by equation 2."""
     shown = range(ALL_SIZES // 5, ALL_SIZES + 1, ALL_SIZES // 5)
     rows: list[dict[str, Any]] = []
-    for line in _lines(results):
-        epoch = line.epoch
-        for n, seconds, due in zip(epoch.sizes, epoch.seconds, epoch.predicted, strict=True):
+    for line in _lines(results, epochs=True):
+        for n, seconds, due in zip(line.sizes, line.measured, line.predicted, strict=True):
             if n in shown or not line.paper:
                 row = {"where": line.where, "batch size": n, "measured (s)": f"{seconds:.3f}"}
                 error = f"{100 * (seconds / due - 1):+.1f} %"
@@ -152,36 +138,33 @@ def epoch_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _draw_series(
-    axis: Any, title: str, series: Series, names: tuple[str, str], paper: bool = False
-) -> None:
+def _draw_line(axis: Any, line: Line, names: tuple[str, str]) -> None:
     """Draw measured points and a line against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
-    style, whose_, point = {"color": drawing.plots.OURS}, "ours", "o"
-    if paper:
-        style, whose_, point = drawing.plots.HOLLOW | {"marker": ""}, "paper's", "D"
+    style, owner, point = {"color": drawing.plots.OURS}, "ours", "o"
+    if line.paper:
+        style, owner, point = drawing.plots.HOLLOW | {"marker": ""}, "paper's", "D"
         names = ("raw measurements", names[1])
-    for size, values in zip(series.sizes, series.turns, strict=False):
+    for size, values in zip(line.sizes, line.turns, strict=False):
         axis.vlines(size, min(values), max(values), lw=1.4, alpha=0.6, **style)
-    points = style | {"ls": "none", "marker": point, "ms": 4.5, "label": f"{whose_}: {names[0]}"}
-    axis.plot(series.sizes, series.seconds, **points)
-    axis.plot(series.sizes, series.predicted, lw=1.4, label=f"{whose_}: {names[1]}", **style)
-    drawing.titled(axis, title)
+    points = style | {"ls": "none", "marker": point, "ms": 4.5, "label": f"{owner}: {names[0]}"}
+    axis.plot(line.sizes, line.measured, **points)
+    axis.plot(line.sizes, line.predicted, lw=1.4, label=f"{owner}: {names[1]}", **style)
+    drawing.titled(axis, line.title)
     axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
 
 
-def _figure(results: Results, of: str, predicted: str) -> "Figure":
-    """Draw the time of a ``batch``, or an ``epoch``, against its size, ours and the authors'."""
+def _figure(results: Results, epochs: bool, predicted: str) -> "Figure":
+    """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
     from repro.experiments.dualbatch import drawing
 
-    lines = _lines(results)
+    lines = _lines(results, epochs)
     columns = max(1, len(lines))  # an empty one where nothing was measured
     figure, axes = drawing.plots.new_axes(1, columns, 2.4 * columns, 3.0)
-    names = (f"median (bar: all {_trials(results)})", predicted)
     for axis, line in zip(axes[0], lines, strict=False):
-        _draw_series(axis, line.title, getattr(line, of), names, line.paper)
-    axes[0, 0].set_ylabel(f"time of {'an' if of == 'epoch' else 'a'} {of} (s)")
+        _draw_line(axis, line, (f"median (bar: all {_trials(results)})", predicted))
+    axes[0, 0].set_ylabel(f"time of {'an epoch' if epochs else 'a batch'} (s)")
     drawing.plots.legend_below(figure, 4)
     return figure
 
@@ -238,40 +221,36 @@ def _trend(
     return said_of(cases(sides, of))
 
 
-def _published(results: Results, key: str, trend: Trend) -> dict[str, float]:
-    """A trend over batch sizes in the authors' raw measurements, by framework."""
-    found = _frameworks(results)
-    if not found:
-        raise NotRun("the authors' raw data is not at hand")
-    return {
-        name: trend(dict(zip(fit["batches"], fit[key], strict=True))) for name, fit in found.items()
+def _published(
+    results: Results, key: str, trend: Trend, holds: Callable[[float], bool], form: str
+) -> tuple[bool, str]:
+    """Whether a trend over batch sizes holds in all of the authors' raw measurements."""
+    found = {
+        name: trend(dict(zip(fit["batches"], fit[key], strict=True)))
+        for name, fit in _frameworks(results, needed=True).items()
     }
+    said = ", ".join(f"{name}: {form.format(value)}" for name, value in found.items())
+    return all(map(holds, found.values())), said
 
 
 def line_published(results: Results) -> tuple[bool, str]:
     """Ask how the authors' times of a batch bend."""
-    bends = _published(results, "per_batch_s", bend)
-    said = ", ".join(f"{name} {value:+.1f} %" for name, value in bends.items())
-    return all(abs(value) <= ERROR_PERCENT for value in bends.values()), said
+    form = "{:+.1f} %"
+    return _published(results, "per_batch_s", bend, lambda off: abs(off) <= ERROR_PERCENT, form)
 
 
 def predictable(results: Results) -> tuple[bool, str]:
     """Compare the median errors of equation 2 over all batch sizes."""
-    fits = _frameworks(results)
-    if not fits:
-        raise NotRun("the authors' raw data is not at hand")
-    said = "; ".join(
-        f"{name}: median {100 * fit['median_error']:.1f} %, largest "
-        f"{100 * fit['largest_error']:.1f} % of {ALL_SIZES} batch sizes"
-        for name, fit in fits.items()
-    )
-    return fits["TensorFlow"]["median_error"] < fits["PyTorch"]["median_error"], said
+    fits = _frameworks(results, needed=True)
+    median = {name: fit["median_error"] for name, fit in fits.items()}
+    said = ", ".join(f"{name}: median {100 * error:.1f} %" for name, error in median.items())
+    return median["TensorFlow"] < median["PyTorch"], f"{said} of {ALL_SIZES} batch sizes"
 
 
 FIGURE3 = exhibit(
     "figure3",
     line_table,
-    lambda results: _figure(results, "batch", "fitted a x + b"),
+    lambda results: _figure(results, False, "fitted a x + b"),
     claims={"line": lambda results: _trend(results, _steps, bend, unit="%", digits=1)},
     checks={"line_published": line_published, "predictable": predictable},
 )
@@ -279,9 +258,8 @@ FIGURE3 = exhibit(
 
 def falls_published(results: Results) -> tuple[bool, str]:
     """Ask for the trend of the authors' epochs over the batch sizes that are shown."""
-    ratios = _published(results, "epoch_s", doubling)
-    said = ", ".join(f"{name}: twice the batch ×{value:.2f}" for name, value in ratios.items())
-    return all(value < 1 for value in ratios.values()), said
+    form = "twice the batch ×{:.2f}"
+    return _published(results, "epoch_s", doubling, lambda factor: factor < 1, form)
 
 
 def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
@@ -301,15 +279,12 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
             continue
         count = len(errors)
         widened = {one: replace(error, candidates=count) for one, error in errors.items()}
+        ends = {one: error.interval(LEVEL) for one, error in widened.items()}
         # Without a known spread an interval reaches any distance, and certainly none.
-        reach = {
-            o: np.nan_to_num(np.abs(e.interval(LEVEL)).max(), nan=math.inf)
-            for o, e in widened.items()
-        }
-        low = {o: np.nan_to_num(e.interval(LEVEL)[0], nan=-math.inf) for o, e in widened.items()}
-        high = {o: np.nan_to_num(e.interval(LEVEL)[1], nan=math.inf) for o, e in widened.items()}
-        far = max(reach, key=lambda one: reach[one])
-        sure = max(low, key=lambda one: max(low[one], -high[one]))
+        unknown = {one: (-math.inf, math.inf) for one, (low, _) in ends.items() if math.isnan(low)}
+        ends |= unknown
+        far = max(ends, key=lambda one: max(-ends[one][0], ends[one][1]))
+        sure = max(ends, key=lambda one: max(ends[one][0], -ends[one][1]))
         found[name] = replace(widened[far], label=f"farthest of {count}: {far}")
         if sure != far:
             label = f"surest of {count}: {sure}"
@@ -345,21 +320,16 @@ def equation2(results: Results) -> Cases:
 
 def equation2_published(results: Results) -> tuple[bool, str]:
     """Ask for the largest error of all batch sizes in TensorFlow."""
-    fit = _frameworks(results).get("TensorFlow")
-    if fit is None:
-        raise NotRun("the authors' raw data is not at hand")
+    fit = _frameworks(results, needed=True)["TensorFlow"]
     largest, beyond = 100 * fit["largest_error"], 100 * fit["share_beyond"]
-    in_table4 = 100 * max(abs(value) for value in fit["plan_errors"].values())
-    return largest <= ERROR_PERCENT, (
-        f"at most {largest:.1f} %, at batch size {fit['largest_at']}; {beyond:.1f} % of "
-        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {in_table4:.1f} %"
-    )
+    said = f"at most {largest:.1f} %, at batch size {fit['largest_at']}"
+    return largest <= ERROR_PERCENT, f"{said}; {beyond:.1f} % of {ALL_SIZES} batch sizes lie beyond"
 
 
 FIGURE4 = exhibit(
     "figure4",
     epoch_table,
-    lambda results: _figure(results, "epoch", "equation 2"),
+    lambda results: _figure(results, True, "equation 2"),
     claims={
         "falls": lambda results: _trend(results, _epochs, doubling, "twice the batch", log=True),
         "equation2": equation2,
@@ -381,34 +351,24 @@ def _shares(record: Record) -> list[dict[str, Any]]:
 
 def table4(results: Results) -> list[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
-    rows: list[dict[str, Any]] = [
-        {
-            "where": f"paper, {AUTHORS}",
-            "k": row["k"],
-            "batch size": row["batch"],
-            "samples": row["samples"],
-            "measured (s)": f"{row['measured']:.3f}",
-            "predicted (s)": f"{row['predicted']:.3f}",
-            "error": f"{row['error']:+.1f} %",
-        }
-        for row in PAPER["table4"]["rows"]
-    ]
-    errors = {"error": "predicted_s", "equation 2": "equation2_s", "equation 3": "equation3_s"}
+    rows: list[dict[str, Any]] = []
+
+    def add(where: str, row: Mapping[str, Any], measured: float, **predicted: float) -> None:
+        cells = {"where": where, "k": row["k"], "batch size": row["batch"]}
+        cells |= {"samples": row["samples"], "measured (s)": f"{measured:.4g}"}
+        for name, seconds in predicted.items():
+            error = f"{100 * (measured / seconds - 1):+.1f} %"
+            cells |= {f"{name} (s)": f"{seconds:.4g}", f"error of {name}": error}
+        rows.append(cells)
+
+    for row in PAPER["table4"]["rows"]:
+        add(f"paper, {AUTHORS}", row, row["measured"], predicted=row["predicted"])
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
     for record in results.ok("times", role=CIFAR)[:1]:
-        shares = _shares(record)
-        for row in sorted(shares, key=lambda row: (row["k"], row["kind"], row["batch"])):
-            cells = {
-                "where": f"here, {row['kind']}",
-                "k": row["k"],
-                "batch size": row["batch"],
-                "samples": row["samples"],
-                "measured (s)": f"{row['measured_s']:.4f}",
-                "predicted (s)": f"{row['predicted_s']:.4f}",
-            }
-            for name, key in errors.items():
-                cells[name] = f"{100 * (row['measured_s'] / row[key] - 1):+.1f} %"
-            rows.append(cells)
+        for row in sorted(_shares(record), key=lambda row: (row["k"], row["kind"], row["batch"])):
+            equations = {f"equation {n}": row[f"equation{n}_s"] for n in (2, 3)}
+            predicted = {"predicted": row["predicted_s"], **equations}
+            add(f"here, {row['kind']}", row, row["measured_s"], **predicted)
         for row in record.metrics["shares"]:
             if "error" in row:
                 rows.append({"where": f"here, {runs.mix(row['n_small'])}: no plan", "k": row["k"]})
@@ -432,11 +392,15 @@ def shares_predicted(results: Results) -> Cases:
         found = {}
         for (k, share), of in ratios.items():
             if name == f"k = {k:g}":
-                cell = results.cell([records[n] for n in of], lambda record, of=of: of[record.seed])  # type: ignore[misc]
+                cell = results.cell([records[n] for n in of], partial(_by_seed, of))
                 found[f"{name}, {share}"] = mean_of(cell, log=True, digits=3)
         return found
 
     return _farthest([f"k = {k:g}" for k in K], errors)
+
+
+def _by_seed(values: Mapping[int, float], record: Record) -> float:
+    return values[record.seed]
 
 
 TABLE4 = exhibit("table4", table4, claims={"shares_predicted": shares_predicted})
@@ -484,29 +448,25 @@ def figure13(results: Results) -> "Figure":
     *panels, last = axes[0]
     last.axvline(0, color="#48536a", lw=1, label="_no error")
     for row, (axis, (role, part)) in enumerate(zip(panels, PARTS.items(), strict=True)):
-        last.plot(
-            [PAPER["figure13"][part]["error"]], [row - 0.1], label="paper", **drawing.plots.HOLLOW
-        )
+        published = PAPER["figure13"][part]["error"]
+        last.plot([published], [row - 0.1], label="paper", **drawing.plots.HOLLOW)
         for record in _measured(results, "memory", role):
-            metrics = record.metrics
+            metrics, side = record.metrics, f"{record.config['resolution']} px"
             sizes = [*metrics["batch_sizes"], *(n for n, _ in metrics["beyond"])]
-            peaks = np.array([*metrics["peaks"], *(peak for _, peak in metrics["beyond"])])
-            line = metrics["fixed_bytes"] + np.array(sizes) * metrics["bytes_per_sample"]
-            names = ("measured", "line fitted to the eight smallest")
-            side = f"{record.config['resolution']} px"
+            peaks = [*metrics["peaks"], *(peak for _, peak in metrics["beyond"])]
+            fitted = [metrics["fixed_bytes"] + n * metrics["bytes_per_sample"] for n in sizes]
             title = f"in {role}'s place\n{whose([record], side)}"
-            _draw_series(axis, title, Series(sizes, peaks / MIB, line / MIB), names)
+            line = Line(role, title, {}, sizes, np.array(peaks) / MIB, np.array(fitted) / MIB)
+            _draw_line(axis, line, ("measured", "line fitted to the eight smallest"))
             limit = metrics["limit_bytes"] / MIB
             axis.axhline(limit, color=drawing.LIMIT, ls=":", label="ours: limit (SIMULATED)")
             axis.set_ylim(top=1.12 * limit)
             if (error := _error_percent(metrics)) is not None:
                 last.plot([error], [row + 0.1], "o", color=drawing.plots.OURS, label="_ours")
     axes[0, 0].set_ylabel("peak memory (MiB)")
-    title = f"predicted over found, ours solid\npaper (hollow, unsigned): {ROLE}"
-    drawing.titled(last, title)
+    drawing.titled(last, f"predicted over found, ours solid\npaper (hollow, unsigned): {ROLE}")
     last.set_yticks(range(len(PARTS)), list(PARTS))
     last.set(xlabel="error of the largest batch (%)", ylim=(len(PARTS) - 0.5, -0.5))
-    last.margins(x=0.15)
     drawing.plots.legend_below(figure, 4)
     return figure
 
