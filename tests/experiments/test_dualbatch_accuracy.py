@@ -327,5 +327,5 @@ def test_nothing_is_chosen_before_all_rates_were_run():
 
 
 def test_accuracy_by_rate_is_drawn():
-    axis = panel(figure("rates", World(spread=0.0), "long"), "ours: accuracy on test images")
+    axis = panel(figure("rates", World(spread=0.0), "long"), "accuracy on test images")
     assert "4 large" in axis.get_legend_handles_labels()[1]

@@ -450,28 +450,23 @@ def draw_rates(results: Results) -> "Figure":
     """Draw accuracy by rate for each mix: on images held out, and on test images."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, 2, 9.8, 3.6)
-    ran = [r for n in runs.SEARCHED for rate in RATES for r in _at_rate(results, n, rate)]
-    title = f"{whose(ran)}; bars: ± 1 deviation; circled: best, {UNTUNED} at an end"
-    figure.suptitle(title, fontsize=9)
-    images = {"held_out": "images held out", "accuracy": "test images"}
-    for axis, (metric, name) in zip(axes[0], images.items(), strict=True):
-        for number, n in enumerate(runs.SEARCHED):
-            cells = {rate: final(results, _at_rate(results, n, rate), metric) for rate in RATES}
-            sums = {rate * 1.03**number: Summary.of(cell) for rate, cell in cells.items() if cell}
-            means = [cell.mean for cell in sums.values()]
-            bars = [np.nan_to_num(cell.std) for cell in sums.values()]
-            axis.errorbar(list(sums), means, bars, lw=1.4, label=mix(n), **drawing.STYLES[mix(n)])
-            if best := best_rate(results, n):
-                mean = Summary.of(cells[best]).mean
-                axis.plot(best * 1.03**number, mean, "o", ms=14, mfc="none", mec="#6b7686")
+    cells = {mix(n): {rate: _at_rate(results, n, rate) for rate in RATES} for n in runs.SEARCHED}
+    ran = [record for line in cells.values() for records in line.values() for record in records]
+    panels = {
+        f"accuracy on {images}\n{whose(ran)}; bars: ± 1 deviation": {
+            name: {rate: final(results, records, metric) for rate, records in line.items()}
+            for name, line in cells.items()
+        }
+        for metric, images in (("held_out", "images held out"), ("accuracy", "test images"))
+    }
+    figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
+    for axis in axes:
         axis.set_xscale("log", base=2)
         axis.set_xticks(RATES, [f"×{rate:g}" for rate in RATES])
-        axis.set_xlabel("rate over the paper's")
-        drawing.titled(axis, f"ours: accuracy on {name}")
-    axes[0, 0].set_ylabel("accuracy (%)")
-    drawing.on_one_scale(axes[0])
-    drawing.plots.legend_below(figure, len(runs.SEARCHED))
+    best = {n: best_rate(results, n) for n in runs.SEARCHED}
+    told = [f"{mix(n)} ×{rate:g}" for n, rate in best.items() if rate]
+    edge = f"; {UNTUNED} at an end" if told else ""
+    figure.suptitle(f"best on images held out: {', '.join(told) or 'not run'}{edge}", fontsize=9)
     return figure
 
 

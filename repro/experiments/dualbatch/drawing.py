@@ -11,9 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from repro import plots
 from repro.experiments.dualbatch.labels import ROLE
-from repro.experiments.dualbatch.runs import FACTORS, WORKERS, mix
+from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
 from repro.experiments.judge import Estimate
 from repro.records import Record
+from repro.report import Summary
 
 _UNUSED = "too light for a line"
 _SMALL_FIRST = (0, WORKERS, *range(WORKERS // 2, WORKERS), *range(1, WORKERS // 2))
@@ -22,6 +23,14 @@ STYLES: dict[str, dict[str, Any]] = plots.styles(
 )
 LARGE, SMALL = mix(0), mix(WORKERS)  # also of one worker with large, or small, batches
 LIMIT = "#b3261e"
+STYLES |= {
+    "small batches": STYLES[SMALL],
+    "large batches": STYLES[LARGE],
+    "dual batches": STYLES[mix(HALF)],
+    "training loss": {"color": plots.INK, "marker": "o"},
+    "test loss": {"color": plots.WITHOUT, "marker": "s"},
+    "ours": {"color": plots.OURS, "marker": "o", "ls": "none"},
+}
 METRICS = {"accuracy": "accuracy (%)", "test_loss": "test loss"}
 
 # By line: our difference to another training, None where it was not run, and the paper's.
@@ -86,6 +95,31 @@ def draw_changes(axis: Axes, changes: Changes) -> None:
     axis.set_xlim(-0.5, len(changes) - 0.5)
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
+
+
+def draw_means(
+    panels: Mapping[str, Mapping[str, Mapping[Any, Sequence[float]]]], xlabel: str, ylabel: str
+) -> tuple[Figure, list[Axes]]:
+    """Draw the mean of values against a position, with bars of one standard deviation.
+
+    Args:
+        panels: By title, then by line, a name of `STYLES`, values at each position.
+        xlabel: Of all panels.
+        ylabel: Of the first.
+    """
+    figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        for line, values in lines.items():
+            cells = {x: Summary.of(cell) for x, cell in values.items() if len(cell)}
+            means = [cell.mean for cell in cells.values()]
+            bars = [np.nan_to_num(cell.std) for cell in cells.values()]
+            if cells:
+                axis.errorbar(list(cells), means, bars, lw=1.6, ms=5, label=line, **STYLES[line])
+        titled(axis, title, 60)
+        axis.set_xlabel(xlabel)
+    axes[0, 0].set_ylabel(ylabel)
+    plots.legend_below(figure, 4)
+    return figure, list(axes[0])
 
 
 def _draw_curves(axis: Axes, lines: Mapping[str, Sequence[Record]], metric: str) -> None:

@@ -89,36 +89,28 @@ def draw(results: Results) -> "Figure":
     """Draw the variance of gradients by batch size, and the rise of the loss by perturbation."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, 2, 9.6, 3.5)
-    variance, rises = axes[0]
-    ran = [record for kind in KINDS for record in _of(results, kind)]
-    sizes = np.array(ran[0].config["variance_batches"] if ran else [1])
-    for shift, (kind, name) in enumerate(KINDS.items(), -1):
-        if not (records := _of(results, kind)):
-            continue
-        style = drawing.STYLES[runs.mix(_SMALL_WORKERS[kind])] | {"label": f"ours: {name}"}
-        variances = np.array([record.metrics["variances"] for record in records])
-        by_size = np.array([[rise(record, size) for size in PERTURBED] for record in records])
-        for axis, xs, values, line in (
-            (variance, sizes * 2 ** (0.08 * shift), variances, "none"),
-            (rises, np.array(PERTURBED) + 0.008 * shift, by_size, "-"),
-        ):
-            spread = values.std(0, ddof=1) if len(records) > 1 else None
-            axis.errorbar(xs, values.mean(0), spread, **style, ls=line, ms=6)
-        sigma2 = float(np.mean([one_sample(record) for record in records]))
-        variance.plot(sizes, sigma2 / sizes, "--", color=style["color"], lw=1, label="_σ² / N")
-    title = f"gradient of a mini-batch (dashed: σ² / N)\n{whose(ran)}"
-    drawing.titled(variance, title, 60)
-    drawing.titled(rises, f"random perturbations\n{whose(ran)}", 60)
-    variance.set(xlabel="batch size N", ylabel="variance of the gradient, all weights")
+    of = {name: _of(results, kind) for kind, name in KINDS.items()}
+    ran = [record for records in of.values() for record in records]
+    sizes = ran[0].config["variance_batches"] if ran else []
+    variances = {
+        name: {n: [r.metrics["variances"][i] for r in records] for i, n in enumerate(sizes)}
+        for name, records in of.items()
+    }
+    rises = {
+        name: {size: [rise(record, size) for record in records] for size in PERTURBED}
+        for name, records in of.items()
+    }
+    panels = {
+        f"variance of a mini-batch's gradient\n{whose(ran)}": variances,
+        f"rise of the training loss by random perturbations\n{whose(ran)}": rises,
+    }
+    figure, axes = drawing.draw_means(panels, "batch size", "variance (all weights), or loss")
+    axes[1].set_xlabel("length of the perturbation, as a share of each filter's")
     if ran:
-        variance.set_xscale("log", base=2)
-        variance.set_yscale("log")
-        variance.set_xticks(sizes, [str(size) for size in sizes])
-        variance.minorticks_off()
-    rises.set_xlabel("length of the perturbation, as a share of each filter's")
-    rises.set_ylabel("rise of the training loss")
-    drawing.plots.legend_below(figure, 4)
+        sigma2 = np.mean([one_sample(record) for record in ran])
+        axes[0].plot(sizes, sigma2 / np.array(sizes), "--", color=drawing.plots.INK, label="_σ²/N")
+        axes[0].set_xscale("log", base=2)
+        axes[0].set_yscale("log")
     return figure
 
 
@@ -203,22 +195,18 @@ def figure1(results: Results) -> "Figure":
     """Draw training and test loss along one random direction through each end."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, len(KINDS), 9.6, 3.2)
-    axes[0, 0].set_ylabel("loss")
-    for axis, (kind, name) in zip(axes[0], KINDS.items(), strict=True):
+    panels = {}
+    for kind, name in KINDS.items():
         records = _of(results, kind)
-        drawing.titled(axis, f"{name}\n{whose(records)}")
-        axis.set_xlabel("place along the direction")
-        colour = drawing.STYLES[runs.mix(_SMALL_WORKERS[kind])]["color"]
-        for which, line in (("train", "-"), ("test", "--")) if records else ():
-            values = _lines(records, which)
-            mean, spread = values.mean(0), values.std(0, ddof=len(values) > 1)
-            label = f"ours, {name}: {which}ing loss (band: ± 1 deviation)"
-            axis.plot(PLACES, mean, line, color=colour, lw=1.8, label=label)
-            axis.fill_between(PLACES, mean - spread, mean + spread, color=colour, alpha=0.12, lw=0)
+        panels[f"{name}\n{whose(records)}"] = {
+            f"{which}{'ing' * (which == 'train')} loss": dict(
+                zip(PLACES, _lines(records, which).T if records else (), strict=False)
+            )
+            for which in ("train", "test")
+        }
+    figure, axes = drawing.draw_means(panels, "place along the direction", "loss")
     # On one scale, else every minimum looks as sharp as the next.
-    drawing.on_one_scale(axes[0])
-    drawing.plots.legend_below(figure, 2)
+    drawing.on_one_scale(axes)
     return figure
 
 

@@ -5,7 +5,6 @@ the simulation train the same?
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,36 +112,22 @@ def draw(results: Results) -> "Figure":
     """Draw final accuracies, and the time of real workers with and without barrier."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, 2, 9.6, 3.8)
-    accuracies = {f"{_name(s)}, {m}": _of(results, s, m) for s, m in runs.SYNCS}
-    ran = [record for records in accuracies.values() for record in records]
+    of = {f"{_name(sync)}, {rule}": _of(results, sync, rule) for sync, rule in runs.SYNCS}
+    ran = [record for records in of.values() for record in records]
+    accuracies = {name: final(results, records, "accuracy") for name, records in of.items()}
     try:
-        seconds = rounds(results)
+        seconds = {f"{sync.upper()}, seconds": of for sync, of in rounds(results).items()}
     except NotRun:
         seconds = {}
-    timed = {"BSP (barrier)": seconds.get("bsp", []), "ASP (none)": seconds.get("asp", [])}
-    ends = {name: final(results, records, "accuracy") for name, records in accuracies.items()}
-    panels: list[Mapping[str, Sequence[float]]] = [ends, timed]
-    style = {"color": drawing.plots.OURS}
-    for axis, values in zip(axes[0], panels, strict=True):
-        for row, cell in enumerate(values.values()):
-            if not cell:
-                continue
-            log = values is timed
-            mean = math.exp(np.mean(np.log(cell))) if log else float(np.mean(cell))
-            axis.plot([mean, mean], [row - 0.3, row + 0.3], lw=3, label="ours: mean", **style)
-            label = "ours: each seed, round or process"
-            axis.plot(cell, [row] * len(cell), "o", alpha=0.55, mew=0, label=label, **style)
-        axis.set_yticks(range(len(values)), list(values))
-        axis.set_ylim(len(values) - 0.5, -0.5)
-        axis.grid(axis="y", visible=False)
-    walls = whose(results.ok("wall"), "SYNTHETIC images")
-    drawing.titled(axes[0, 0], f"workers SIMULATED in turns\n{whose(ran)}", 60)
-    drawing.titled(axes[0, 1], f"two real workers\n{walls}", 60)
-    axes[0, 0].set(xlabel="final test accuracy (%)", ylabel="synchronisation, merge rule")
-    axes[0, 1].set_xlabel("time of a round of epochs (s)")
-    axes[0, 1].set_xlim(left=0)
-    drawing.plots.legend_below(figure, 2)
+    panels: dict[str, Any] = {
+        f"final test accuracy (%): workers SIMULATED in turns\n{whose(ran)}": {"ours": accuracies},
+        f"a round of epochs: two real workers, SYNTHETIC images\n{whose(results.ok('wall'))}": {
+            "ours": seconds
+        },
+    }
+    figure, axes = drawing.draw_means(panels, "", "mean ± 1 deviation")
+    for axis in axes:
+        axis.tick_params(axis="x", rotation=60, labelsize=7)
     return figure
 
 

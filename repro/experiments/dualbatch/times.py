@@ -71,9 +71,7 @@ class Line:
     where: str
     title: str
     fit: Mapping[str, Any]
-    sizes: Any
-    measured: Any
-    predicted: Any
+    values: Sequence[Any]  # batch sizes, measured, predicted
     turns: Sequence[Sequence[float]] = ()
     paper: bool = False  # the authors' raw measurements
 
@@ -85,20 +83,19 @@ def _lines(results: Results, epochs: bool) -> list[Line]:
         for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
             side, sizes = fit["resolution"], record.config["batch_sizes"]
             due = [fit["a"] * n + fit["b"] for n in sizes]
-            values: tuple[Any, Any, Any] = (sizes, fit["seconds"], due)
-            turns = _steps(record, side)
+            values, turns = [sizes, fit["seconds"], due], _steps(record, side)
             if epochs:
                 keys, turns = ("batch", "measured_s", "equation2_s"), _epochs(record, side)
-                values = tuple([row[key] for row in passes] for key in keys)  # type: ignore[assignment]
+                values = [[row[key] for row in passes] for key in keys]
             title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
-            lines.append(Line(f"here, {side} px", title, fit, *values, list(turns.values())))
+            lines.append(Line(f"here, {side} px", title, fit, values, list(turns.values())))
     for name, fit in _frameworks(results).items():
         sizes = fit["batches"]
-        values = (sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes])
+        values = [sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes]]
         if epochs:
-            values = (sizes, fit["epoch_s"], fit["predicted_s"])
+            values = [sizes, fit["epoch_s"], fit["predicted_s"]]
         title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
-        lines.append(Line(f"authors' raw data, {name}", title, fit, *values, paper=True))
+        lines.append(Line(f"authors' raw data, {name}", title, fit, values, paper=True))
     return lines
 
 
@@ -106,9 +103,10 @@ def line_table(results: Results) -> list[dict[str, Any]]:
     """The fitted lines, and how far batches are off at the sizes that Figure 3 shows."""
     rows: list[dict[str, Any]] = []
     for line in _lines(results, epochs=False):
-        errors = 100 * np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
+        sizes, measured, predicted = map(np.array, line.values)
+        errors = 100 * np.abs(measured / predicted - 1)
         told = {
-            "batch sizes": f"{len(line.sizes)}, {min(line.sizes)} to {max(line.sizes)}",
+            "batch sizes": f"{len(sizes)}, {sizes.min()} to {sizes.max()}",
             "largest error of a batch": f"{errors.max():.1f} %",
             "median error of a batch": f"{np.median(errors):.1f} %",
         }
@@ -121,7 +119,7 @@ def epoch_table(results: Results) -> list[dict[str, Any]]:
     shown = range(ALL_SIZES // 5, ALL_SIZES + 1, ALL_SIZES // 5)
     rows: list[dict[str, Any]] = []
     for line in _lines(results, epochs=True):
-        for n, seconds, due in zip(line.sizes, line.measured, line.predicted, strict=True):
+        for n, seconds, due in zip(*line.values, strict=True):
             if n in shown or not line.paper:
                 row = {"where": line.where, "batch size": n, "measured (s)": f"{seconds:.3f}"}
                 error = f"{100 * (seconds / due - 1):+.1f} %"
@@ -146,11 +144,12 @@ def _draw_line(axis: Any, line: Line, names: tuple[str, str]) -> None:
     if line.paper:
         style, owner, point = drawing.plots.HOLLOW | {"marker": ""}, "paper's", "D"
         names = ("raw measurements", names[1])
-    for size, values in zip(line.sizes, line.turns, strict=False):
+    sizes, measured, predicted = line.values
+    for size, values in zip(sizes, line.turns, strict=False):
         axis.vlines(size, min(values), max(values), lw=1.4, alpha=0.6, **style)
     points = style | {"ls": "none", "marker": point, "ms": 4.5, "label": f"{owner}: {names[0]}"}
-    axis.plot(line.sizes, line.measured, **points)
-    axis.plot(line.sizes, line.predicted, lw=1.4, label=f"{owner}: {names[1]}", **style)
+    axis.plot(sizes, measured, **points)
+    axis.plot(sizes, predicted, lw=1.4, label=f"{owner}: {names[1]}", **style)
     drawing.titled(axis, line.title)
     axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
 
@@ -456,7 +455,7 @@ def figure13(results: Results) -> "Figure":
             peaks = [*metrics["peaks"], *(peak for _, peak in metrics["beyond"])]
             fitted = [metrics["fixed_bytes"] + n * metrics["bytes_per_sample"] for n in sizes]
             title = f"in {role}'s place\n{whose([record], side)}"
-            line = Line(role, title, {}, sizes, np.array(peaks) / MIB, np.array(fitted) / MIB)
+            line = Line(role, title, {}, [sizes, np.array(peaks) / MIB, np.array(fitted) / MIB])
             _draw_line(axis, line, ("measured", "line fitted to the eight smallest"))
             limit = metrics["limit_bytes"] / MIB
             axis.axhline(limit, color=drawing.LIMIT, ls=":", label="ours: limit (SIMULATED)")
