@@ -17,6 +17,7 @@ from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
     batch_sizes,
     change,
+    compared,
     final,
     gain,
     kept,
@@ -125,15 +126,10 @@ def figures5_6(results: Results) -> "Figure":
 
 def factor_gains(results: Results) -> Cases:
     """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
-    names = {f"{FACTORS['linear']}, n_S = {n}": (n, "linear") for n in range(1, WORKERS)}
-    names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
-
-    def over_none(name: str) -> Estimate:
-        n, factor = names[name]
-        ours, none = (section51(results, K[1], n, which) for which in (factor, "none"))
-        return change(results, ours, none)
-
-    return said_of(cases(names, over_none), trained(section51(results, K[1], 1)))
+    tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
+    cells = {n: _by_factor(results, n) for n in range(1, WORKERS)}
+    names = {f"{FACTORS[factor]}, n_S = {n}": (cells[n], FACTORS[factor]) for factor, n in tried}
+    return compared(results, {name: (of[f], of["none"]) for name, (of, f) in names.items()})
 
 
 TABLE3 = exhibit("table3", table3, figures5_6, {"factor_gains": factor_gains})
@@ -182,25 +178,19 @@ def figures7_10(results: Results) -> "Figure":
     return _draw(results, curves, {f"k = {k:g}": over_large(results, k) for k in K}, mix(0))
 
 
-def _ends_at(results: Results, base: Records) -> str:
-    if not base:
-        return ""
-    return f"large batches alone end at {np.mean(final(results, base, 'accuracy')):.1f} %"
-
-
 def gained(results: Results) -> Cases:
     """Each number from two on over the baseline, which all of them share."""
     base = section51(results, 1.0, 0)
-    cells = {f"k = {k:g}, n_S = {n}": section51(results, k, n) for k in K for n in MIXED if n > 1}
-    found = cases(cells, lambda name: change(results, cells[name], base))
-    return said_of(found, trained(base), _ends_at(results, base))
+    numbers = range(2, WORKERS + 1)
+    pairs = {f"k = {k:g}, n_S = {n}": (section51(results, k, n), base) for k in K for n in numbers}
+    return compared(results, pairs, baseline=True)
 
 
 def one_too_few(results: Results) -> Cases:
     """One small-batch worker over three at each k."""
-    cells = {f"k = {k:g}": (section51(results, k, 1), section51(results, k, 3)) for k in K}
-    found = cases(cells, lambda name: change(results, *cells[name]))
-    return said_of(found, trained(section51(results, K[0], 1)))
+    return compared(
+        results, {f"k = {k:g}": (section51(results, k, 1), section51(results, k, 3)) for k in K}
+    )
 
 
 def _over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
@@ -280,20 +270,15 @@ def figures11_12(results: Results) -> "Figure":
 
 def _hybrid_over(results: Results, base: Callable[[int], tuple[str, int]]) -> Cases:
     """The hybrid scheme over another training, by the number of small-batch workers."""
-    numbers = {f"n_S = {n}": n for n in MIXED}
-
-    def over(name: str) -> Estimate:
-        ours = section52(results, "hybrid", numbers[name])
-        return change(results, ours, section52(results, *base(numbers[name])))
-
-    return said_of(cases(numbers, over), trained(section52(results, "hybrid", 1)))
+    hybrid = {n: section52(results, "hybrid", n) for n in MIXED}
+    pairs = {f"n_S = {n}": (of, section52(results, *base(n))) for n, of in hybrid.items()}
+    return compared(results, pairs)
 
 
 def hybrid_gain(results: Results) -> Cases:
     """The hybrid scheme with three small-batch workers over large batches alone."""
-    ours, base = section52(results, "hybrid", 3), section52(results, "dual-batch", 0)
-    found = cases(["n_S = 3"], lambda _: change(results, ours, base))
-    return said_of(found, trained(ours), _ends_at(results, base))
+    base = section52(results, "dual-batch", 0)
+    return compared(results, {"n_S = 3": (section52(results, "hybrid", 3), base)}, baseline=True)
 
 
 TABLE8 = exhibit(

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cell, Estimate, NotRun, difference
+from repro.experiments.dualbatch.labels import said_of, trained
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -59,6 +62,26 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
     """
     ours, others = (final(results, of, metric) for of in (records, base))
     return difference(ours, others, *(("points", 2) if metric == "accuracy" else ("", 3)))
+
+
+def compared(
+    results: Results, pairs: Mapping[str, tuple[Records, Records]], baseline: bool = False
+) -> Cases:
+    """By case, the accuracy of trainings over that of others; with the end of large batches alone.
+
+    Args:
+        results: Of the trainings.
+        pairs: By case, trainings and those that they are compared with.
+        baseline: Whether the others are large batches alone.
+    """
+    found = cases(pairs, lambda name: change(results, *pairs[name]))
+    ours = next((records for records, _ in pairs.values() if records), ())
+    notes = [trained(ours)]
+    base = next((records for _, records in pairs.values() if records), ())
+    if baseline and base:
+        mean = np.mean(final(results, base, "accuracy"))
+        notes.append(f"large batches alone end at {mean:.1f} %")
+    return said_of(found, *notes)
 
 
 def gain(results: Results, records: Records, base: Records) -> str:

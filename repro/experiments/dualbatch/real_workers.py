@@ -15,13 +15,13 @@ from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import (
     batch_sizes,
     by_process,
-    change,
+    compared,
     outcome,
     scheme_rows,
     section51,
     section52,
 )
-from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
 from repro.records import Record
@@ -205,8 +205,11 @@ def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
 
     if not results.ok("train", setting=runs.SECTION_5_2_3):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    cells = {f"{scheme}, n_S = {n}": of(scheme, n) for scheme in runs.SCHEMES for n in numbers}
-    return said_of(cases(cells, lambda name: change(results, cells[name], of("hybrid", 0))))
+    base = of("hybrid", 0)
+    pairs = {
+        f"{scheme}, n_S = {n}": (of(scheme, n), base) for scheme in runs.SCHEMES for n in numbers
+    }
+    return compared(results, pairs)
 
 
 TABLE10 = exhibit(
@@ -325,8 +328,7 @@ def own_gain(results: Results) -> Cases:
     records, ours = results.ok("own_plan"), _planned(results)
     if records and not ours:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
-    base = section51(results, 1.0, 0)
-    return said_of(cases(["own plan"], lambda _: change(results, ours, base)), trained(ours))
+    return compared(results, {"own plan": (ours, section51(results, 1.0, 0))})
 
 
 OWN_PLAN = exhibit(
