@@ -251,22 +251,15 @@ def step_times(profile: str) -> Run:
     if profile == LONG:
         run = step_times("quick")
         return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
-    options, scale = PROFILES[profile], _scale(profile)
-    sides, larges = _resolutions(CIFAR)
+    scale = _scale(profile)
     config = {
         "role": CIFAR,
         "classes": 100,
         "model": scale["model"],
         "dataset": None,
         **scale["compute"],
-        "resolutions": [_pixels(profile, side) for side in sides],
-        "batch_sizes": sorted({_scaled(profile, n) for n in options["timed"]}),
-        "large_batches": [_scaled(profile, n) for n in larges],
         "plan_k": list(K),
-        "plan_large_batch": _scaled(profile, PAPER["table2"]["large_batch"]),
-        "samples": scale["train_samples"],
-        "passes": options.get("timed_epochs", True),
-        "repeats": options["time_repeats"],
+        **PROFILES[profile]["times"],
     }
     return Run("times", config, seeds=(0,), label=CIFAR)
 
@@ -281,19 +274,16 @@ def _published(chosen: Chosen) -> list[Run]:
 
 def memory(profile: str, role: str) -> Run:
     """Peak memory by batch size, and the largest batch under a limit."""
-    figure, scale = PAPER["figure13"], _scale(profile, role)
-    divisor = PROFILES[profile].get("memory_divisor", 1)
+    scale = _scale(profile, role)
     config = {
         "role": role,
         "classes": 100 if role == CIFAR else 1000,
         "model": scale["model"],
         "autocast": None if role == CIFAR else scale["compute"]["autocast"],
         "channels_last": scale["compute"]["channels_last"],
-        "resolution": max(8, _pixels(profile, figure[PARTS[role]]["resolution"], role)),
-        "batch_sizes": [size // divisor for size in figure["batch_sizes"]],
-        # As many times the largest probe as the paper's device has over it, or its 24 GiB.
-        "limit_over_largest_probe": 4 if divisor > 1 else None,
-        "limit_bytes": None if divisor > 1 else figure["device_gib"] * 2**30,
+        "limit_over_largest_probe": None,
+        "limit_bytes": None,
+        **PROFILES[profile]["memory"][PARTS[role]],
     }
     return Run("memory", config, seeds=(0,), label=role)
 

@@ -57,16 +57,6 @@ def _lead(record: Record) -> int:
     return max(leads)
 
 
-def _waited(record: Record) -> float:
-    """The virtual seconds that all workers together waited between their shares."""
-    ends: dict[int, float] = {}
-    waited = 0.0
-    for worker, pull, merge in _shares(record):
-        waited += pull - ends.get(worker, 0.0)
-        ends[worker] = merge
-    return waited
-
-
 def _virtual(records: Records) -> list[float]:
     """The virtual seconds of whole trainings; a cluster has none."""
     series = [record.metrics["virtual_time_s"] for record in records]
@@ -97,7 +87,6 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
                 "staleness, most": max(stale, default=DASH),
                 "shares ahead, most": max(map(_lead, records), default=DASH),
-                "all waiting, virtual (s)": Summary.of(map(_waited, records)).text(),
                 "virtual (s)": Summary.of(_virtual(records)).text(),
             }
         )
