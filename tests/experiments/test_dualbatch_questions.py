@@ -223,10 +223,13 @@ def test_times_of_the_papers_devices():
     """They give the times of Tables 8 and 10; the hybrid scheme's on ImageNet follows."""
 
     def epoch(side):
-        part = REPORTED["table6"]["cifar" if side < 100 else "imagenet"]
-        large = part["large_batches"][part["resolutions"].index(side)]
-        model = building.TimeModel(*runs.time_coefficients(side, 1.0))
-        return model.epoch_time(large, part["large_samples"], approximate=True)
+        part = "cifar" if side < 100 else "imagenet"
+        stages = runs.PROFILES["paper"][part]["sub_stages"]
+        (stage,) = (stage for stage in stages if stage["resolution"] == side)
+        assert stage["b"] / stage["a"] == pytest.approx(REPORTED["inferred"][f"ratio_{side}"])
+        model = building.TimeModel(stage["a"], stage["b"])
+        samples = REPORTED["table6"][part]["large_samples"]
+        return model.epoch_time(stage["large_batch"], samples, approximate=True)
 
     assert 140 * epoch(32) == pytest.approx(REPORTED["table8"]["dual_batch_s"])
     assert 70 * (epoch(24) + epoch(32)) == pytest.approx(REPORTED["table8"]["hybrid_s"])

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,22 +63,13 @@ def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
     return scale | {"compute": {"autocast": None} | scale["compute"]}
 
 
-def _scaled(profile: str, batch: int, role: str = CIFAR, least: int = 2) -> int:
-    """One of the paper's batch sizes at the profile's scale."""
-    return max(least, round(batch * _scale(profile, role)["batches"]))
+def _scaled(profile: str, batch: int) -> int:
+    """One of the paper's batch sizes on CIFAR at the profile's scale."""
+    return max(2, round(batch * _scale(profile)["batches"]))
 
 
-def _pixels(profile: str, side: int, role: str = CIFAR) -> int:
-    return round(side * _scale(profile, role)["pixels"])
-
-
-def time_coefficients(resolution: int, batches: float) -> tuple[float, float]:
-    """Seconds a sample and a step of the paper's devices; b scales like the batch sizes.
-
-    So B_S / B_L is the paper's. See ``seconds_a_sample`` in ``paper.toml``.
-    """
-    a: float = _TOML["seconds_a_sample"][str(resolution)]
-    return a, a * PAPER["inferred"][f"ratio_{resolution}"] * batches
+def _pixels(profile: str, side: int) -> int:
+    return round(side * _scale(profile)["pixels"])
 
 
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
@@ -175,12 +166,11 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
     samples = _samples(profile, role, chosen[role], "train")
     sub_stages = []
-    for side, large, dropout in zip(*_resolutions(role), schedule["dropouts"], strict=True):
-        times = time_coefficients(side, _scale(profile, role)["batches"])
-        sizes = (n_small, WORKERS - n_small, _scaled(profile, large, role), samples)
-        plan = dict(zip(_PLAN, (*times, k, *sizes, "nearest"), strict=True))
-        side = _pixels(profile, side, role)
-        sub_stages.append({"resolution": side, "dropout": dropout, "plan": plan})
+    for stage in _scale(profile, role)["sub_stages"]:
+        sizes = (n_small, WORKERS - n_small, stage["large_batch"], samples)
+        plan = dict(zip(_PLAN, (stage["a"], stage["b"], k, *sizes, "nearest"), strict=True))
+        setting = {name: stage[name] for name in ("resolution", "dropout")}
+        sub_stages.append(setting | {"plan": plan})
     config = {
         "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
         "scheme": scheme,
@@ -190,12 +180,6 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     }
     trained = _training(profile, chosen, role, schedule["stages"], **config)
     return Run("train", trained, label=f"{role}, {scheme}, n_S = {n_small}")
-
-
-def _resolutions(role: str) -> tuple[list[int], list[int]]:
-    """The paper's resolutions and large batch sizes."""
-    table = PAPER["table6"][PARTS[role]]
-    return table["resolutions"], table["large_batches"]
 
 
 def _schemes(profile: str, chosen: Chosen, role: str = CIFAR) -> list[Run]:
@@ -372,37 +356,13 @@ def wall(profile: str) -> Run:
     """
     if profile == LONG:
         return replace(wall("quick"), seeds=PROCESSES)
-    syncs = {"bsp": [*PARTS, OWN]}
-    if profile != "smoke":  # a cluster more
-        syncs["asp"] = [OWN]
-    parts = [_wall_part(profile, CIFAR, syncs), _wall_part(profile, IMAGENET, {"bsp": [IMAGENET]})]
-    if _scale(profile)["batches"] < 1:  # starting processes takes longer than such epochs
-        parts[0]["epochs"] += parts.pop()["epochs"]
-    config = {"parts": parts, "rounds": PROFILES[profile]["wall_rounds"], "repeats": 3}
-    return Run("wall", config, seeds=(0,), label="two real workers")
-
-
-def _wall_part(profile: str, role: str, syncs: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
-    scale = _scale(profile, role)
-    kinds: list[dict[str, Any]] = []
-    for side, paper_large in zip(*_resolutions(role), strict=True):
-        a, b = time_coefficients(side, scale["batches"])
-        large = _scaled(profile, paper_large, role, least=4)
-        sides = {"resolution": max(6, _pixels(profile, side, role)), "large_batch": large}
-        kinds.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
-    most = max(kind["large_batch"] for kind in kinds)
-    if role == CIFAR:
-        kinds += [{"in": OWN, **sides, "a": None, "b": None, "k": k} for k in (ALONE, *K)]
-    return {
-        "model": scale["model"],
-        **scale["compute"],
-        "classes": 100 if role == CIFAR else 1000,
-        "samples": PROFILES[profile].get("own_samples", 8 * most),
-        "batch_sizes": _timed_sizes(sides["large_batch"]),
-        "epochs": kinds,
-        "syncs": dict(syncs),
-    }
+    wall_ = PROFILES[profile]["wall"]
+    own = {"a": None, "b": None}
+    parts = [
+        {"autocast": None, **part, "epochs": [own | kind for kind in part["epochs"]]}
+        for part in wall_["parts"]
+    ]
+    return Run("wall", wall_ | {"parts": parts}, seeds=(0,), label="two real workers")
 
 
 RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
