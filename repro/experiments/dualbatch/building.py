@@ -165,7 +165,7 @@ def low_precision(config: Config) -> torch.dtype | None:
 def compute_of(config: Config) -> dict[str, Any]:
     """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state.
 
-    Where a configuration does not say what becomes of a worker's momentum, it restarts.
+    Where a configuration does not say whether workers keep their momentum, it restarts.
     """
     low, last = low_precision(config), config["channels_last"]
     options = {"optimizer_state": config.get("optimizer_state", "restarted")}

@@ -68,7 +68,7 @@ def said_of(found: Cases, *notes: str) -> Cases:
 
 
 def facts(results: Results) -> Iterable[str]:
-    """For a caption: what is solved, simulated, synthetic or a stand-in."""
+    """Yield a caption's sentences on solved, simulated, synthetic and stand-in parts."""
     records = [record for record in results.records if record.status == "ok"] or results.records
     kinds = {record.experiment for record in records}
     trainings = [record for record in records if record.experiment in TRAINED]

@@ -1,4 +1,4 @@
-"""What do plans cost by the wall time of real processes, and does cycling the resolution save it?
+"""How long do plans take by real processes, and does cycling the resolution save time?
 
 Plans elsewhere have the paper's ratio of times. Here a and b are measured as well, one plan for
 them is trained, and two real workers time epochs (Table 10, sections 3.2 and 3.3).
@@ -84,7 +84,7 @@ def epoch_seconds(kind: Kind) -> list[float]:
 
 
 def trials_of(results: Results) -> str:
-    """What the wall times are repeated by: processes, or the rounds of one."""
+    """The unit of repetition of wall times: processes, or the rounds of one."""
     return "processes" if len(results.processes("wall")) > 1 else "rounds"
 
 
@@ -298,14 +298,14 @@ def over_alone(results: Results) -> dict[float, Estimate | NotRun]:
 
 
 def draw_own_plan(results: Results) -> "Figure":
-    """Draw the time of an epoch with both batch sizes, ours and what k promises."""
+    """Draw the time of an epoch with both batch sizes, ours and the promised k."""
     try:
         found = over_alone(results)
     except NotRun as missing:
         found = dict.fromkeys(K, missing)
     rows = {f"planned for {k:g} times": (k, ours) for k, ours in found.items()}
     xlabel = "time of an epoch with both batch sizes over large ones alone"
-    return _draw(results, rows, xlabel, "what k promises")
+    return _draw(results, rows, xlabel, "the promised k")
 
 
 def extra_time(results: Results) -> Cases:

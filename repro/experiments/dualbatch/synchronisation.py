@@ -1,4 +1,4 @@
-"""What do barriers, bounded staleness and none of them cost, by merge rule? (sections 2.4, 3.1)
+"""How much do barriers, bounded staleness and none of them cost, by merge rule? (sections 2.4, 3.1)
 
 Also Figure 2, drawn from the logs of these trainings, and our own question: do real processes and
 the simulation train the same?
