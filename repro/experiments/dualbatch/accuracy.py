@@ -159,6 +159,8 @@ def table5(results: Results) -> list[dict[str, Any]]:
     rows = []
     for remark, k, cells in _sections(results):
         for n, records in cells.items():
+            if not n and k != K[0] and not remark:
+                continue  # the baseline is the same at any k
             row = {"k": f"{k if n else 1:g}{remark}", "workers": mix(n), **batch_sizes(records)}
             over = (cells[0], paper_rows(k)[0]) if n else ()
             rows.append(row | outcome(results, records, paper_rows(k)[n], *over))
@@ -337,6 +339,8 @@ def updates_table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for remark, k, cells in _sections(results):
         for n, records in cells.items():
+            if not n and k != K[0] and not remark:
+                continue  # the baseline is the same at any k
             updates = Summary.of(map(updates_over_baseline, records[:1])).text()
             row = {
                 "k": f"{k if n else 1:g}{remark}",

@@ -101,14 +101,16 @@ def draw(results: Results) -> "Figure":
         for name, records in of.items()
     }
     panels = {
-        f"variance of a mini-batch's gradient\n{whose(ran)}": variances,
+        f"variance of a mini-batch's gradient (dashed: σ² / N)\n{whose(ran)}": variances,
         f"rise of the training loss by random perturbations\n{whose(ran)}": rises,
     }
     figure, axes = drawing.draw_means(panels, "batch size", "variance (all weights), or loss")
     axes[1].set_xlabel("length of the perturbation, as a share of each filter's")
     if ran:
-        sigma2 = np.mean([one_sample(record) for record in ran])
-        axes[0].plot(sizes, sigma2 / np.array(sizes), "--", color=drawing.plots.INK, label="_σ²/N")
+        for name, records in of.items():
+            sigma2 = np.mean(list(map(one_sample, records))) if records else math.nan
+            colour = drawing.STYLES[name]["color"]
+            axes[0].plot(sizes, sigma2 / np.array(sizes), "--", color=colour, label="_σ² / N")
         axes[0].set_xscale("log", base=2)
         axes[0].set_yscale("log")
     return figure
