@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.design import Results
-from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, difference
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 JUDGED = 0.3  # of the perturbations
 SAME_VARIANCE = 0.1  # at a doubling of the batch
-_SMALL_WORKERS = {"small": runs.WORKERS, "large": 0, "dual": runs.HALF}
 Read = Callable[[Record], float]
 
 

@@ -1,6 +1,6 @@
 """Any plan, live: its batch sizes and shares, and every worker's steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -11,8 +11,6 @@ from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
 from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
 from repro.measure import TimeModel
-
-Spans = Sequence[tuple[float, float]]  # (start, seconds) of every step
 
 # Ends of the widget's sliders, and of its axes, so that the plan alone moves.
 MOST_TIME, BATCHES = 1.5, (100, 1000)
