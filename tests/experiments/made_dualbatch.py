@@ -12,29 +12,12 @@ import numpy as np
 from repro.datasets import TIMES
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
-from repro.experiments.dualbatch import building, experiments, schemes
-from repro.experiments.dualbatch.fairness import SEARCH
-from repro.experiments.dualbatch.settings import (
-    CIFAR,
-    IMAGENET,
-    KEPT,
-    SCHEMES,
-    SECTION_5_1,
-    SECTION_5_2,
-)
-from repro.experiments.dualbatch.settings import PAPER as REPORTED
+from repro.experiments.dualbatch import building, measuring, training
+from repro.experiments.dualbatch.runs import CIFAR, IMAGENET, SCHEMES, SECTION_5_2, SECTION_5_2_3
+from repro.experiments.dualbatch.runs import PAPER as REPORTED
 
 PAPER = load_paper("dualbatch")
 CHOSEN = {CIFAR: "cifar100", "times": TIMES, IMAGENET: "imagenet"}
-GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
-FACTS = {
-    "cifar100": ("real", "CIFAR-100, all of it."),
-    "cifar10": ("real", "CIFAR-10, all of it."),
-    "digits": ("real", "Handwritten digits inside scikit-learn."),
-    "synthetic": ("synthetic", "Drawn from a generator."),
-    "imagenet": ("real", "ImageNet (ILSVRC2012)."),
-    TIMES: ("real", "Raw measurements that the authors published."),
-}
 IN_A_ROW = 5
 Config = Mapping[str, Any]
 
@@ -42,7 +25,7 @@ Config = Mapping[str, Any]
 def paper_result(config: Config) -> Mapping[str, float]:
     """Return the paper's final loss and accuracy of a training."""
     n, k = config["n_small"], config["k"]
-    if config["setting"] in (SECTION_5_1, SEARCH, KEPT):
+    if config["setting"] not in (SECTION_5_2, SECTION_5_2_3):
         if n == 0:
             return REPORTED["table5"]["baseline"]
         if config["factor"] != "linear":
@@ -65,10 +48,6 @@ def paper_virtual(config: Config) -> float:
     if "scheme" not in config:
         return 100.0 * config["k"]
     return 1385.0 if config["scheme"] == "hybrid" else 1541.0
-
-
-def paper_wall(config: Config) -> float:
-    return 85.0 if config.get("scheme") == "hybrid" else 100.0
 
 
 def line(side: int, batch: int) -> float:
@@ -95,7 +74,6 @@ class World:
         accuracy: Final percent of a training, given its configuration.
         loss: Final test loss.
         virtual: Seconds by the virtual clock.
-        wall: Seconds measured.
         spread: Points of accuracy between one seed and the next; a hundredth of it in loss and in
             shares of the wall time.
         step: Seconds of a step, given resolution and batch size.
@@ -105,13 +83,11 @@ class World:
         edit: By experiment, changes metrics in place, given them and the configuration.
         status: What a record is instead, such as `made.FAILED`; None for no record; {} for as it
             was.
-        device: Of every record.
     """
 
     accuracy: Callable[[Config], float] = paper_accuracy
     loss: Callable[[Config], float] = paper_loss
     virtual: Callable[[Config], float] = paper_virtual
-    wall: Callable[[Config], float] = paper_wall
     spread: float = 0.02
     step: Callable[[int, int], float] = line
     epoch: Callable[[int, int], float] = lambda side, batch: 1.0
@@ -119,13 +95,12 @@ class World:
     noise: float = 0.002
     edit: Mapping[str, Callable[[dict[str, Any], Config], None]] = field(default_factory=dict)
     status: Callable[[Run], Mapping[str, Any] | None] = lambda run: {}
-    device: Mapping[str, Any] | None = None
 
     def _train(self, config: Config, seed: int) -> dict[str, Any]:
         off = self.spread * wobble(config, seed)
         accuracy = self.accuracy(config) + off
         loss = self.loss(config) * (1 + off / 100)
-        virtual, wall = self.virtual(config), self.wall(config) * (1 + off / 100)
+        virtual, wall = self.virtual(config), 100.0 * (1 + off / 100)
         ray = config.get("engine") == "ray"
         return {
             "accuracy": [accuracy - 9, accuracy - 4, accuracy],
@@ -135,7 +110,7 @@ class World:
             "virtual_time_s": None if ray else [virtual / 3, virtual / 2, virtual],
             "wall_time_s": [wall / 3, wall / 2, wall],
             "plans": [
-                experiments._plan_row(building.plan_of(entry["plan"]), entry["resolution"])
+                training.plan_row(building.plan_of(entry["plan"]), entry["resolution"])
                 for entry in config["sub_stages"]
             ],
             "commits": 12,
@@ -261,9 +236,9 @@ class World:
         config = run.config
         makers: dict[str, Callable[[], dict[str, Any]]] = {
             "train": lambda: self._train(config, seed),
-            "solve": lambda: experiments.solve(config, seed, None, "cpu").metrics,
+            "solve": lambda: measuring.solve(config, seed, None, "cpu").metrics,
             "published": _published,
-            "schemes": lambda: schemes.schemes(config, seed, None, "cpu").metrics,
+            "schemes": lambda: measuring.schemes(config, seed, None, "cpu").metrics,
             "synchronise": lambda: self._synchronise(config, seed),
             "flatness": lambda: self._flatness(config, seed),
             "own_plan": lambda: self._own_plan(config, seed),
@@ -282,10 +257,9 @@ class World:
         dataset = None
         if config.get("dataset"):
             name = config["dataset"]["name"]
-            kind, provenance = FACTS[name]
-            dataset = {"name": name, "fingerprint": name, "kind": kind, "provenance": provenance}
-        device = {"device": dict(self.device)} if self.device else {}
-        return {"metrics": metrics, "timings": timings, "dataset": dataset, **device, **changed}
+            kind = "synthetic" if name == "synthetic" else "real"
+            dataset = {"name": name, "fingerprint": name, "kind": kind, "provenance": name}
+        return {"metrics": metrics, "timings": timings, "dataset": dataset, **changed}
 
 
 def _published() -> dict[str, Any]:
@@ -331,10 +305,10 @@ def results(
     artefact: str,
     world: World | None = None,
     profile: str = "gpu",
-    chosen: Mapping[str, str] = CHOSEN,
     seeds: Sequence[int] = made.SEEDS,
 ) -> Results:
     """Return an artefact's results in a world."""
+    chosen = {task: CHOSEN[task] for task in PAPER.datasets[profile]}
     return made.made_results(f"dualbatch/{artefact}", world or World(), chosen, profile, seeds)
 
 
@@ -351,11 +325,6 @@ def judge(
 def only(**config: Any) -> Callable[[Run], Mapping[str, Any] | None]:
     """Return the status of a world that has records of the runs with these values alone."""
     return lambda run: {} if all(run.config.get(k) == v for k, v in config.items()) else None
-
-
-def nothing(run: Run) -> None:
-    """Return the status of a world without records."""
-    return
 
 
 def rows(artefact: str, world: World | None = None, profile: str = "gpu", **options: Any) -> Any:

@@ -1,17 +1,18 @@
-"""Times and predictions: what is read, drawn and judged."""
+"""Times, memory and their lines: what is read, drawn and judged."""
 
 import made
+import numpy as np
 import pytest
-from made_dualbatch import World, figure, judge, legend_of, line, only, panel, panels, results, rows
+from made_dualbatch import PAPER, World, figure, judge, legend_of, line, only, panels, results, rows
 
-from repro.experiments import load_paper
 from repro.experiments.dualbatch import times
-from repro.experiments.dualbatch.settings import CIFAR
-from repro.experiments.dualbatch.trends import farthest
+from repro.experiments.dualbatch.runs import CIFAR
 from repro.experiments.judge import NotRun, mean_of
-from repro.report import DASH
 
 OURS = ["ours: ResNet-18, 24 px", "ours: ResNet-18, 32 px"]
+RAW = [
+    f"paper: ResNet-18, GTX 1080,\n{name}, raw measurements" for name in ("PyTorch", "TensorFlow")
+]
 NO_RAW_DATA = World(status=only(role=CIFAR))
 
 
@@ -26,114 +27,95 @@ def published(**changes):
     return {"published": edit}
 
 
-class TestBend:
-    def test_a_line_has_none_and_a_parabola_its_own(self):
-        sizes = [8, 16, 24, 40, 72]
-        assert times.bend({n: 2 * n + 5.0 for n in sizes}) == pytest.approx(0, abs=1e-9)
-        # Half way, at 40, the chord from 8 to 72 lies 1024 above n².
-        square = times.bend({n: float(n * n) for n in sizes})
-        assert square == pytest.approx(-100 * 1024 / ((8**2 + 72**2) / 2))
-
-    def test_three_sizes_say_nothing_of_a_line(self):
-        with pytest.raises(NotRun, match="3 batch sizes"):
-            times.bend({1: 1.0, 2: 2.0, 3: 3.0})
-
-
-def test_doubling_is_the_exponent():
-    assert times.doubling({n: n**-0.5 for n in (8, 16, 32, 64)}) == pytest.approx(0.5**0.5)
-
-
-class TestFarthest:
-    def test_it_reaches_farthest_and_is_widened_for_the_choice(self):
-        near = mean_of([1.01, 1.011, 1.012], log=True)
-        wide = mean_of([0.95, 1.0, 1.06], log=True)
-        found, _ = farthest(["all"], lambda name: {"near": near, "wide": wide}).values()
-        assert found.label == "farthest of 2: wide" and found.candidates == 2
-        (low, high), (before, after) = found.interval(), wide.interval()
-        assert low < before and after < high
-        # Of one value no spread is known: it decides nothing.
-        one = mean_of([1.0], log=True)
-        first, second = farthest(["all"], lambda name: {"near": near, "one": one}).values()
-        assert (first.label, second.label) == ("farthest of 2: one", "surest of 2: near")
-
-    def test_a_wide_interval_hides_none_that_lies_beyond(self):
-        off = mean_of([1.2, 1.201, 1.202], log=True)
-        wide = mean_of([0.6, 1.0, 1.7], log=True)
-        first, second = farthest(["all"], lambda name: {"off": off, "wide": wide}).values()
-        assert (first.label, second.label) == ("farthest of 2: wide", "surest of 2: off")
-
-
-def checked(artefact, position, **world):
+def checked(artefact, position=0, **world):
     return made.check_row(f"dualbatch/{artefact}", position, results(artefact, World(**world)))
 
 
-class TestFigure3:
-    def test_line(self):
-        bent = judge("figure3/line", step=lambda side, n: line(side, n) * (1 + n / 600))
-        assert bent[0] == "not reproduced" and "24 px: -" in bent[1]
-        one = judge(
-            "figure3/line",
-            step=lambda side, n: line(side, n) * (1 + n / 600 * (side == 32)),
-        )
-        assert one[0] == "partly"
-        assert judge("figure3/line", noise=0.2)[0] == "undecided"
+def test_a_line_has_no_bend_and_a_parabola_its_own():
+    sizes = [8, 16, 24, 40, 72]
+    assert times.bend({n: 2 * n + 5.0 for n in sizes}) == pytest.approx(0, abs=1e-9)
+    # Half way, at 40, the chord from 8 to 72 lies 1024 above n².
+    square = times.bend({n: float(n * n) for n in sizes})
+    assert square == pytest.approx(-100 * 1024 / ((8**2 + 72**2) / 2))
+    with pytest.raises(NotRun, match="3 batch sizes"):
+        times.bend({1: 1.0, 2: 2.0, 3: 3.0})
+    assert times.doubling({n: n**-0.5 for n in (8, 16, 32, 64)}) == pytest.approx(0.5**0.5)
 
-    def test_line_published(self):
-        def bent(fit):
-            pairs = zip(fit["batches"], fit["per_batch_s"], strict=True)
-            return [seconds * (1 + n / 600) for n, seconds in pairs]
 
-        row = checked("figure3", 0, edit=published(per_batch_s=bent))
-        assert row["holds"] == "NO" and "PyTorch +0.0 %, TensorFlow -" in row["evidence"]
-        assert checked("figure3", 0)["holds"] == "yes"
+def farthest(**errors):
+    found = times._farthest(["all"], lambda name: errors).values()
+    return [(case.label, case) for case in found]
 
-    def test_predictable(self):
-        row = checked("figure3", 1, edit=published(median_error=0.03))
-        assert row["holds"] == "NO" and "PyTorch: median 2.0 %" in row["evidence"]
 
-    def test_without_the_raw_data(self):
-        for artefact, here in (("figure3", ["line"]), ("figure4", ["falls", "equation2"])):
-            found = results(artefact, NO_RAW_DATA, "long")
-            for key in here:
-                assert made.verdict(f"dualbatch/{artefact}/{key}", found).word == "reproduced"
-            for check in load_paper("dualbatch").artefacts[artefact].checks:
-                row = check.row(found)
-                assert row["holds"] == "not run" and "not at hand" in row["evidence"]
-            assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
+def test_the_farthest_is_widened_for_the_choice():
+    near = mean_of([1.01, 1.011, 1.012], log=True)
+    wide = mean_of([0.95, 1.0, 1.06], log=True)
+    (label, found), _ = farthest(near=near, wide=wide)
+    assert label == "farthest of 2: wide:" and found.candidates == 2
+    (low, high), (before, after) = found.interval(), wide.interval()
+    assert low < before and after < high
+    # Of one value no spread is known: it decides nothing.
+    labels = [label for label, _ in farthest(near=near, one=mean_of([1.0], log=True))]
+    assert labels == ["farthest of 2: one:", "surest of 2: near:"]
+    # A wide interval hides none that lies beyond.
+    off = mean_of([1.2, 1.201, 1.202], log=True)
+    labels = [label for label, _ in farthest(off=off, wide=mean_of([0.6, 1.0, 1.7], log=True))]
+    assert labels == ["farthest of 2: wide:", "surest of 2: off:"]
 
-    def test_table(self):
-        found = rows("figure3")
-        assert [row["where"] for row in found] == [
-            "here, 24 px",
-            "here, 32 px",
-            "authors' raw data, PyTorch, GTX 1080, 32 px",
-            "authors' raw data, TensorFlow, GTX 1080, 32 px",
-            "gives the paper's Table 2",
-        ]
-        here, raw, inferred = found[1], found[3], found[4]
-        assert float(here["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
-        assert raw["largest error of a batch"] == "0.0 %"
-        assert inferred["a (ms per sample)"] == "0.5661"
-        assert "largest error of a batch" not in inferred
-        assert len(rows("figure3", NO_RAW_DATA)) == 3
 
-    def test_errors_are_of_a_batch(self):
-        bent = World(step=lambda side, n: line(side, n) * (1 + 0.5 * (n == 16)), noise=0.0)
-        of_epochs = World(epoch=lambda side, n: 1.5)
-        assert rows("figure3", of_epochs)[1] == rows("figure3")[1]
-        assert float(rows("figure3", bent)[1]["largest error of a batch"][:-2]) > 5
+# Figure 3.
 
-    def test_figure(self):
-        drawn = figure("figure3", World(noise=0.0))
-        assert list(panels(drawn)) == [
-            *OURS,
-            "paper: ResNet-18, GTX 1080,\nPyTorch, raw measurements",
-            "paper: ResNet-18, GTX 1080,\nTensorFlow, raw measurements",
-        ]
-        assert drawn.axes[0].get_ylabel() == "time of a batch (ms)"
-        for drawn_line in panels(drawn)[OURS[1]].get_lines():
-            sizes, seconds = drawn_line.get_data()
-            assert seconds == pytest.approx(1e3 * (1e-6 * 32**2 * sizes + 3.2e-3))
+
+def test_line():
+    def bent(off):
+        return {"step": lambda side, n: line(side, n) * (1 + off * (n / 600) ** 2)}
+
+    assert judge("figure3/line", **bent(0.9))[0] == "not reproduced"
+    assert judge("figure3/line", noise=0.5)[0] == "undecided"
+    row = checked("figure3", edit=published(per_batch_s=lambda fit: [n**2 for n in fit["batches"]]))
+    assert row["holds"] == "NO" and "PyTorch: +0.0 %, TensorFlow: -" in row["evidence"]
+    row = checked("figure3", 1, edit=published(median_error=0.03))
+    assert row["holds"] == "NO" and "PyTorch: median 2.0 %" in row["evidence"]
+
+
+def test_without_the_raw_data():
+    for artefact, here in (("figure3", ["line"]), ("figure4", ["falls", "equation2"])):
+        found = results(artefact, NO_RAW_DATA, "long")
+        for key in here:
+            assert made.verdict(f"dualbatch/{artefact}/{key}", found).word == "reproduced"
+        for check in PAPER.artefacts[artefact].checks:
+            assert "not at hand" in check.row(found)["evidence"]
+        assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
+
+
+def test_table_of_lines():
+    found = rows("figure3")
+    assert [row["where"] for row in found] == [
+        "here, 24 px",
+        "here, 32 px",
+        "authors' raw data, PyTorch",
+        "authors' raw data, TensorFlow",
+        "gives the paper's Table 2",
+    ]
+    here, raw, inferred = found[1], found[3], found[4]
+    assert float(here["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
+    assert raw["largest error of a batch"] == "0.0 %"
+    assert inferred["a (ms per sample)"] == "0.5661"
+    # Errors are of a batch, not of an epoch.
+    bent = World(step=lambda side, n: line(side, n) * (1 + 0.5 * (n == 16)), noise=0.0)
+    assert rows("figure3", World(epoch=lambda side, n: 1.5))[1] == rows("figure3")[1]
+    assert float(rows("figure3", bent)[1]["largest error of a batch"][:-2]) > 5
+
+
+def test_figure_3():
+    drawn = figure("figure3", World(noise=0.0))
+    assert list(panels(drawn)) == [*OURS, *RAW]
+    for drawn_line in panels(drawn)[OURS[1]].get_lines():
+        sizes, seconds = drawn_line.get_data()
+        assert seconds == pytest.approx(1e-6 * 32**2 * np.array(sizes) + 3.2e-3)
+
+
+# Several processes.
 
 
 def by_processes(artefact, change, **world):
@@ -143,11 +125,9 @@ def by_processes(artefact, change, **world):
     assert len(timed) == 5
     for record in timed:
         for name, timing in record.timings.items():
-            timing["samples_s"] = [
-                change(record.seed, name, second) for second in timing["samples_s"]
-            ]
+            timing["samples_s"] = [change(record.seed, name, s) for s in timing["samples_s"]]
         for fit in record.metrics["fits"]:  # of the steps' medians
-            fit["seconds"] = [change(record.seed, "step of", second) for second in fit["seconds"]]
+            fit["seconds"] = [change(record.seed, "step of", s) for s in fit["seconds"]]
     return found
 
 
@@ -156,151 +136,161 @@ def verdict(target, found):
     return judged.word, judged.evidence
 
 
-class TestSeveralProcesses:
-    def test_a_slow_process_is_slow_in_all_and_no_error_of_predictions(self):
-        found = by_processes("figure4", lambda seed, name, s: s * 1.5**seed, noise=0.0)
-        word, evidence = verdict("figure4/equation2", found)
-        assert word == "reproduced" and evidence.count("farthest of 9: ") == 2
+def test_a_slow_process_is_slow_in_all():
+    def slow(seed, name, seconds):
+        return seconds * 1.5**seed
 
-    def test_a_round_counts_no_more_than_its_process(self):
-        def one_is_odd(seed, name, seconds):
-            return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
-
-        odd = by_processes("figure4", one_is_odd, noise=0.0)
-        word, evidence = verdict("figure4/equation2", odd)
-        assert word == "undecided" and "processes a cell" in evidence
-        all_are = by_processes("figure4", lambda seed, name, s: s * (1 + 0.1 * ("step of" in name)),
-                               noise=0.0)  # fmt: skip
-        assert verdict("figure4/equation2", all_are)[0] == "not reproduced"
-
-    def test_a_line_is_of_each_process(self):
-        def slow(seed, name, seconds):  # and straight: no process says anything of a bend
-            return seconds * 1.5**seed
-
-        word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
-        assert word == "reproduced" and "[-0.0, +0.0" in evidence
-        falls = verdict("figure4/falls", by_processes("figure4", slow, noise=0.0))
-        assert falls[0] == "reproduced"
-
-    def test_bars_are_of_processes(self):
-        found = by_processes("figure3", lambda seed, name, s: s * (1 + seed), noise=0.0)
-        from repro.experiments.dualbatch.times import figure3
-
-        drawn = figure3(found)
-        assert any("all processes" in text for text in legend_of(drawn))
-        assert legend_of(drawn).count("ours: median (bar: all processes)") == 1
-
-    def test_shares_are_of_each_process_own_plan(self):
-        found = results("table4", World(noise=0.0), "long")
-        word, evidence = verdict("table4/shares_predicted", found)
-        assert word == "reproduced"
-        (late, *_) = (r for r in found.records if r.experiment == "times")
-        rows_ = [row for row in late.metrics["shares"] if "batch" in row]
-        timed = {(row["k"], row["batch"], row["samples"]) for row in rows_}
-        assert evidence.count(f"farthest of {len(timed) // 2}: ") == 2, rows_
-        for row in late.metrics["shares"]:
-            if "measured_s" in row:
-                row["measured_s"] *= 2
-        assert verdict("table4/shares_predicted", found)[0] == "undecided"
+    found = by_processes("figure4", slow, noise=0.0)
+    word, evidence = verdict("figure4/equation2", found)
+    assert word == "reproduced" and evidence.count("farthest of 9: ") == 2
+    assert verdict("figure4/falls", found)[0] == "reproduced"
+    word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
+    assert word == "reproduced" and "[-0.0, +0.0" in evidence
+    drawn = PAPER.artefacts["figure3"].exhibit.figure(found)
+    assert legend_of(drawn).count("ours: median (bar: all processes)") == 1
 
 
-class TestFigure4:
-    def test_table(self):
-        slow = World(epoch=lambda side, n: 1.1, noise=0.0)
-        found = rows("figure4", slow)
-        here = [row for row in found if row["where"].startswith("here, 32 px")]
-        assert len(here) == 11 and {row["error"] for row in here} == {"+10.0 %"}
-        raw = [row for row in found if "TensorFlow" in row["where"]]
-        assert [row["batch size"] for row in raw] == [100, 200, 300, 400, 500, "all 500"]
-        assert raw[-1]["error"] == "median 1.0 %, at most 3.0 %"
-        # By hand: (5.6607e-4 · 500 + 0.0140412) · 100.
-        assert (found[-1]["equation 2 (s)"], found[-1]["measured (s)"]) == ("29.708", DASH)
+def test_a_round_counts_no_more_than_its_process():
+    def one_is_odd(seed, name, seconds):
+        return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
 
-    def test_falls(self):
-        assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
-        mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
-        assert mixed[0] == "partly"
-        proportional = judge("figure4/falls", step=lambda side, n: 1e-3 * n, noise=0.05)
-        assert proportional[0] == "undecided"
+    def all_are(seed, name, seconds):
+        return seconds * (1 + 0.1 * ("step of" in name))
 
-    def test_falls_published(self):
-        def rising(fit):
-            return [1.0 + n for n in fit["batches"]]
-
-        row = checked("figure4", 0, edit=published(epoch_s=rising))
-        assert row["holds"] == "NO" and "PyTorch: twice the batch ×0.8" in row["evidence"]
-
-    def test_equation2(self):
-        slow = judge("figure4/equation2", "long", epoch=lambda side, n: 1.1)
-        assert slow[0] == "not reproduced"
-        far = (12, 8)
-        one = judge(
-            "figure4/equation2", "long", epoch=lambda side, n: 1.1 if (side, n) == far else 1.0
-        )
-        assert one[0] == "partly" and "12 px, batch size 8: ×1.098" in one[1]
-        assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
-        word, evidence = judge("figure4/equation2", noise=2.0)
-        assert word == "undecided" and "a fitted line predicts one of 0 or less" in evidence
-
-    def test_equation2_published(self):
-        edit = published(largest_error=0.05, largest_at=7, share_beyond=0.1)
-        row = checked("figure4", 1, edit=edit)
-        assert row["holds"] == "NO"
-        assert "at batch size 7; 10.0 % of 500 batch sizes" in row["evidence"]
-
-    def test_figure(self):
-        drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
-        assert legend_of(drawn) == [
-            "ours: median (bar: all turns)",
-            "ours: equation 2",
-            "paper's raw measurements",
-            "paper's: equation 2",
-        ]
-        points, _ = panel(drawn, "paper: ResNet-18, GTX 1080,\nPyTorch").get_lines()
-        assert points.get_markerfacecolor() == "none"
-        measured, predicted = panels(drawn)[OURS[0]].get_lines()
-        assert measured.get_ydata() == pytest.approx(1.01 * predicted.get_ydata())
+    word, evidence = verdict("figure4/equation2", by_processes("figure4", one_is_odd, noise=0.0))
+    assert word == "undecided" and "processes a cell" in evidence
+    found = by_processes("figure4", all_are, noise=0.0)
+    assert verdict("figure4/equation2", found)[0] == "not reproduced"
 
 
-class TestTable4:
-    def off(self, percent, which=lambda row: True, noise=0.002):
-        def edit(metrics, config):
-            for row in metrics["shares"]:
-                if "batch" in row and which(row):
-                    row["measured_s"] = row["predicted_s"] * (1 + percent / 100)
+# Figure 4.
 
-        return judge("table4/shares_predicted", edit={"times": edit}, noise=noise)
 
-    def test_verdicts(self):
-        assert self.off(3.0)[0] == self.off(-3.0)[0] == "reproduced"
-        assert self.off(4.0)[0] == self.off(-4.0)[0] == "not reproduced"
-        word, evidence = self.off(9.0, lambda row: row["batch"] == 20)
-        assert word == "not reproduced" and "batch size 20" in evidence
-        assert self.off(0.0, noise=0.1)[0] == "undecided"
+def test_table_of_epochs():
+    found = rows("figure4", World(epoch=lambda side, n: 1.1, noise=0.0))
+    here = [row for row in found if row["where"].startswith("here, 32 px")]
+    assert len(here) == 11 and {row["error"] for row in here} == {"+10.0 %"}
+    raw = [row for row in found if "TensorFlow" in row["where"]]
+    assert [row["batch size"] for row in raw] == [100, 200, 300, 400, 500, "all 500"]
+    assert raw[-1]["error"] == "median 1.0 %, at most 3.0 %"
+    # By hand: (5.6607e-4 · 500 + 0.0140412) · 100.
+    assert found[-1]["equation 2 (s)"] == "29.708" and "measured (s)" not in found[-1]
 
-    def test_plans_without_a_solution(self):
-        found = [row for row in rows("table4") if row["where"] != "paper, GTX 1080"]
-        assert {row["where"] for row in found} == {
-            "here, small",
-            "here, large",
-            "here, (4, 0): no plan",
-        }
 
-        def edit(metrics, config):
-            metrics["shares"] = [row for row in metrics["shares"] if "error" in row]
+def test_falls():
+    assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
+    mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
+    assert mixed[0] == "partly"
+    assert judge("figure4/falls", step=lambda side, n: 1e-3 * n, noise=0.05)[0] == "undecided"
+    row = checked("figure4", edit=published(epoch_s=lambda fit: [1.0 + n for n in fit["batches"]]))
+    assert row["holds"] == "NO" and "PyTorch: twice the batch ×0.8" in row["evidence"]
 
-        assert judge("table4/shares_predicted", edit={"times": edit})[0] == "not run"
 
-    def test_table(self):
-        found = rows("table4")
-        paper = [row for row in found if row["where"] == "paper, GTX 1080"]
-        assert [row["error"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
-        assert len(paper) == 10
-        ours = [row["error"] for row in found[10:] if "error" in row]
-        assert set(ours) == {"+2.0 %"}
+def test_equation_2():
+    def off(far):
+        return {"epoch": lambda side, n: 1.1 if (side, n) in far or not far else 1.0}
 
-        def twice(metrics, config):
-            metrics["shares"] += [dict(row) for row in metrics["shares"]]
+    assert judge("figure4/equation2", "long", **off(()))[0] == "not reproduced"
+    word, evidence = judge("figure4/equation2", "long", **off([(12, 8)]))
+    assert word == "partly" and "12 px, batch size 8: ×1.098" in evidence
+    assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
+    word, evidence = judge("figure4/equation2", noise=2.0)
+    assert word == "undecided" and "a fitted line predicts one of 0 or less" in evidence
+    edit = published(largest_error=0.05, largest_at=7, share_beyond=0.1)
+    row = checked("figure4", 1, edit=edit)
+    assert row["holds"] == "NO"
+    assert "at batch size 7; 10.0 % of 500 batch sizes" in row["evidence"]
 
-        # A share that two plans have is shown once.
-        assert len(rows("table4", World(edit={"times": twice}))) == len(found)
+
+def test_figure_4():
+    drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
+    assert legend_of(drawn) == [
+        "ours: median (bar: all rounds)",
+        "ours: equation 2",
+        "paper's: raw measurements",
+        "paper's: equation 2",
+    ]
+    points, _ = panels(drawn)[RAW[0]].get_lines()
+    assert points.get_markerfacecolor() == "none"
+    measured, predicted = panels(drawn)[OURS[0]].get_lines()
+    assert measured.get_ydata() == pytest.approx(1.01 * np.array(predicted.get_ydata()))
+
+
+# Table 4.
+
+
+def shares(change, profile="long"):
+    """Return the verdict on the shares after a change of each one's row by its process."""
+    found = results("table4", World(noise=0.0), profile)
+    for record in found.records:
+        for row in record.metrics["shares"]:
+            if "batch" in row:
+                row["measured_s"] = row["predicted_s"] * change(row, record.seed)
+    return verdict("table4/shares_predicted", found)
+
+
+def test_shares():
+    assert shares(lambda row, seed: 1.03)[0] == shares(lambda row, seed: 0.97)[0] == "reproduced"
+    assert (
+        shares(lambda row, seed: 1.04)[0] == shares(lambda row, seed: 0.96)[0] == "not reproduced"
+    )
+    word, evidence = shares(lambda row, seed: 1.0 + 0.09 * (row["n_small"] == 2))
+    assert word == "not reproduced" and "small batches, n_S = 2" in evidence
+    assert shares(lambda row, seed: 1 + 0.1 * (seed % 2))[0] == "undecided"
+    assert shares(lambda row, seed: 1.0, "gpu")[0] == "undecided"  # of one process
+    assert shares(lambda row, seed: 1.0)[1].count("farthest of 4: ") == 2
+
+
+def test_table_4():
+    found = rows("table4")
+    paper = [row for row in found if row["where"] == "paper, GTX 1080"]
+    assert [row["error of predicted"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
+    assert len(paper) == 10 and {row["error of predicted"] for row in found[10:-1]} == {"+2.0 %"}
+    assert {row["where"] for row in found[10:]} == {
+        "here, small",
+        "here, large",
+        "here, 4 small: no plan",
+    }
+
+    def unsolved(metrics, config):
+        metrics["shares"] = [row for row in metrics["shares"] if "error" in row]
+
+    assert judge("table4/shares_predicted", edit={"times": unsolved})[0] == "not run"
+
+
+# Figure 13.
+
+
+@pytest.mark.parametrize(("error", "word"), [(3.4, "yes"), (-3.4, "yes"), (3.6, "NO"), (-9, "NO")])
+def test_the_largest_batch(error, word):
+    def edit(metrics, config):
+        metrics |= {"measured_max": 100_000, "predicted_max": round(1000 * (100 + error))}
+
+    row = checked("figure13", edit={"memory": edit})
+    assert row["holds"] == word and row["evidence"].count(f"{error:+.1f} %") == 2
+    found = rows("figure13", World(edit={"memory": edit}))
+    assert [row["largest, paper's prediction"] for row in found] == ["11,147", "1,345"]
+    assert [row["error, paper"] for row in found] == ["3.5 %", "3.7 %"]
+    assert [row["error"] for row in found] == [f"{error:+.1f} %"] * 2
+    assert [row["limit (MiB)"] for row in found] == ["24,576"] * 2
+
+
+def test_one_of_two_decides_nothing_of_both_and_nothing_may_fit():
+    lacking = {"status": lambda run: {} if run.config["role"] == CIFAR else made.OUT_OF_MEMORY}
+    assert checked("figure13", **lacking)["holds"] == "not run"
+    none = {"memory": lambda metrics, config: metrics.update(measured_max=0)}
+    assert checked("figure13", edit=none)["holds"] == "NO"
+    assert [row["error"] for row in rows("figure13", World(edit=none))] == ["–", "–"]
+
+
+def test_figure_13():
+    first, _, errors = figure("figure13").axes
+    assert first.get_title() == "in CIFAR's place\nours: ResNet-18, 32 px"
+    points, fitted, limit = first.get_lines()
+    sizes, peaks = points.get_data()
+    assert len(sizes) == 9  # eight probes, and one beyond
+    assert peaks[0] == pytest.approx((2**20 + 2**14 * 64) / 2**20)
+    assert fitted.get_ydata() == pytest.approx(peaks, rel=1e-6)
+    assert limit.get_ydata()[0] == 24_576
+    drawn = {li.get_label(): li.get_xdata()[0] for li in errors.get_lines()}
+    assert (drawn["paper"], drawn["_ours"]) == (3.7, 0)

@@ -1,418 +1,462 @@
-"""What does dual-batch learning gain, and by which factor are its updates best merged?
+"""Does mixing batch sizes gain accuracy, by which factor, and with the resolution cycled as well?
 
-Tables 3 and 5, with Figures 5 to 10.
+Tables 3, 5 and 8 with Figures 5 to 12. Two questions are our own. Is it the mix, or more updates?
+By equations 2 to 5 all plans of one k make as many updates an epoch, so that four small-batch
+workers are the baseline at equal updates. And does the gain stay at rates tuned for each mix?
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.describing import facts, said_of, trained
-from repro.experiments.dualbatch.settings import (
-    KEPT,
-    PAPER,
-    WORKERS,
-    K,
+from repro.experiments.design import Results
+from repro.experiments.dualbatch import real_workers, runs
+from repro.experiments.dualbatch.cells import (
+    batch_sizes,
+    change,
+    compared,
     final,
-    mix,
+    gain,
+    kept,
+    outcome,
+    scheme_rows,
     section51,
-    table5_training,
-    workers,
+    section52,
 )
-from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
+from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.runs import FACTORS, PAPER, RATES, SCHEMES, WORKERS, K, mix
+from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
+MIXED = range(1, WORKERS + 1)  # numbers of small-batch workers
 SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
-METRICS = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}
-Cells = Mapping[Any, BySeed]  # a metric after the last epoch, of every seed
+UNTUNED = "untuned (edge of the grid)"
+Records = Sequence[Record]
 Changes = dict[str, tuple[Estimate | None, float]]  # by line: ours, None if not run; the paper's
+# By line: trainings, those that they are compared with, and the paper's row of each.
+Pairs = Mapping[str, tuple[Records, Records, Mapping[str, float], Mapping[str, float]]]
 
 
-def outcome(
-    results: Results, records: Sequence[Record], paper: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the columns of final loss and accuracy, the paper's beside ours."""
-    accuracy = final(results, records, "accuracy")
+def changes(results: Results, pairs: Pairs, metric: str = "accuracy") -> Changes:
+    """The change of a metric by line, ours and the paper's."""
+    key = {"accuracy": "accuracy", "test_loss": "loss"}[metric]
+    found = cases(pairs, lambda line: change(results, *pairs[line][:2], metric))
     return {
-        "loss, paper": f"{paper['loss']:.3f}",
-        "loss": Summary.of(final(results, records, "test_loss")).text(3),
-        "accuracy, paper (%)": f"{paper['accuracy']:.1f}",
-        "accuracy (%)": Summary.of(accuracy).text(),
-        "n": len(accuracy),
+        line: (case if isinstance(case, Estimate) else None, ours[key] - base[key])
+        for (line, case), (_, _, ours, base) in zip(found.items(), pairs.values(), strict=True)
     }
 
 
-def gain(results: Results, records: Sequence[Record], base: Sequence[Record]) -> str:
-    """Return the gain in points of accuracy with its interval, as a cell."""
-    cells = {name: final(results, of, "accuracy") for name, of in (("", records), ("base", base))}
-    try:
-        return str(change(cells, "", "base"))
-    except NotRun:
-        return DASH
+def _draw(
+    results: Results,
+    curves: Mapping[str, Mapping[str, Records]],
+    pairs: Mapping[str, Pairs],
+    over: str,
+) -> "Figure":
+    """Draw curves by title and line, and the changes of both metrics over another training."""
+    from repro.experiments.dualbatch import drawing
 
-
-def plan_cell(records: Sequence[Record], name: str) -> str:
-    """Return a batch size of the plans that a training went by, one for each resolution."""
-    if not records:
-        return DASH
-    # B_L is the size that a plan was solved for, also where no worker has it.
-    shares = name.replace("batch", "samples")
-    values = [plan[name] if plan[shares] else None for plan in records[0].metrics["plans"]]
-    return ", ".join(DASH if value is None else f"{value:,}" for value in values)
-
-
-def virtual_time(records: Sequence[Record]) -> float | None:
-    """Return the mean seconds of trainings by the virtual clock; a cluster has none."""
-    series = [record.metrics["virtual_time_s"] for record in records]
-    times = [values[-1] for values in series if values]
-    return float(np.mean(times)) if times else None
-
-
-def wall_cell(records: Sequence[Record]) -> str:
-    """Return the seconds that trainings took, as a cell; simulated workers have none."""
-    real = [record for record in records if record.config.get("engine", "local") != "local"]
-    return Summary.of([r.metrics["wall_time_s"][-1] for r in real]).text() if real else DASH
-
-
-def change(cells: Cells, first: Any, second: Any, metric: str = "accuracy") -> Estimate:
-    """Return by how much one cell is above another, seed by seed.
-
-    Raises:
-        NotRun: One of them is empty, or they share no seed.
-    """
-    _, unit, digits = METRICS[metric]
-    return difference(cells[first], cells[second], unit, digits)
-
-
-def changes(
-    cells: Cells,
-    pairs: Mapping[str, tuple[Any, Any]],
-    published: Mapping[str, float],
-    metric: str = "accuracy",
-) -> Changes:
-    """Return by line what a cell is above another, and the paper's."""
-    found = cases(pairs, lambda line: change(cells, *pairs[line], metric))
-    return {
-        line: (case if isinstance(case, Estimate) else None, published[line])
-        for line, case in found.items()
+    drawn = {
+        metric: {title: changes(results, of, metric) for title, of in pairs.items()}
+        for metric in drawing.METRICS
     }
+    ran = [record for lines in curves.values() for records in lines.values() for record in records]
+    return drawing.draw_trainings(curves, drawn, whose(ran), over)
 
 
-def accuracy_of(results: Results, records: Sequence[Record]) -> str:
-    """Return the mean final accuracy as text.
+def _draw_gains(results: Results, panels: Mapping[str, Changes]) -> "Figure":
+    """Draw gains of accuracy by title and mix of workers."""
+    from repro.experiments.dualbatch import drawing
 
-    Raises:
-        NotRun: There are no records.
-    """
-    if not records:
-        raise NotRun("no records")
-    return f"{float(np.mean(final(results, records, 'accuracy'))):.1f} %"
-
-
-def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return trainings at the larger k by number of small-batch workers and factor."""
-    return [
-        table5_training(profile, chosen, K[1], n_small, factor)
-        for n_small in range(1, WORKERS)
-        for factor in FACTORS
-    ]
+    figure, axes = drawing.plots.new_axes(1, len(panels), 9.8, 3.9)
+    for axis, (title, drawn) in zip(axes[0], panels.items(), strict=True):
+        drawing.draw_changes(axis, drawn)
+        drawing.titled(axis, f"paper and ours:\n{title}", 36)
+    axes[0, 0].set_ylabel("gain of accuracy (points)")
+    drawing.on_one_scale(axes[0])
+    figure.suptitle(drawing.both(whose(section51(results, 1.0, 0))), fontsize=9)
+    drawing.plots.legend_below(figure, 2)
+    return figure
 
 
-def _by_factor(results: Results, n_small: int) -> dict[str, list[Record]]:
-    return {scheme: section51(results, K[1], n_small, scheme) for scheme in FACTORS}
+# Table 3: the factor by which a worker's update counts.
+
+
+def _by_factor(results: Results, n: int) -> dict[str, Records]:
+    return {name: section51(results, K[1], n, factor) for factor, name in FACTORS.items()}
 
 
 def table3(results: Results) -> list[dict[str, Any]]:
-    """Return final test loss and accuracy by model-update factor."""
+    """Final test loss and accuracy by model-update factor; gains are over none."""
     rows = []
-    for paper in PAPER["table3"]:
-        cells = _by_factor(results, paper["n_small"])
-        for scheme, label in FACTORS.items():
-            records = cells[scheme]
-            points = paper[scheme]["accuracy"] - paper["none"]["accuracy"]
-            other = scheme != "none"
-            factor = records[0].metrics["plans"][-1]["factor"] if records else None
-            value = {"linear": factor, "sqrt": factor and factor**0.5, "none": 1.0}[scheme]
-            rows.append(
-                {
-                    "(n_S, n_L)": workers(paper["n_small"]),
-                    "factor": label,
-                    "value, paper": f"{paper[scheme]['value']:.3f}",
-                    "value": f"{value:.3f}" if value and records else DASH,
-                    **outcome(results, records, paper[scheme]),
-                    "over none, paper": f"{points:+.1f}" if other else DASH,
-                    "over none": gain(results, records, cells["none"]) if other else DASH,
-                }
-            )
+    for paper, factor in itertools.product(PAPER["table3"], FACTORS):
+        cells, label = _by_factor(results, paper["n_small"]), FACTORS[factor]
+        power = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[factor]
+        values = [r.metrics["plans"][-1]["factor"] ** power for r in cells[label][:1]]
+        row = {"workers": mix(paper["n_small"]), "factor": label}
+        row |= {
+            "value, paper": f"{paper[factor]['value']:.3f}",
+            "value": Summary.of(values).text(3),
+        }
+        over = (cells["none"], paper["none"]) if factor != "none" else ()
+        rows.append(row | outcome(results, cells[label], paper[factor], *over))
     return rows
 
 
 def figures5_6(results: Results) -> "Figure":
-    """Draw loss and accuracy by model-update factor, and what a factor changes over none."""
-    from repro.experiments.dualbatch import drawing
-
-    others = [factor for factor in FACTORS if factor != "none"]
-    lines = drawing.FACTORS
-    groups, drawn = {}, {metric: {} for metric in METRICS}  # type: ignore[var-annotated]
+    """Draw loss and accuracy by model-update factor, and their change over none."""
+    curves, pairs = {}, {}
     for paper in PAPER["table3"]:
-        n, title = paper["n_small"], mix(paper["n_small"])
-        trained = _by_factor(results, n)
-        groups[title] = {lines[factor]: trained[factor] for factor in FACTORS}
-        for metric, (key, _, _) in METRICS.items():
-            cells = _factor_cells(results, metric)
-            drawn[metric][title] = changes(
-                cells,
-                {lines[factor]: ((n, factor), (n, "none")) for factor in others},
-                {lines[factor]: paper[factor][key] - paper["none"][key] for factor in others},
-                metric,
-            )
-    return drawing.draw_factors(groups, drawn, "no factor")
-
-
-def _factor_cells(results: Results, metric: str) -> dict[tuple[int, str], BySeed]:
-    return {
-        (paper["n_small"], factor): final(results, records, metric)
-        for paper in PAPER["table3"]
-        for factor, records in _by_factor(results, paper["n_small"]).items()
-    }
+        title, cells = mix(paper["n_small"]), _by_factor(results, paper["n_small"])
+        curves[title] = cells
+        pairs[title] = {
+            name: (cells[name], cells["none"], paper[factor], paper["none"])
+            for factor, name in FACTORS.items()
+            if factor != "none"
+        }
+    return _draw(results, curves, pairs, "no factor")
 
 
 def factor_gains(results: Results) -> Cases:
-    """Compare d_S/d_L with none in all cases, its root in those where the paper sees a gain."""
-    cells = _factor_cells(results, "accuracy")
-    names = {f"{FACTORS['linear']}, n_S = {n}": (n, "linear") for n in range(1, WORKERS)}
-    names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
-    found = cases(names, lambda name: change(cells, names[name], (names[name][0], "none")))
-    return said_of(found, trained(section51(results, K[1], 1)))
+    """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
+    tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
+    cells = {n: _by_factor(results, n) for n in range(1, WORKERS)}
+    names = {f"{FACTORS[factor]}, n_S = {n}": (cells[n], FACTORS[factor]) for factor, n in tried}
+    return compared(results, {name: (of[f], of["none"]) for name, (of, f) in names.items()})
 
 
-TABLE3 = Exhibit(
-    long=True,
-    runs=table3_runs,
-    table=table3,
-    figure=figures5_6,
-    caption=caption(
-        f"After the last epoch, k = {K[1]:g}. Over none: points, seed by seed.",
-        facts,
-    ),
-    claims={"factor_gains": factor_gains},
-)
+TABLE3 = exhibit("table3", table3, figures5_6, {"factor_gains": factor_gains})
+
+# Table 5: the number of small-batch workers.
 
 
-# Small-batch workers, at the larger k, that are trained again with momentum kept, and the seeds.
-KEPT_RUNS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
-    "quick": ((0, 2, 3, WORKERS), None),
-    LONG: ((0, WORKERS), (0, 1, 2, 3)),
-}
-
-
-def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the baseline and trainings by k and number of small-batch workers.
-
-    Some are trained again with momentum kept, where the profile begins it anew in each share.
-    """
-    baseline = table5_training(profile, chosen, 1.0, 0)
-    runs = [baseline] + [
-        table5_training(profile, chosen, k, n_small) for k in K for n_small in range(1, WORKERS + 1)
-    ]
-    numbers, seeds = KEPT_RUNS.get(profile, ((), None))
-    changed = {"setting": KEPT, "optimizer_state": "kept"}
-    for run in [table5_training(profile, chosen, K[1], n) for n in numbers]:
-        label = f"{run.label}, momentum kept"
-        runs.append(replace(run, config=run.config | changed, seeds=seeds, label=label))
-    return runs
-
-
-def kept(results: Results, n_small: int) -> list[Record]:
-    """Return the trainings of a mix at the larger k with momentum kept from share to share."""
-    return results.ok("train", setting=KEPT, n_small=n_small)
-
-
-def paper_cells(k: float) -> dict[int, Mapping[str, float]]:
-    """Return the paper's loss and accuracy by the number of small-batch workers."""
+def paper_rows(k: float) -> dict[int, Mapping[str, float]]:
+    """The paper's loss and accuracy by the number of small-batch workers."""
     rows = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     return {0: PAPER["table5"]["baseline"], **rows}
 
 
+def _sections(results: Results) -> list[tuple[str, float, dict[int, Records]]]:
+    """The trainings of Table 5 by k, then those with momentum kept: remark, k, and by number."""
+    numbers = range(WORKERS + 1)
+    found: list[tuple[str, float, dict[int, Records]]]
+    found = [("", k, {n: section51(results, k, n) for n in numbers}) for k in K]
+    again = {n: kept(results, n) for n in numbers}
+    if again[0]:
+        found.append((", momentum kept", K[1], {n: r for n, r in again.items() if r}))
+    return found
+
+
 def table5(results: Results) -> list[dict[str, Any]]:
-    """Return final test loss and accuracy by the number of small-batch workers."""
-    base = section51(results, 1.0, 0)
-    before = virtual_time(base)
-    paper = PAPER["table5"]["baseline"]
-    rows = [(1.0, 0, paper)]
-    rows += [(row["k"], row["n_small"], row) for row in PAPER["table5"]["rows"]]
-    table_rows = []
-    for k, n_small, published in rows:
-        records = section51(results, k, n_small)
-        virtual = virtual_time(records)
-        points = published["accuracy"] - paper["accuracy"]
-        table_rows.append(
-            {
-                "k": f"{k:.2f}",
-                "(n_S, n_L)": workers(n_small),
-                "B_S": plan_cell(records, "small_batch"),
-                "B_L": plan_cell(records, "large_batch"),
-                **outcome(results, records, published),
-                "gain, paper": f"{points:+.1f}" if n_small else DASH,
-                "gain": gain(results, records, base) if n_small else DASH,
-                "virtual time over baseline": f"{virtual / before:.3f}"
-                if virtual and before
-                else DASH,
-                "wall (s)": wall_cell(records),
-            }
-        )
-    for n_small, published in paper_cells(K[1]).items():
-        if records := kept(results, n_small):
-            row = {"k": f"{K[1]:.2f}, momentum kept", "(n_S, n_L)": workers(n_small)}
-            row |= outcome(results, records, published)
-            if n_small:
-                row["gain"] = gain(results, records, kept(results, 0))
-            table_rows.append(dict.fromkeys(table_rows[0], DASH) | row)
-    return table_rows
+    """Final test loss and accuracy by the number of small-batch workers."""
+    rows = []
+    for remark, k, cells in _sections(results):
+        for n, records in cells.items():
+            if not n and k != K[0] and not remark:
+                continue  # the baseline is the same at any k
+            row = {"k": f"{k if n else 1:g}{remark}", "workers": mix(n), **batch_sizes(records)}
+            over = (cells[0], paper_rows(k)[0]) if n else ()
+            rows.append(row | outcome(results, records, paper_rows(k)[n], *over))
+    return rows
+
+
+def over_large(results: Results, k: float) -> Pairs:
+    """Each mix of workers and large batches alone."""
+    base, paper = section51(results, k, 0), paper_rows(k)
+    return {mix(n): (section51(results, k, n), base, paper[n], paper[0]) for n in MIXED}
 
 
 def figures7_10(results: Results) -> "Figure":
-    """Draw loss and accuracy by the number of small-batch workers, and what they gain."""
-    from repro.experiments.dualbatch import drawing
-
-    groups = {
-        f"k = {k:g}": {mix(n): section51(results, k, n) for n in range(WORKERS + 1)} for k in K
-    }
-    drawn = {metric: {f"k = {k:g}": gains(results, k, metric) for k in K} for metric in METRICS}
-    ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
-    return drawing.draw_trainings(groups, drawn, mix(0), ticks, "small-batch workers, of 4")
-
-
-def gains(results: Results, k: float, metric: str = "accuracy") -> Changes:
-    """Return what a metric gains over large batches alone, by the mix of workers, and the paper's.
-
-    None where it was not run.
-    """
-    cells, paper, key = finals(results, metric), paper_cells(k), METRICS[metric][0]
-    return changes(
-        cells,
-        {mix(n): ((k, n), (k, 0)) for n in range(1, WORKERS + 1)},
-        {mix(n): paper[n][key] - paper[0][key] for n in range(1, WORKERS + 1)},
-        metric,
-    )
-
-
-def finals(results: Results, metric: str) -> dict[tuple[float, int], BySeed]:
-    """Return a metric after the last epoch by k and number, the baseline under each k."""
-    return {
-        (k, n): final(results, section51(results, k, n), metric)
-        for k in K
-        for n in range(WORKERS + 1)
-    }
-
-
-ENOUGH = range(2, WORKERS + 1)  # small-batch workers that gain accuracy in the paper
-LEAST, MOST = (
-    end(row["accuracy"] for row in PAPER["table5"]["rows"] if row["n_small"] in ENOUGH)
-    - PAPER["table5"]["baseline"]["accuracy"]
-    for end in (min, max)
-)
+    """Draw loss and accuracy by the number of small-batch workers, and their change."""
+    numbers = range(WORKERS + 1)
+    curves = {f"k = {k:g}": {mix(n): section51(results, k, n) for n in numbers} for k in K}
+    return _draw(results, curves, {f"k = {k:g}": over_large(results, k) for k in K}, mix(0))
 
 
 def gained(results: Results) -> Cases:
-    """Compare each number from two on with the baseline, which all of them share."""
-    cells = finals(results, "accuracy")
-    names = {f"k = {k:g}, n_S = {n}": (k, n) for k in K for n in ENOUGH}
-    found = cases(names, lambda name: change(cells, names[name], (names[name][0], 0)))
+    """Each number from two on over the baseline, which all of them share."""
     base = section51(results, 1.0, 0)
-    ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
-    return said_of(found, trained(base), ends)
+    numbers = range(2, WORKERS + 1)
+    pairs = {f"k = {k:g}, n_S = {n}": (section51(results, k, n), base) for k in K for n in numbers}
+    return compared(results, pairs, baseline=True)
 
 
 def one_too_few(results: Results) -> Cases:
-    """Compare one with three at each k."""
-    cells = finals(results, "accuracy")
+    """One small-batch worker over three at each k."""
+    return compared(
+        results, {f"k = {k:g}": (section51(results, k, 1), section51(results, k, 3)) for k in K}
+    )
+
+
+def _over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
+    """A number of small-batch workers over the best of the others: highest, or lowest if -1."""
     names = {f"k = {k:g}": k for k in K}
-    found = cases(names, lambda name: change(cells, (names[name], 1), (names[name], 3)))
-    return said_of(found, trained(section51(results, K[0], 1)))
-
-
-def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
-    """Compare a number of small-batch workers with the best of the others, at each k.
-
-    Args:
-        results: Of Table 5.
-        metric: By which it is to be the best.
-        wanted: The number.
-        sign: 1 where the highest is best, -1 where the lowest is.
-    """
-    cells = finals(results, metric)
     others = [n for n in range(WORKERS + 1) if n != wanted]
-    names = {f"k = {k:g}": k for k in K}
+
+    def over(name: str, n: int) -> Estimate:
+        ours, other = (section51(results, names[name], m) for m in (wanted, n))
+        label = f"{name}, n_S = {wanted} over {n}"
+        found = change(results, ours, other, metric)
+        return replace(found, candidates=len(others), label=label)
 
     def over_best(name: str) -> Estimate:
-        k = names[name]
-        over = [
-            replace(
-                change(cells, (k, wanted), (k, n), metric),
-                candidates=len(others),
-                label=f"{name}, n_S = {wanted} over {n}",
-            )
-            for n in others
-        ]
-        return min(over, key=lambda estimate: sign * estimate.mean)
+        return min((over(name, n) for n in others), key=lambda estimate: sign * estimate.mean)
 
     return said_of(cases(names, over_best), trained(section51(results, K[0], wanted)))
 
 
-def three_best(results: Results) -> Cases:
-    """Compare three with the most accurate of the others."""
-    return best_of(results, "accuracy", 3, 1)
-
-
-def lowest_loss(results: Results) -> Cases:
-    """Compare one with the lowest test loss of the others."""
-    return best_of(results, "test_loss", 1, -1)
-
-
-@check(
-    f"The extra training time is k, to {100 * SAME_TIME:g} %, by the virtual clock: that has the "
-    "plan's own a and b, so that only rounding and short last batches can differ"
-)
 def extra_time(results: Results) -> tuple[bool, str]:
-    """Ask whether a training takes k times the baseline's."""
-    before = virtual_time(section51(results, 1.0, 0))
-    holds, said = [], []
-    for k in K:
-        times = [virtual_time(section51(results, k, n)) for n in range(1, WORKERS + 1)]
-        ratios = [time / before for time in times if time and before]
-        if ratios:
-            holds += [abs(ratio / k - 1) <= SAME_TIME for ratio in ratios]
-            said.append(f"k = {k:g}: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
-    if not said:
+    """Ask whether a training takes k times the baseline's by the virtual clock."""
+    times = {
+        (k, n): [r.metrics["virtual_time_s"][-1] for r in records if r.metrics["virtual_time_s"]]
+        for _, k, cells in _sections(results)[: len(K)]
+        for n, records in cells.items()
+    }
+    ratios = {
+        (k, n): float(np.mean(seconds) / np.mean(times[k, 0]))
+        for (k, n), seconds in times.items()
+        if n and seconds and times[k, 0]
+    }
+    if not ratios:
         raise NotRun("no records with a virtual time")
-    return all(holds), "; ".join(said)
+    said = ", ".join(f"k = {k:g}, n_S = {n}: {ratio:.3f}" for (k, n), ratio in ratios.items())
+    return all(abs(ratio / k - 1) <= SAME_TIME for (k, _), ratio in ratios.items()), said
 
 
-TABLE5 = Exhibit(
-    long=True,
-    runs=table5_runs,
-    table=table5,
-    figure=figures7_10,
-    caption=caption(
-        "After the last epoch. Gain: points over 4 large with warm-up, seed by seed, of the seeds "
-        "after the first look alone.",
-        facts,
-    ),
+TABLE5 = exhibit(
+    "table5",
+    table5,
+    figures7_10,
     claims={
         "gain": gained,
         "one_too_few": one_too_few,
-        "three_best": three_best,
-        "lowest_loss": lowest_loss,
+        "three_best": lambda results: _over_best(results, "accuracy", 3, 1),
+        "lowest_loss": lambda results: _over_best(results, "test_loss", 1, -1),
     },
-    checks=(extra_time,),
+    checks={"extra_time": extra_time},
 )
+
+# Table 8: the resolution cycled as well.
+
+
+def table8(results: Results) -> list[dict[str, Any]]:
+    """Both schemes by the number of small-batch workers, and the time of real workers."""
+    rows = scheme_rows(results, "table8", runs.SECTION_5_2, "dual-batch")
+    return [*rows, real_workers.saving_row(results, runs.CIFAR)]
+
+
+def over_baseline(results: Results, scheme: str) -> Pairs:
+    """Each mix of workers by a scheme and large batches alone, uncycled."""
+    base, paper = section52(results, "dual-batch", 0), PAPER["table8"]
+    return {
+        mix(n): (section52(results, scheme, n), base, row, paper["dual_batch"][0])
+        for n, row in enumerate(paper[SCHEMES[scheme]])
+        if n or scheme != "dual-batch"
+    }
+
+
+def figures11_12(results: Results) -> "Figure":
+    """Draw loss and accuracy of both schemes, and their change over the baseline."""
+    numbers = range(WORKERS + 1)
+    curves = {s: {mix(n): section52(results, s, n) for n in numbers} for s in SCHEMES}
+    pairs = {scheme: over_baseline(results, scheme) for scheme in SCHEMES}
+    return _draw(results, curves, pairs, f"{mix(0)}, uncycled")
+
+
+def _hybrid_over(results: Results, base: Callable[[int], tuple[str, int]]) -> Cases:
+    """The hybrid scheme over another training, by the number of small-batch workers."""
+    hybrid = {n: section52(results, "hybrid", n) for n in MIXED}
+    pairs = {f"n_S = {n}": (of, section52(results, *base(n))) for n, of in hybrid.items()}
+    return compared(results, pairs)
+
+
+def hybrid_gain(results: Results) -> Cases:
+    """The hybrid scheme with three small-batch workers over large batches alone."""
+    base = section52(results, "dual-batch", 0)
+    return compared(results, {"n_S = 3": (section52(results, "hybrid", 3), base)}, baseline=True)
+
+
+TABLE8 = exhibit(
+    "table8",
+    table8,
+    figures11_12,
+    claims={
+        "accuracy": lambda results: _hybrid_over(results, lambda n: ("dual-batch", n)),
+        "gain": hybrid_gain,
+        "over_cyclic": lambda results: _hybrid_over(results, lambda n: ("hybrid", 0)),
+        "saving": real_workers.saving(runs.CIFAR),
+    },
+)
+
+# The gains of dual batches, on one picture.
+
+
+def _gain_panels(results: Results) -> dict[str, Changes]:
+    titles = {f"{100 * (k - 1):.0f} % more time (Table 5)": over_large(results, k) for k in K}
+    panels = {title: changes(results, pairs) for title, pairs in titles.items()}
+    hybrid = changes(results, over_baseline(results, "hybrid"))
+    del hybrid[mix(0)]  # which has no small batches
+    return panels | {"resolution cycled as well (Table 8)": hybrid}
+
+
+def gains_table(results: Results) -> list[dict[str, Any]]:
+    """The gains that are drawn."""
+    return [
+        {
+            "trained with": title,
+            "workers": mixed,
+            "gain, paper (points)": f"{paper:+.1f}",
+            "gain (points)": DASH if gap is None else str(gap),
+        }
+        for title, drawn in _gain_panels(results).items()
+        for mixed, (gap, paper) in drawn.items()
+    ]
+
+
+GAINS = exhibit("gains", gains_table, lambda results: _draw_gains(results, _gain_panels(results)))
+
+# Is it the mix of batch sizes that gains, or more updates?
+
+
+def updates_over_baseline(record: Record) -> float:
+    """The updates of an epoch over those of large batches alone."""
+    plan, asked = record.metrics["plans"][-1], record.config["sub_stages"][-1]["plan"]
+    n, large = record.config["n_small"], asked["large_batch"]
+    small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
+    rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
+    return float((small + rest) / (asked["samples"] / large))
+
+
+def updates_table(results: Results) -> list[dict[str, Any]]:
+    """Accuracy by k and mix, the number of updates, and the gain of mixing alone."""
+    rows = []
+    for remark, k, cells in _sections(results):
+        for n, records in cells.items():
+            if not n and k != K[0] and not remark:
+                continue  # the baseline is the same at any k
+            updates = Summary.of(map(updates_over_baseline, records[:1])).text()
+            row = {
+                "k": f"{k if n else 1:g}{remark}",
+                "workers": mix(n),
+                "updates over baseline's": updates,
+            }
+            paper = paper_rows(k)
+            over = (cells[0], paper[0]) if n else ()
+            row |= outcome(results, records, paper[n], *over)
+            if 0 < n < WORKERS:
+                points = paper[n]["accuracy"] - paper[WORKERS]["accuracy"]
+                row["at equal updates, paper"] = f"{points:+.1f}"
+                row["at equal updates"] = gain(results, records, cells[WORKERS])
+            rows.append(row)
+    return rows
+
+
+def draw_updates(results: Results) -> "Figure":
+    """Draw gains over large batches, and over as many updates of one batch size."""
+    panels = {f"k = {k:g}: over large batches": changes(results, over_large(results, k)) for k in K}
+    for k in K:
+        same, paper = section51(results, k, WORKERS), paper_rows(k)
+        pairs = {
+            mix(n): (section51(results, k, n), same, paper[n], paper[WORKERS])
+            for n in range(1, WORKERS)
+        }
+        panels[f"k = {k:g}: over as many updates of one size"] = changes(results, pairs)
+    return _draw_gains(results, panels)
+
+
+UPDATES = exhibit("updates", updates_table, draw_updates)
+
+# Does the gain stay at rates tuned for each mix?
+
+
+def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
+    return results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
+
+
+def best_rate(results: Results, n: int) -> float | None:
+    """The rate with the best mean accuracy on held-out images; None where not all were run."""
+    held_out = {
+        rate: [
+            record.metrics["held_out"][-1]
+            for record in _at_rate(results, n, rate)
+            if record.seed in runs.SEARCH_SEEDS
+        ]
+        for rate in RATES
+    }
+    if not all(held_out.values()):
+        return None
+    return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
+
+
+def tuned_gain(results: Results, n: int) -> Estimate:
+    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge.
+
+    Raises:
+        NotRun: Not all rates were run, a best rate lies at an end of the grid, or only the
+            trainings that chose the rates were run.
+    """
+    cells: list[Records] = []
+    for m in (n, 0):
+        rate = best_rate(results, m)
+        if rate is None:
+            raise NotRun("not all rates were run")
+        if rate in (RATES[0], RATES[-1]):
+            raise NotRun(f"{mix(m)}: {UNTUNED}")
+        cells.append([r for r in _at_rate(results, m, rate) if r.seed not in runs.SEARCH_SEEDS])
+    if not all(cells):
+        raise NotRun("every seed chose the rates, and none is left to judge them")
+    return change(results, cells[0], cells[1])
+
+
+def rates_table(results: Results) -> list[dict[str, Any]]:
+    """Accuracy by mix and rate, on images held out and on test images."""
+    rows = []
+    for n, rate in itertools.product(runs.SEARCHED, RATES):
+        records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
+        edge = f"; {UNTUNED}" if rate in (RATES[0], RATES[-1]) else ""
+        row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
+        for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
+            mean = Summary.of(final(results, records, metric)).text()
+            row[f"accuracy on {images} (%)"] = mean
+        if n and best:
+            try:
+                told = str(tuned_gain(results, n))
+            except NotRun as missing:
+                told = f"not run: {missing}"
+            row["gain over large batches, both tuned"] = told
+        rows.append(row | {"n": len(records)})
+    return rows
+
+
+def draw_rates(results: Results) -> "Figure":
+    """Draw accuracy by rate for each mix: on images held out, and on test images."""
+    from repro.experiments.dualbatch import drawing
+
+    cells = {mix(n): {rate: _at_rate(results, n, rate) for rate in RATES} for n in runs.SEARCHED}
+    ran = [record for line in cells.values() for records in line.values() for record in records]
+    panels = {
+        f"accuracy on {images}\n{whose(ran)}; bars: ± 1 deviation": {
+            name: {rate: final(results, records, metric) for rate, records in line.items()}
+            for name, line in cells.items()
+        }
+        for metric, images in (("held_out", "images held out"), ("accuracy", "test images"))
+    }
+    figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(RATES, [f"×{rate:g}" for rate in RATES])
+    best = {n: best_rate(results, n) for n in runs.SEARCHED}
+    told = [f"{mix(n)} ×{rate:g}" for n, rate in best.items() if rate]
+    edge = f"; {UNTUNED} at an end" if told else ""
+    figure.suptitle(f"best on images held out: {', '.join(told) or 'not run'}{edge}", fontsize=9)
+    return figure
+
+
+RATE_SEARCH = exhibit("rates", rates_table, draw_rates)

@@ -1,4 +1,4 @@
-"""What a training of the paper is made of: model, data, plan, schedule, step."""
+"""The parts of a training: model, data, plan, schedule, step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ _HEADS = ("classifier", "fc")
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """Return the model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
+    """The model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
     options = dict(config["model"])
     model = models.build(options.pop("name"), num_classes=num_classes, **options)
     for name in _HEADS:
@@ -49,7 +49,7 @@ def plan_of(entry: Config) -> DualBatchPlan:
 
 
 def schedule_of(config: Config) -> CyclicProgressiveSchedule:
-    """Return the schedule of a configuration."""
+    """The schedule of a configuration."""
     return CyclicProgressiveSchedule(
         [Stage(int(epochs), lr) for epochs, lr in config["stages"]],
         [
@@ -117,11 +117,10 @@ class TrainingData:
             )
 
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
-        """Return a function that measures a model, to be called after each epoch of a training.
+        """A function that measures a model on test images, to be called after each epoch.
 
-        It measures on the test images, at their own resolution: on all of them after the last
-        epoch, on ``watched_samples`` of them before, where the configuration says so. The key
-        ``held_out`` is the accuracy on images that were held out.
+        On all of them after the last epoch, on ``watched_samples`` before, at their own
+        resolution. The key ``held_out`` is the accuracy on images that were held out.
         """
         low = low_precision(config)
         kind = torch.device(device).type
@@ -158,30 +157,26 @@ class TrainingData:
 
 
 def low_precision(config: Config) -> torch.dtype | None:
-    """Return the type of the forward pass under autocast, None for none."""
+    """The type of the forward pass under autocast, None for none."""
     name = config["autocast"]
     return None if name is None else getattr(torch, name)
 
 
 def compute_of(config: Config) -> dict[str, Any]:
-    """Return how workers compute, as `train_dual_batch` takes it: types, layout, captured steps."""
-    low, last = low_precision(config), config["channels_last"]
-    if not config.get("captured"):
-        return {"autocast": low, "channels_last": last}
-    passes = partial(CapturedPasses, autocast=low, channels_last=last)
-    return {"passes_fn": passes, "channels_last": last}
+    """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state.
 
-
-def state_of(config: Config) -> str:
-    """Return what becomes of a worker's momentum, as `train_dual_batch` takes it.
-
-    Records whose configuration does not say were computed with one that restarts.
+    Where a configuration does not say whether workers keep their momentum, it restarts.
     """
-    return str(config.get("optimizer_state", "restarted"))
+    low, last = low_precision(config), config["channels_last"]
+    options = {"optimizer_state": config.get("optimizer_state", "restarted")}
+    if not config.get("captured"):
+        return options | {"autocast": low, "channels_last": last}
+    passes = partial(CapturedPasses, autocast=low, channels_last=last)
+    return options | {"passes_fn": passes, "channels_last": last}
 
 
 def clock_of(config: Config) -> dict[str, Any]:
-    """Return what the local engine's clock varies by; real processes have a clock of their own.
+    """How times vary on the local engine's clock; real processes have a clock of their own.
 
     ``straggler`` is how many times as long the last worker, which has large batches, takes.
     """
@@ -196,16 +191,10 @@ def clock_of(config: Config) -> dict[str, Any]:
     }
 
 
-def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
-    """Return a training step on random images, for measurements of time and memory."""
-    model = build_model(config, config["classes"]).to(device).train()
-    return step_of(config, model, resolution, batch, device)
-
-
 def step_of(
     config: Config, model: nn.Module, resolution: int, batch: int, device: str
 ) -> Callable[[], Any]:
-    """Return a training step of a model on random images."""
+    """A training step of a model on random images."""
     layout = torch.channels_last if config["channels_last"] else torch.contiguous_format
     model.to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, resolution, resolution, device=device)

@@ -1,6 +1,6 @@
-"""Any plan, live: its batch sizes and shares, and what every worker does when."""
+"""Any plan, live: its batch sizes and shares, and every worker's steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -9,18 +9,16 @@ from matplotlib.figure import Figure
 from repro import plots
 from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
-from repro.experiments.dualbatch.settings import PAPER, WORKERS, mix
+from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
 from repro.measure import TimeModel
 
-Spans = Sequence[tuple[float, float]]  # (start, seconds) of every step
-
-# Ends of the widget's sliders, and of its axes: what moves is then the plan alone.
+# Ends of the widget's sliders, and of its axes, so that the plan alone moves.
 MOST_TIME, BATCHES = 1.5, (100, 1000)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is solved for: times of a device, and samples of an epoch."""
+    """The problem of a plan: times of a device, and samples of an epoch."""
 
     name: str
     times: TimeModel
@@ -33,14 +31,14 @@ class Setting:
 
 
 def paper_setting() -> Setting:
-    """Return the setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080."""
+    """The setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080."""
     inferred = PAPER["inferred"]
     times = TimeModel(inferred["a"], inferred["b"])
     return Setting("ResNet-18, GTX 1080", times, PAPER["cifar_samples"])
 
 
 def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBatchPlan | str:
-    """Return the plan, or in words why there is none."""
+    """The plan, or in words why there is none."""
     try:
         return DualBatchPlan.solve(
             setting.times, k, n_small, WORKERS - n_small, large_batch, setting.samples, "floor"
@@ -50,7 +48,7 @@ def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBat
 
 
 def describe(plan: DualBatchPlan | str) -> str:
-    """Return a plan in a few words, with the paper's symbols, or why there is none."""
+    """A plan in a few words, with the paper's symbols, or why there is none."""
     if isinstance(plan, str):
         return f"no such plan: {plan}"
     parts = []
@@ -79,7 +77,7 @@ def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figur
 
 
 def steps_of(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
-    """Return start and seconds of every step of a worker in one epoch, as predicted."""
+    """Start and seconds of every step of a worker in one epoch, as predicted."""
     kind = plan.kinds[worker]
     batch, left = plan.batch_of(kind), plan.share_of(kind)
     spans, now = [], 0.0
@@ -133,7 +131,7 @@ def _draw_choices(
 
 
 def choices(setting: Setting, large_batch: int) -> Mapping[int, list[tuple[float, float]]]:
-    """Return k and the small batch size of every plan, by the number of small-batch workers."""
+    """The time k and the small batch size of every plan, by the number of small-batch workers."""
     by_workers: dict[int, list[tuple[float, float]]] = {}
     for n_small in range(1, WORKERS + 1):
         top = largest_k(setting.times, n_small, WORKERS - n_small, large_batch)

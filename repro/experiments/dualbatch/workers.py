@@ -1,7 +1,7 @@
-"""Plans solved from times measured in the run itself, trained and timed: what is executed.
+"""Plans solved from times measured in the run itself: trained, and timed with real workers.
 
-Real processes on Ray need a core, or an accelerator, each: where they would share one their times
-would be of waiting for each other.
+Real processes on Ray need a core, or an accelerator, each: where they share one, their times are
+of waiting for each other.
 """
 
 import itertools
@@ -24,8 +24,9 @@ from repro.dualbatch import (
     train_dual_batch,
 )
 from repro.dualbatch.worker import Batches
-from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of, state_of
-from repro.experiments.dualbatch.experiments import _fitted, train
+from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
+from repro.experiments.dualbatch.measuring import fitted
+from repro.experiments.dualbatch.training import train
 from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import TimeModel, Timing, accelerator
 
@@ -36,65 +37,56 @@ RATE = 0.01  # of trainings on random numbers, whose times alone count
 def train_own_plan(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Fit the time model to steps on this device, solve the plan with it, and train by the plan.
 
-    Where no such plan exists nothing is trained, and why is the result.
+    Where no such plan exists nothing is trained, and the reason is the result.
     """
     assert data is not None
     torch.manual_seed(seed)
-    measured = config["measured"] | {"classes": data.num_classes}
-    setting = {**config, **measured}
-    (a, b), timings, error = _line(setting, measured["resolution"], measured["repeats"], device)
+    setting = {**config, **config["measured"], "classes": data.num_classes}
+    measured, timings = _line(setting, setting["resolution"], setting["repeats"], device)
     (entry,) = config["sub_stages"]
-    plan = entry["plan"] | {"a": a, "b": b}
-    solution = {"a": a, "b": b} | (_solved(plan) if error is None else _no_plan(error))
+    solution = _solved(entry["plan"], measured)
     if solution["error"] is not None:
         return Outcome(solution, timings=timings)
+    plan = entry["plan"] | {"a": measured["a"], "b": measured["b"]}
     trained = train({**config, "sub_stages": [entry | {"plan": plan}]}, seed, data, device)
     return Outcome(trained.metrics | solution, timings=timings | dict(trained.timings))
 
 
 def planned_again(config: Config, metrics: Config) -> dict[str, Any]:
-    """Return the metrics of `train_own_plan` that follow from a and b as it measured them."""
+    """The metrics of `train_own_plan` that follow from a and b as it measured them."""
     if metrics["a"] is None:
         return {}
     (entry,) = config["sub_stages"]
-    return _solved(entry["plan"] | {"a": metrics["a"], "b": metrics["b"]})
+    return _solved(entry["plan"], {"a": metrics["a"], "b": metrics["b"], "error": None})
 
 
 def _line(
     config: Config, resolution: int, repeats: int, device: str
-) -> tuple[tuple[float, float] | tuple[None, None], dict[str, Timing], str | None]:
-    """Return a and b of steps timed now, the timings, and why there is no line, if so."""
+) -> tuple[dict[str, Any], dict[str, Timing]]:
+    """A and b of steps timed now, or the error why there is no line; and the timings."""
     try:
-        fit, timed = _fitted(config, resolution, {}, repeats, device)
+        fit, timed = fitted(config, resolution, {}, repeats, device)
     except ValueError as error:  # times of larger batches that are no longer
-        return (None, None), {}, str(error)
-    return (fit.a, fit.b), dict(timed), None
+        return {"a": None, "b": None, "error": str(error)}, {}
+    return {"a": fit.a, "b": fit.b, "error": None}, dict(timed)
 
 
-def _no_plan(error: str, k_max: float | None = None) -> dict[str, Any]:
-    return {"error": error, "plan": None, "k_max": k_max}
-
-
-def _solved(entry: Config) -> dict[str, Any]:
-    """Return the plan's sizes and shares, or why there is none."""
+def _solved(entry: Config, measured: Config) -> dict[str, Any]:
+    """A plan's sizes and shares for the times measured, or the error why there is none."""
+    solution = {**measured, "plan": None, "k_max": None}
+    if measured["error"] is not None:
+        return solution
+    entry = {**entry, "a": measured["a"], "b": measured["b"]}
+    if entry["b"] > 0:
+        model = TimeModel(entry["a"], entry["b"])
+        sizes = (entry["n_small"], entry["n_large"], entry["large_batch"])
+        solution["k_max"] = largest_k(model, *sizes)
     try:
         plan = plan_of(entry)
     except ValueError as error:
-        return _no_plan(str(error), _largest_k(entry))
-    sizes = {
-        "small_batch": plan.small_batch,
-        "large_batch": plan.large_batch,
-        "small_samples": plan.small_samples,
-        "large_samples": plan.large_samples,
-    }
-    return {"error": None, "plan": sizes, "k_max": _largest_k(entry)}
-
-
-def _largest_k(entry: Config) -> float | None:
-    if entry["b"] <= 0:
-        return None
-    model = TimeModel(entry["a"], entry["b"])
-    return largest_k(model, entry["n_small"], entry["n_large"], entry["large_batch"])
+        return solution | {"error": str(error)}
+    names = ("small_batch", "large_batch", "small_samples", "large_samples")
+    return solution | {"plan": {name: getattr(plan, name) for name in names}}
 
 
 class RandomImages:
@@ -122,7 +114,7 @@ class RandomImages:
 
 
 def devices_here(device: str) -> int:
-    """Return how many workers have a core, or an accelerator, to themselves."""
+    """The number of workers that have a core, or an accelerator, to themselves."""
     if accelerator.is_accelerator(device):
         return accelerator.count(device)
     if hasattr(os, "sched_getaffinity"):  # not everywhere
@@ -136,7 +128,7 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     Every round has one epoch of each kind; the first round warms up. Kinds are told apart under
     ``bsp``, where both workers have the same kind at a time; under ``asp`` whole rounds are timed.
     Plans are solved from times measured here where a kind has no ``a`` and ``b``; where no such
-    plan exists, why is noted.
+    plan exists, the reason is noted.
     """
     torch.manual_seed(seed)
     devices = devices_here(device)
@@ -163,52 +155,40 @@ def _part(
     config: Config, seed: int, device: str, address: str | None
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     """Measure one model's times, solve its plans, and time epochs by them."""
-    lines: dict[int, tuple[tuple[float, float] | tuple[None, None], str | None]] = {}
+    lines: dict[int, dict[str, Any]] = {}
     timings: dict[str, Timing] = {}
     for side in {kind["resolution"]: None for kind in config["epochs"] if kind["a"] is None}:
-        pair, timed, error = _line(config, side, config["repeats"], device)
-        lines[side] = pair, error
+        lines[side], timed = _line(config, side, config["repeats"], device)
         timings |= {f"{side}px, {key}": value for key, value in timed.items()}
     solved: list[dict[str, Any]] = []
-    plans: list[DualBatchPlan | None] = []
-    for kind in config["epochs"]:
-        (a, b), error = (kind["a"], kind["b"]), None
-        if kind["a"] is None:
-            (a, b), error = lines[kind["resolution"]]
-        entry = {
-            "a": a,
-            "b": b,
-            "k": kind["k"],
-            "n_small": 1,
-            "n_large": TWO - 1,
-            "large_batch": kind["large_batch"],
-            "samples": config["samples"],
-        }
-        solution: dict[str, Any] = {"error": None, "plan": None, "k_max": None}
-        plan: DualBatchPlan | None = None
+    plans: dict[int, DualBatchPlan] = {}
+    for number, kind in enumerate(config["epochs"]):
+        given = {"a": kind["a"], "b": kind["b"], "error": None}
+        measured = lines[kind["resolution"]] if kind["a"] is None else given
+        entry = {key: kind[key] for key in ("k", "large_batch")}
+        entry |= {"n_small": 1, "n_large": TWO - 1, "samples": config["samples"]}
         if kind["k"] == 1:
-            plan = _alone(entry)
-        else:
-            solution = _solved(entry) if error is None else _no_plan(error)
-            plan = None if solution["error"] else plan_of(entry)
-        solved.append({"a": a, "b": b} | solution)
-        plans.append(plan)
+            solved.append({**measured, "error": None, "plan": None, "k_max": None})
+            plans[number] = alone(kind["large_batch"], config["samples"])
+            continue
+        solved.append(_solved(entry, measured))
+        if solved[-1]["error"] is None:
+            plans[number] = plan_of({**entry, "a": measured["a"], "b": measured["b"]})
     metrics: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
     for sync, wanted in config["syncs"].items():
-        chosen = [n for n, plan in enumerate(plans) if plan and config["epochs"][n]["in"] in wanted]
+        chosen = [number for number in plans if config["epochs"][number]["in"] in wanted]
         subs = [SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen]
         log = _run(config, subs, sync, seed, device, address)
         if sync == "bsp":
-            shares = share_seconds(log, len(subs))
-            metrics["shares_s"] = {str(n): shares[number] for number, n in enumerate(chosen)}
+            seconds = share_seconds(log, len(subs))
+            metrics["shares_s"] = dict(zip(map(str, chosen), seconds, strict=True))
         else:
             metrics["round_s"][sync] = round_seconds(log, len(subs))
     return metrics, timings
 
 
-def _alone(entry: Config) -> DualBatchPlan:
-    """Return large batches alone, as a plan of the same two workers."""
-    large, samples = entry["large_batch"], entry["samples"]
+def alone(large: int, samples: int) -> DualBatchPlan:
+    """Large batches alone, as a plan of the same two workers."""
     share = samples // TWO
     unused = TimeModel(1.0, 0.0)  # real workers have no virtual clock
     return DualBatchPlan(unused, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
@@ -229,7 +209,6 @@ def _run(
         engine="ray",
         seed=seed,
         device=device,
-        optimizer_state=state_of(config),
         **compute_of(config),
         address=address,
     )
@@ -237,7 +216,7 @@ def _run(
 
 
 def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
-    """Return, by kind of epoch, then by worker, the seconds of its shares from pull to merge.
+    """Seconds of shares from pull to merge: by kind of epoch, then by worker, each round's.
 
     Args:
         log: Of a training with a barrier; a share begins when the version that it pulled was there.
@@ -253,7 +232,7 @@ def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
 
 
 def round_seconds(log: list[Commit], kinds: int) -> list[float]:
-    """Return the seconds of every round but the first, of the worker that is the slower in all.
+    """Seconds of every round but the first, of the worker that is the slower in all.
 
     Args:
         log: Of a training without a barrier, where each worker goes through rounds by itself.

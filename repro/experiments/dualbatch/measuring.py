@@ -1,0 +1,325 @@
+"""Plans and schedules that are solved; times of steps, and memory, that are measured."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from repro.datasets import EpochTimes
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
+from repro.experiments.dualbatch.building import Config, build_model, step_of
+from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
+from repro.experiments.dualbatch.training import plan_row
+from repro.experiments.outcome import Outcome
+from repro.measure import (
+    MemoryBudget,
+    MemoryMeter,
+    MemoryModel,
+    TimeModel,
+    Timing,
+    comparable_peaks,
+    is_out_of_memory,
+    largest_batch,
+    time_interleaved,
+)
+
+
+def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Solve Table 2 or 6, or lay out the schedule of Table 7 or 9."""
+    table = config["table"]
+    if table == "table2":
+        model = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+        return Outcome({"rows": _table2_rows(model)})
+    if table == "table6":
+        rows = [
+            plan_row(sub.plan, sub.resolution)
+            for part in PARTS.values()
+            for subs in zip(*(_sub_stages(part, n) for n in range(WORKERS + 1)), strict=True)
+            for sub in subs
+        ]
+        return Outcome({"rows": rows})
+    subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
+    schemes = {"dual-batch": subs[-1:], "hybrid": subs}
+    rows = []
+    for scheme, sub_stages in schemes.items():
+        for row in _schedule_rows(PAPER[table]["stages"], sub_stages):
+            batches = dict(zip(("small_batch", "large_batch"), row.pop("batches"), strict=True))
+            rows.append({"scheme": scheme, "lr": row.pop("rate"), **row, **batches})
+    return Outcome({"rows": rows})
+
+
+def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Lay out the first stages of Table 7 by each scheme of Table 1."""
+    both = _sub_stages("cifar", config["n_small"])
+    subs = {
+        "dual-batch learning": both[-1:],
+        "cyclic progressive learning": _sub_stages("cifar", 0),
+        "hybrid scheme": both,
+    }
+    stages = PAPER["table7"]["stages"][: config["stages"]]
+    rows = []
+    for scheme, sub_stages in subs.items():
+        for row in _schedule_rows(stages, sub_stages):
+            batches = [n for n in row["batches"] if n is not None]
+            rows.append({"scheme": scheme, **row, "batches": batches})
+    return Outcome({"rows": rows})
+
+
+def _sub_stages(part: str, n_small: int) -> list[SubStage]:
+    """The plans of Table 6 at each resolution, with the dropout of Table 7 or 9."""
+    table, dropouts = PAPER["table6"][part], PAPER[_SCHEDULES[part]]["dropouts"]
+    subs = []
+    for side, large, dropout in zip(
+        table["resolutions"], table["large_batches"], dropouts, strict=True
+    ):
+        model = TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
+        samples = PAPER[f"{part}_samples"]
+        k, n_large = PAPER["table6"]["k"], WORKERS - n_small
+        plan = DualBatchPlan.solve(model, k, n_small, n_large, large, samples)
+        subs.append(SubStage(side, dropout, plan))
+    return subs
+
+
+_SCHEDULES = {"cifar": "table7", "imagenet": "table9"}
+
+
+def _schedule_rows(
+    stages: Sequence[Sequence[float]], subs: Sequence[SubStage]
+) -> list[dict[str, Any]]:
+    """The settings of a schedule, a row for each span of epochs that have the same."""
+    schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
+    rows = []
+    for (stage, sub_stage), group in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
+        first, *others = group
+        rows.append(
+            {
+                "stage": stage,
+                "sub_stage": sub_stage,
+                "first": first.epoch,
+                "last": [first, *others][-1].epoch,
+                "rate": first.lr,
+                "batches": [first.small_batch, first.large_batch],
+                "resolution": first.resolution,
+                "dropout": first.dropout,
+            }
+        )
+    return rows
+
+
+def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
+    large, samples = PAPER["table2"]["large_batch"], PAPER["cifar_samples"]
+    pairs = [(row["k"], row["n_small"]) for row in PAPER["table2"]["rows"]]
+    plans = [
+        DualBatchPlan.solve(model, k, n, WORKERS - n, large, samples, "floor") for k, n in pairs
+    ]
+    return [plan_row(plan, None) for plan in plans]
+
+
+def times(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Time steps, whole passes and workers' shares, and fit the time model (Figures 3, 4, Table 4).
+
+    Images are random numbers on the device. Runs that are compared are timed in turns, steps
+    several in a row as in training.
+    """
+    torch.manual_seed(seed)
+    repeats, samples = config["repeats"], config["samples"]
+    sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
+    fits: list[dict[str, Any]] = []
+    passes: list[list[dict[str, Any]]] = []
+    timings: dict[str, Timing] = {}
+    for side in config["resolutions"]:
+        runs = {f"{n}, {samples}": _pass(config, side, n, samples, device) for n in sizes}
+        fit, timed = fitted(config, side, runs, max(3, repeats // 2), device)
+        timings |= {f"{side}px, {name}": timing for name, timing in timed.items()}
+        fits.append({"resolution": side, "a": fit.a, "b": fit.b, "seconds": list(fit.seconds)})
+        passes.append([_predicted(fit, n, samples, timed) for n in sizes])
+    epochs = {
+        str(side): _pass(config, side, batch, samples, device)
+        for side, batch in zip(config["resolutions"], config["large_batches"], strict=True)
+    }
+    timed = time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
+    timings |= {f"epoch at {side}px": timing for side, timing in timed.items()}
+    epoch_s = {side: timing.median_s for side, timing in timed.items()}
+    shares = _shares(config, fits[-1], device) if "plan_k" in config else []
+    metrics = {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}
+    return Outcome(metrics, timings=timings)
+
+
+def fitted(
+    config: Config,
+    resolution: int,
+    others: dict[str, Callable[[], None]],
+    repeats: int,
+    device: str,
+) -> tuple[TimeModel, dict[str, Timing]]:
+    """Fit the time model to steps, in turns with other runs; the timings are of both.
+
+    Where a busy machine makes smaller batches look slower, all is measured again, twice as often.
+
+    Raises:
+        ValueError: They still look slower in four times the repeats.
+    """
+    sizes = config["batch_sizes"]
+    steps = {
+        f"step of {n}": _pass(config, resolution, n, STEPS_IN_A_ROW * n, device) for n in sizes
+    }
+    most = 4 * repeats
+    while True:
+        timed = time_interleaved(steps | others, warmup=1, repeats=repeats, device=device)
+        seconds = [timed[name].median_s / STEPS_IN_A_ROW for name in steps]
+        try:
+            return TimeModel.fit(sizes, seconds), timed
+        except ValueError:
+            if repeats >= most:
+                raise
+            repeats = min(most, 2 * repeats)
+
+
+def _predicted(
+    fit: TimeModel, batch: int, samples: int, timed: Mapping[str, Timing]
+) -> dict[str, Any]:
+    """The measured time of a pass, and the time model's."""
+    return {
+        "batch": batch,
+        "samples": samples,
+        "measured_s": timed[f"{batch}, {samples}"].median_s,
+        "equation2_s": fit.epoch_time(batch, samples),
+        "equation3_s": fit.epoch_time(batch, samples, approximate=True),
+        "predicted_s": fit.pass_time(batch, samples),
+    }
+
+
+def _pass(
+    config: Config, resolution: int, batch: int, samples: int, device: str
+) -> Callable[[], None]:
+    """A pass over so many samples, with the last batch as short as it is."""
+    model = build_model(config, config["classes"]).to(device).train()
+    full, rest = divmod(samples, batch)
+    step = step_of(config, model, resolution, batch, device) if full else None
+    last = step_of(config, model, resolution, rest, device) if rest else None
+
+    def run() -> None:
+        for _ in range(full):
+            step()  # type: ignore[misc]
+        if last is not None:
+            last()
+
+    return run
+
+
+def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
+    """Time the shares of plans solved with the fitted model, as Table 4 does."""
+    model, side = TimeModel(fit["a"], fit["b"]), fit["resolution"]
+    large, samples = config["plan_large_batch"], config["samples"]
+    rows: list[dict[str, Any]] = []
+    for k, n_small in itertools.product(config["plan_k"], range(1, WORKERS + 1)):
+        row = {"k": k, "n_small": n_small}
+        try:
+            plan = DualBatchPlan.solve(model, k, n_small, WORKERS - n_small, large, samples)
+        except ValueError as error:  # there may be none for the times of this device
+            rows.append(row | {"error": str(error)})
+            continue
+        rows += [
+            row | {"kind": kind, "batch": plan.batch_of(kind), "samples": plan.share_of(kind)}
+            for kind in dict.fromkeys(plan.kinds)
+        ]
+    pairs = dict.fromkeys((row["batch"], row["samples"]) for row in rows if "batch" in row)
+    runs = {f"{n}, {d}": _pass(config, side, n, d, device) for n, d in pairs}
+    again, timed = fitted(config, side, runs, config["repeats"], device)
+    for row in rows:
+        if "batch" in row:
+            row |= _predicted(again, row["batch"], row["samples"], timed)
+    return rows
+
+
+def published(config: Config, seed: int, data: EpochTimes | None, device: str) -> Outcome:
+    """Fit the time model to the authors' raw measurements (Figures 3 and 4)."""
+    assert data is not None
+    batches = sorted({row["batch"] for row in PAPER["table4"]["rows"]})
+    allowed = PAPER["claims"]["time_error"] / 100
+    fits = {}
+    for framework, seconds in data.seconds.items():
+        sizes = np.arange(1, len(seconds) + 1)
+        per_batch = seconds / np.ceil(data.samples / sizes)
+        fit = TimeModel.fit(sizes.tolist(), per_batch.tolist())
+        predicted = np.array([fit.epoch_time(int(n), data.samples) for n in sizes])
+        errors = seconds / predicted - 1
+        worst = int(np.abs(errors).argmax())
+        shown = list(range(20, len(seconds) + 1, 20))
+        fits[framework] = {
+            "a": fit.a,
+            "b": fit.b,
+            "plan_errors": {str(n): float(errors[n - 1]) for n in batches if n <= len(seconds)},
+            "largest_error": float(np.abs(errors[worst])),
+            "largest_at": worst + 1,
+            "share_beyond": float((np.abs(errors) > allowed).mean()),
+            "r_squared": float(np.corrcoef(sizes, per_batch)[0, 1] ** 2),
+            "table2": [row["small_batch"] for row in _table2_rows(TimeModel(fit.a, fit.b))],
+            "median_error": float(np.median(np.abs(errors))),
+            "batches": shown,
+            "per_batch_s": [float(per_batch[n - 1]) for n in shown],
+            "epoch_s": [float(seconds[n - 1]) for n in shown],
+            "predicted_s": [float(predicted[n - 1]) for n in shown],
+        }
+    return Outcome({"frameworks": fits})
+
+
+def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Fit the memory model and find the largest batch under a limit (Figure 13)."""
+    torch.manual_seed(seed)
+    sizes = config["batch_sizes"]
+    peaks = comparable_peaks([_measured(config, n, device) for n in sizes])
+    fit = MemoryModel.fit(sizes, peaks)
+    limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
+    predicted = fit.max_batch(limit)
+    measured = largest_batch(
+        lambda n: _fits(config, n, limit, device), guess=predicted, growth=1.125, within=100
+    )
+    beyond = [n for n in (predicted // 2, min(predicted, measured)) if n > sizes[-1]]
+    return Outcome(
+        metrics={
+            "batch_sizes": sizes,
+            "peaks": peaks,
+            "fixed_bytes": fit.fixed_bytes,
+            "bytes_per_sample": fit.bytes_per_sample,
+            "limit_bytes": limit,
+            "predicted_max": predicted,
+            "measured_max": measured,
+            "beyond": [[n, _measured(config, n, device).peak_reserved_bytes] for n in beyond],
+        },
+        peak_bytes=peaks[-1],
+    )
+
+
+def _measured(config: Config, batch: int, device: str) -> MemoryMeter:
+    model = build_model(config, config["classes"]).to(device).train()
+    step = step_of(config, model, config["resolution"], batch, device)
+    with MemoryMeter(device, resident=model) as meter:
+        step()
+        step()  # in the first one the optimizer makes its state
+    return meter
+
+
+def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
+    def built(where: str) -> Any:
+        return build_model(config, config["classes"]).to(where).train()
+
+    try:
+        if device == "cpu":
+            model = built(device)
+            step = step_of(config, model, config["resolution"], batch, device)
+            with MemoryBudget(limit, device, resident=model):
+                step()
+                step()
+        else:
+            with MemoryBudget(limit, device):
+                step = step_of(config, built(device), config["resolution"], batch, device)
+                step()
+                step()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,339 @@
+"""How long do plans take by real processes, and does cycling the resolution save time?
+
+Plans elsewhere have the paper's ratio of times. Here a and b are measured as well, one plan for
+them is trained, and two real workers time epochs (Table 10, sections 3.2 and 3.3).
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.design import Results
+from repro.experiments.dualbatch import runs
+from repro.experiments.dualbatch.cells import (
+    batch_sizes,
+    by_process,
+    compared,
+    outcome,
+    scheme_rows,
+    section51,
+    section52,
+)
+from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
+from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
+from repro.records import Record
+from repro.report import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Kind = dict[str, Any]  # of epoch: as asked for, its plan, and its wall seconds by round or process
+# The time of the hybrid scheme over dual-batch learning's.
+PAPER_RATIOS = {
+    role: PAPER[table]["hybrid_s"] / PAPER[table]["dual_batch_s"]
+    for role, table in ((CIFAR, "table8"), (IMAGENET, "table10"))
+}
+
+
+def kinds_of(results: Results, of: str) -> list[Kind]:
+    """The kinds of epoch of a task, or of our own plans; of several processes each one's medians.
+
+    Raises:
+        NotRun: Nothing was timed; the text says why.
+    """
+    results.need("wall")
+    first, *others = (_kinds_of(record, of) for record in results.processes("wall"))
+    for number, kind in enumerate(first if others else ()):
+        same = [kind, *(process[number] for process in others)]
+        error = next((each["error"] for each in same if each["error"]), None)
+        medians = [] if error else [statistics.median(each["seconds"]) for each in same]
+        kind |= {"error": error, "seconds": medians}
+    return first
+
+
+def _kinds_of(record: Record, of: str) -> list[Kind]:
+    if not record.metrics["parts"]:
+        raise NotRun(
+            f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
+            "which would wait for each other"
+        )
+    kinds = []
+    for asked, part in zip(record.config["parts"], record.metrics["parts"], strict=True):
+        for number, kind in enumerate(asked["epochs"]):
+            if kind["in"] == of:
+                shares = part["shares_s"].get(str(number), [])
+                # An epoch ends with its slower worker.
+                seconds = [max(both) for both in zip(*shares, strict=True)]
+                kinds.append({**kind, **part["solved"][number], "seconds": seconds})
+    return kinds
+
+
+def epoch_seconds(kind: Kind) -> list[float]:
+    """The wall seconds of an epoch by round, or by process.
+
+    Raises:
+        NotRun: There is no such plan for the times measured.
+    """
+    if kind["error"]:
+        raise NotRun(f"no plan for the times measured: {kind['error']}")
+    seconds: list[float] = kind["seconds"]
+    return seconds
+
+
+def trials_of(results: Results) -> str:
+    """The unit of repetition of wall times: processes, or the rounds of one."""
+    return "processes" if len(results.processes("wall")) > 1 else "rounds"
+
+
+def rounds(results: Results) -> dict[str, list[float]]:
+    """Wall seconds of a round of epochs by our own times, by ``bsp`` and ``asp``.
+
+    Of several processes, each one's median.
+
+    Raises:
+        NotRun: Nothing was timed, or processes had other epochs, for want of a plan.
+    """
+    results.need("wall")
+    records = results.processes("wall")
+    kinds = [_kinds_of(record, OWN) for record in records]
+    if len({tuple(kind["error"] is None for kind in of) for of in kinds}) > 1:
+        raise NotRun("not all processes found a plan for the times that they measured")
+    first, *others = (
+        {
+            "bsp": list(map(sum, zip(*(k["seconds"] for k in of if not k["error"]), strict=True))),
+            **record.metrics["parts"][0]["round_s"],
+        }
+        for record, of in zip(records, kinds, strict=True)
+    )
+    if not others:
+        return first
+    return {sync: [statistics.median(one[sync]) for one in (first, *others)] for sync in first}
+
+
+def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
+    """The ratio of real workers' times, process by process, or round by round of one."""
+    ours, theirs = (by_process(results, "wall", values) for values in (first, second))
+    if isinstance(ours, BySeed):
+        return ratio(ours, theirs, digits, trials="processes")
+    return in_turns(ours, theirs, digits)
+
+
+def cycled(results: Results, role: str) -> Estimate:
+    """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9.
+
+    Raises:
+        NotRun: Nothing was timed.
+    """
+    kinds = kinds_of(results, role)
+    spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
+    epochs = [sum(b - a + 1 for a, b in spans[n :: len(kinds)]) for n in range(len(kinds))]
+    turns = list(zip(*map(epoch_seconds, kinds), strict=True))
+    if not turns:
+        raise NotRun("no round was ended by both workers")
+    hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
+    dual = [sum(epochs) * turn[-1] for turn in turns]
+    sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
+    label = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers"
+    return replace(time_ratio(results, hybrid, dual), label=label)
+
+
+def saving(role: str) -> Callable[[Results], Cases]:
+    """The claim's function on the times of whole schedules, at the resolutions of a task."""
+    return lambda results: said_of({role: cycled(results, role)})
+
+
+def saving_row(results: Results, role: str) -> dict[str, str]:
+    """A row of Table 8 or 10: the hybrid scheme's time over dual-batch learning's."""
+    (ours,) = cases([role], lambda _: cycled(results, role)).values()
+    told = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
+    paper = f"×{PAPER_RATIOS[role]:.2f}"
+    return {"scheme": "time of hybrid over dual-batch", "paper": paper, "two real workers": told}
+
+
+def _draw(
+    results: Results, found: Mapping[str, tuple[float, Any]], xlabel: str, paper: str
+) -> "Figure":
+    """Draw ratios: by label the paper's, and ours, an `Estimate` or `NotRun`."""
+    from repro.experiments.dualbatch import drawing
+
+    rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
+    for label, (published, ours) in found.items():
+        if isinstance(ours, Estimate):
+            low, high = map(math.exp, ours.interval())
+            rows.append((label, published, math.exp(ours.mean), (low, high)))
+        else:
+            rows.append((label, published, None, None))
+    figure = drawing.plots.effects(rows, f"{xlabel} (ratio)", log=False)
+    ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
+    drawing.titled(figure.axes[0], f"{ran}\npaper: {paper}", 100)
+    return figure
+
+
+def table10(results: Results) -> list[dict[str, Any]]:
+    """The trainings on ImageNet, and epochs of real workers at its three resolutions."""
+    rows = scheme_rows(results, "table10", runs.SECTION_5_2_3, "hybrid")
+    rows.append(saving_row(results, IMAGENET))
+    for kind in _timed_kinds(results, IMAGENET):
+        row = {"scheme": f"an epoch at {kind['resolution']} px"}
+        rows.append(row | {"two real workers": f"{Summary.of(kind['seconds']).text(3)} s"})
+    return rows
+
+
+def _timed_kinds(results: Results, of: str) -> list[Kind]:
+    try:
+        return kinds_of(results, of)
+    except NotRun:
+        return []
+
+
+def figure10(results: Results) -> "Figure":
+    """Draw the time that cycling the resolution takes over the highest one alone."""
+    found = cases(PARTS, lambda role: cycled(results, role))
+    rows = {f"at {role}'s resolutions": (PAPER_RATIOS[role], ours) for role, ours in found.items()}
+    xlabel = "time of the hybrid scheme over dual-batch learning's"
+    return _draw(results, rows, xlabel, f"{ROLE}, four workers with a GPU each")
+
+
+def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
+    """Both schemes over the paper's baseline, hybrid with n_S = 0."""
+
+    def of(scheme: str, n: int) -> list[Record]:
+        return section52(results, scheme, n, runs.SECTION_5_2_3)
+
+    if not results.ok("train", setting=runs.SECTION_5_2_3):
+        raise NotRun("trained under the profile paper alone, which needs ImageNet")
+    base = of("hybrid", 0)
+    pairs = {
+        f"{scheme}, n_S = {n}": (of(scheme, n), base) for scheme in runs.SCHEMES for n in numbers
+    }
+    return compared(results, pairs)
+
+
+TABLE10 = exhibit(
+    "table10",
+    table10,
+    figure10,
+    claims={
+        "saving": saving(IMAGENET),
+        "imagenet_accuracy": lambda results: _imagenet(results, (3, 4)),  # "more than two"
+        "imagenet_loss": lambda results: _imagenet(results, (1, 2)),
+    },
+)
+
+# A plan for times measured here.
+
+
+def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The time model t = a x + b as cells of a table; none where a is None."""
+    a, b = entry["a"], entry["b"]
+    if a is None:
+        return {}
+    return {
+        "a (ms per sample)": f"{1e3 * a:.4f}",
+        "b (ms per step)": f"{1e3 * b:.2f}",
+        "b / a (samples)": f"{b / a:.1f}",
+    }
+
+
+def own_plan_table(results: Results) -> list[dict[str, Any]]:
+    """The plans with their a and b, their gain and their cost."""
+    base, paper = section51(results, 1.0, 0), PAPER["table5"]
+    (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
+    ours = _planned(results)
+    theirs = {"plan": "trained, the paper's b / a", **coefficients(PAPER["inferred"])}
+    measured = coefficients(ours[0].metrics) if ours else {}
+    own = {"plan": "trained, times measured here", **measured}
+    rows: list[dict[str, Any]] = [
+        {**row, "k": K[1], "workers": runs.mix(HALF), **batch_sizes(records)}
+        | outcome(results, records, row_5, base, paper["baseline"])
+        for row, records in ((theirs, section51(results, K[1], HALF)), (own, ours))
+    ]
+    for record in results.ok("own_plan"):
+        if record.metrics["error"]:
+            rows.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
+    over = over_alone(results) if _timed_kinds(results, OWN) else {}
+    for kind in (kind for of in (OWN, *PARTS) for kind in _timed_kinds(results, of)):
+        own_times = kind["in"] == OWN
+        times = "times measured here" if own_times else f"{kind['in']}'s, the paper's b / a"
+        row = {
+            "plan": f"two real workers, {times}, {kind['resolution']} px",
+            "k": kind["k"],
+            "workers": "2 large" if kind["k"] == runs.ALONE else "1 small, 1 large",
+            "B_L": kind["large_batch"],
+            **coefficients(kind),
+        }
+        if kind["error"]:
+            row["plan"] += f": no plan, {kind['error']}"
+        else:
+            row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
+            row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
+        if own_times and isinstance(ratio_ := over.get(kind["k"]), Estimate):
+            row["time over large batches"] = str(ratio_)
+        rows.append(row)
+    return rows
+
+
+def _planned(results: Results) -> list[Record]:
+    """The trainings for which a plan was found."""
+    return [record for record in results.ok("own_plan") if record.metrics["error"] is None]
+
+
+def over_alone(results: Results) -> dict[float, Estimate | NotRun]:
+    """By k, the wall time of an epoch over that of large batches alone, or why there is none.
+
+    Raises:
+        NotRun: Nothing was timed.
+    """
+    alone, *others = kinds_of(results, OWN)
+    found: dict[float, Estimate | NotRun] = {}
+    for kind in others:
+        try:
+            found[kind["k"]] = time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
+        except NotRun as missing:
+            found[kind["k"]] = missing
+    return found
+
+
+def draw_own_plan(results: Results) -> "Figure":
+    """Draw the time of an epoch with both batch sizes, ours and the promised k."""
+    try:
+        found = over_alone(results)
+    except NotRun as missing:
+        found = dict.fromkeys(K, missing)
+    rows = {f"planned for {k:g} times": (k, ours) for k, ours in found.items()}
+    xlabel = "time of an epoch with both batch sizes over large ones alone"
+    return _draw(results, rows, xlabel, "the promised k")
+
+
+def extra_time(results: Results) -> Cases:
+    """The time of an epoch with both batch sizes over k times that of large ones alone."""
+    over = {f"k = {k:g}": (k, found) for k, found in over_alone(results).items()}
+
+    def over_promised(name: str) -> Estimate:
+        k, found = over[name]
+        if isinstance(found, NotRun):
+            raise found
+        note = f"{found} of the time of large batches alone"
+        label = f"{name}, measured over promised"
+        return replace(found, mean=found.mean - math.log(k), label=label, note=note)
+
+    return said_of(cases(over, over_promised))
+
+
+def own_gain(results: Results) -> Cases:
+    """The training by our own plan over large batches alone."""
+    records, ours = results.ok("own_plan"), _planned(results)
+    if records and not ours:
+        raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
+    return compared(results, {"own plan": (ours, section51(results, 1.0, 0))})
+
+
+OWN_PLAN = exhibit(
+    "own_plan",
+    own_plan_table,
+    draw_own_plan,
+    claims={"extra_time": extra_time, "gain": own_gain},
+)

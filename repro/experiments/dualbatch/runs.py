@@ -1,0 +1,397 @@
+"""The runs of each artefact under each profile; the tables of numbers are in ``paper.toml``."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from repro.experiments.design import LONG, PROCESSES, Chosen, Run
+from repro.experiments.outcome import paper_toml
+
+_TOML = paper_toml("dualbatch")
+PAPER: dict[str, Any] = _TOML["reported"]
+PROFILES: dict[str, Any] = _TOML["profiles"]
+ARTEFACTS: dict[str, Any] = _TOML["artefacts"]  # their texts
+DATASETS: dict[str, dict[str, list[str]]] = _TOML["datasets"]
+WORKERS: int = PAPER["workers"]
+K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
+CIFAR, IMAGENET = "CIFAR", "ImageNet"
+PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
+SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise
+SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
+KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
+SEARCH = "5.1, rates"
+ENGINES = ("local", "ray")
+FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
+STEPS_IN_A_ROW = 5  # that are timed as one
+HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes stands for all
+
+# By learning rate: held-out images choose it, other seeds judge the gain at it.
+HELD_OUT = 5  # one of so many training images
+RATES = (0.5, 1.0, 2.0, 4.0)  # times the paper's
+SEARCHED = (0, 3, WORKERS)  # small-batch workers, at the larger k
+SEARCH_SEEDS = (0, 1, 2)
+
+# By synchronisation and merge rule.
+BOUND = 1  # shares that SSP lets a worker run ahead
+RULES = ("journal", "conference", "delta")
+SYNCS = [("bsp", "average"), *itertools.product(("bsp", "asp", "ssp"), RULES)]
+SHOWN = [("bsp", "average"), ("ssp", "journal"), ("asp", "journal")]  # in Figure 2
+STRAGGLER = 3.0  # times as long as the plan knows that the last worker takes
+STRAGGLING = [("ssp", 0), ("ssp", 1), ("ssp", 2), ("asp", None)]  # with their bounds
+
+# Around the end of a training.
+KINDS = {"small": "small batches", "large": "large batches", "dual": "dual batches"}
+PERTURBED = (0.1, 0.2, 0.3, 0.5)  # lengths of perturbations, as shares of every filter's
+WORST = 0.05  # length of a step up the gradient, Foret et al.'s default
+PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along a direction
+
+OWN = "own"  # epochs by plans for times measured here
+ALONE = 1.0  # k of large batches alone
+_PLAN = ("a", "b", "k", "n_small", "n_large", "large_batch", "samples", "rounding")
+
+
+def mix(n_small: int) -> str:
+    """The mix of workers in words: ``1 small, 3 large``."""
+    parts = ((n_small, "small"), (WORKERS - n_small, "large"))
+    return ", ".join(f"{count} {size}" for count, size in parts if count)
+
+
+def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
+    scale: dict[str, Any] = PROFILES[profile][PARTS[role]]
+    return scale | {"compute": {"autocast": None} | scale["compute"]}
+
+
+def _scaled(profile: str, batch: int) -> int:
+    """One of the paper's batch sizes on CIFAR at the profile's scale."""
+    return max(2, round(batch * _scale(profile)["batches"]))
+
+
+def _pixels(profile: str, side: int) -> int:
+    return round(side * _scale(profile)["pixels"])
+
+
+def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
+    """The configuration with other numbers of epochs at its rates; None changes nothing."""
+    if epochs is None:
+        return config
+    rates = [rate for _, rate in config["stages"]]
+    return config | {"stages": [list(stage) for stage in zip(epochs, rates, strict=True)]}
+
+
+def _compared(profile: str, run: Run) -> dict[str, Any]:
+    """A training that is compared with others of its length: under gpu a quarter as long."""
+    epochs, config = PROFILES[profile].get("compared"), run.config
+    warmup = config["warmup_epochs"] if epochs is None else math.ceil(config["warmup_epochs"] / 4)
+    return _with_epochs(config, epochs) | {"warmup_epochs": warmup}
+
+
+def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    """The configuration of section 5.1 with changes in its one plan."""
+    (entry,) = config["sub_stages"]
+    return config | {"sub_stages": [entry | {"plan": entry["plan"] | plan}]}
+
+
+def _samples(profile: str, role: str, name: str, which: str) -> int:
+    # The sets that are always there have fewer images than asked for.
+    there = {"digits": {"train": 1_400, "test": 355}, "synthetic": {"train": 2_048, "test": 512}}
+    wanted: int = _scale(profile, role)[f"{which}_samples"]
+    return min(wanted, there.get(name, {}).get(which, wanted))
+
+
+def _data(profile: str, role: str, name: str) -> dict[str, Any]:
+    """Data set and augmentation: the paper names none, so the field's usual one."""
+    dataset: dict[str, Any] = {"name": name}
+    if role == IMAGENET:
+        dataset["image_size"] = 288
+        return {"dataset": dataset, "augment": {"padding": 32, "flip": True}}
+    side, real = _pixels(profile, 32), name not in ("digits", "synthetic")
+    if side != {"digits": 8, "synthetic": None}.get(name, 32):
+        dataset["image_size"] = side
+    if real and profile in ("quick", LONG):  # decodes no more than it takes
+        classes = 100 if name == "cifar100" else 10
+        dataset["per_class"] = math.ceil(_scale(profile)["train_samples"] / classes)
+    augment = {"padding": _pixels(profile, 4), "flip": name != "digits"}
+    return {"dataset": dataset, "augment": augment}
+
+
+def _training(
+    profile: str, chosen: Chosen, role: str, stages: Sequence[Sequence[float]], **config: Any
+) -> dict[str, Any]:
+    scale, name = _scale(profile, role), chosen[role]
+    made = {
+        "model": scale["model"],
+        **_data(profile, role, name),
+        **scale["compute"],
+        **scale.get("workers", {}),
+        "factor": "linear",
+        "warmup_epochs": 0,
+        "test_samples": _samples(profile, role, name, "test"),
+        "sync": "asp",
+        "engine": "local",
+        "stages": stages,
+        **{key: scale[key] for key in ("watched_samples",) if key in scale},
+    }
+    return _with_epochs(made, scale["stages"]) | config
+
+
+def section51(
+    profile: str, chosen: Chosen, k: float, n_small: int, factor: str = "linear", **more: Any
+) -> Run:
+    """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
+    scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
+    samples = _samples(profile, CIFAR, chosen[CIFAR], "train")
+    large = _scaled(profile, PAPER["table2"]["large_batch"])
+    rounding = "floor" if scale["batches"] == 1 else "nearest"
+    times = (inferred["a"], inferred["b"] * scale["batches"])
+    values = (*times, k, n_small, WORKERS - n_small, large, samples, rounding)
+    plan = dict(zip(_PLAN, values, strict=True))
+    share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
+    config = {
+        "setting": SECTION_5_1,
+        "n_small": n_small,
+        "k": k if n_small else 1.0,
+        "factor": factor if n_small else "linear",
+        "warmup_epochs": 0 if n_small else math.ceil(training["warmup_epochs"] * share),
+        "sub_stages": [{"resolution": None, "dropout": None, "plan": plan}],
+    }
+    label = f"k = {k:g}, {mix(n_small)}, factor {factor}" if n_small else "baseline"
+    trained = _training(profile, chosen, CIFAR, training["stages"], **(config | more))
+    return Run("train", trained, label=label)
+
+
+def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str = CIFAR) -> Run:
+    """A training of section 5.2.2, or of 5.2.3 on ImageNet: ``dual-batch`` or ``hybrid``."""
+    schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
+    samples = _samples(profile, role, chosen[role], "train")
+    sub_stages = []
+    for stage in _scale(profile, role)["sub_stages"]:
+        sizes = (n_small, WORKERS - n_small, stage["large_batch"], samples)
+        plan = dict(zip(_PLAN, (stage["a"], stage["b"], k, *sizes, "nearest"), strict=True))
+        setting = {name: stage[name] for name in ("resolution", "dropout")}
+        sub_stages.append(setting | {"plan": plan})
+    config = {
+        "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
+        "scheme": scheme,
+        "n_small": n_small,
+        "k": k,
+        "sub_stages": sub_stages if scheme == "hybrid" else sub_stages[-1:],
+    }
+    trained = _training(profile, chosen, role, schedule["stages"], **config)
+    return Run("train", trained, label=f"{role}, {scheme}, n_S = {n_small}")
+
+
+def _schemes(profile: str, chosen: Chosen, role: str = CIFAR) -> list[Run]:
+    pairs = itertools.product(SCHEMES, range(WORKERS + 1))
+    return [section52(profile, chosen, n_small, scheme, role) for scheme, n_small in pairs]
+
+
+def _solved(table: str) -> list[Run]:
+    """Table 2 or 6 by equations 4 to 8, or the schedule of Table 7 or 9."""
+    return [Run("solve", {"table": table, "inferred": PAPER["inferred"]}, (0,), label=table)]
+
+
+def _table3(profile: str, chosen: Chosen) -> list[Run]:
+    """Trainings at the larger k by number of small-batch workers and factor."""
+    pairs = itertools.product(range(1, WORKERS), FACTORS)
+    return [section51(profile, chosen, K[1], n_small, factor) for n_small, factor in pairs]
+
+
+def table5(profile: str, chosen: Chosen) -> list[Run]:
+    """The baseline and trainings by k and number of small-batch workers.
+
+    Some are trained again with momentum kept, where the profile begins it anew in each share.
+    """
+    runs = [section51(profile, chosen, 1.0, 0)]
+    runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
+    again = PROFILES[profile].get("kept", {"n_small": ()})
+    for n in again["n_small"]:
+        run = section51(profile, chosen, K[1], n, setting=KEPT, optimizer_state="kept")
+        seeds = tuple(again["seeds"]) if "seeds" in again else None
+        runs.append(replace(run, seeds=seeds, label=f"{run.label}, momentum kept"))
+    return runs
+
+
+def _rates(profile: str, chosen: Chosen) -> list[Run]:
+    """Trainings by rate at three mixes, with images held out."""
+    found = []
+    for n, rate in itertools.product(SEARCHED, RATES):
+        config = _compared(profile, section51(profile, chosen, K[1], n))
+        samples = config["sub_stages"][0]["plan"]["samples"]
+        stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
+        config |= {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
+        config = _replanned(config, samples=samples - samples // HELD_OUT)
+        seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
+        found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
+    return found
+
+
+def step_times(profile: str) -> Run:
+    """Times of steps and epochs at both resolutions, and of the shares of Table 4.
+
+    Under `long` those of quick, in more turns and by several processes.
+    """
+    if profile == LONG:
+        run = step_times("quick")
+        return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
+    scale = _scale(profile)
+    config = {
+        "role": CIFAR,
+        "classes": 100,
+        "model": scale["model"],
+        "dataset": None,
+        **scale["compute"],
+        "plan_k": list(K),
+        **PROFILES[profile]["times"],
+    }
+    return Run("times", config, seeds=(0,), label=CIFAR)
+
+
+def _published(chosen: Chosen) -> list[Run]:
+    """The line through the authors' raw measurements, where they are at hand."""
+    name = "dualbatch_times"
+    if chosen.get("times") != name:
+        return []
+    return [Run("published", {"dataset": {"name": name}}, seeds=(0,), label="GTX 1080")]
+
+
+def memory(profile: str, role: str) -> Run:
+    """Peak memory by batch size, and the largest batch under a limit."""
+    scale = _scale(profile, role)
+    config = {
+        "role": role,
+        "classes": 100 if role == CIFAR else 1000,
+        "model": scale["model"],
+        "autocast": None if role == CIFAR else scale["compute"]["autocast"],
+        "channels_last": scale["compute"]["channels_last"],
+        "limit_over_largest_probe": None,
+        "limit_bytes": None,
+        **PROFILES[profile]["memory"][PARTS[role]],
+    }
+    return Run("memory", config, seeds=(0,), label=role)
+
+
+def synchronised(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
+    """A training on one plan of Table 5, by a synchronisation and a merge rule."""
+    staleness = BOUND if sync == "ssp" else None
+    run = section51(profile, chosen, K[1], HALF, sync=sync, staleness=staleness, merge=merge)
+    config = _with_epochs(run.config, PROFILES[profile].get("synchronise_stages"))
+    seeds = (0, 1) if profile == "quick" else None
+    return Run("synchronise", config, seeds, label=f"{sync}, {merge}")
+
+
+def _synchronisation(profile: str, chosen: Chosen) -> list[Run]:
+    """A training by every synchronisation and merge rule, some with a slow worker; real workers.
+
+    Bounded staleness never binds where, by the plan, all workers take the same time.
+    """
+    runs = [synchronised(profile, chosen, *way) for way in SYNCS]
+    # Who is ahead of whom is no matter of size: long shows quick's.
+    own = "quick" if profile == LONG else profile
+    for sync, bound in STRAGGLING if "straggler_stages" in PROFILES[own] else ():
+        run = synchronised(own, chosen, sync, RULES[0])
+        config = _with_epochs(run.config, PROFILES[own]["straggler_stages"])
+        config |= {"staleness": bound, "straggler": STRAGGLER}
+        runs.append(replace(run, config=config, label=f"{sync}, s = {bound}, a straggler"))
+    return [*runs, wall(profile)]
+
+
+def engines(profile: str, chosen: Chosen) -> list[Run]:
+    """One training with two workers, by both engines; under smoke without a cluster."""
+    config = section51(profile, chosen, K[1], 2).config
+    verify = _scale(profile)["train_samples"] <= 1000
+    config = _replanned(config, n_small=1, n_large=1) | {"n_small": 1, "workers": 2}
+    return [
+        Run("train", config | {"engine": name, "verify": verify}, (0,), f"two workers, {name}")
+        for name in ENGINES[: 1 if profile == "smoke" else None]
+    ]
+
+
+def flatness(profile: str, chosen: Chosen) -> list[Run]:
+    """A training with small, large and dual batches, by one schedule and without warm-up."""
+    (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], HALF)]
+    trainings = []
+    for kind in KINDS:
+        run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
+        config = _with_epochs(_compared(profile, run), PROFILES[profile].get("flatness_stages"))
+        del config["engine"]
+        if kind == "small":
+            config = _replanned(config, large_batch=_scaled(profile, row["small_batch"]))
+        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"]}
+        config |= {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+        seeds = (0, 1) if profile == "quick" else None
+        trainings.append(Run("flatness", config, seeds, label=KINDS[kind]))
+    return trainings
+
+
+def own_plan(profile: str, chosen: Chosen) -> list[Run]:
+    """The baseline, a training by the paper's plan and one by our own, and real workers.
+
+    The a and b of our own plan are the paper's until the run has measured its own.
+    """
+    theirs = section51(profile, chosen, K[1], HALF)
+    config = _replanned(theirs.config, rounding="nearest")
+    config["measured"] = {
+        "resolution": _pixels(profile, PAPER["section3_2"]["resolution"]),
+        "batch_sizes": _timed_sizes(config["sub_stages"][0]["plan"]["large_batch"]),
+        "repeats": 5,
+    }
+    # One seed will do where the spread is known from Table 5's trainings.
+    seeds = (0,) if profile in ("smoke", "quick") else None
+    ours = Run("own_plan", config, seeds, label=f"own plan, {theirs.label}")
+    return [section51(profile, chosen, 1.0, 0), theirs, ours, wall(profile)]
+
+
+def _timed_sizes(large: int) -> list[int]:
+    """The batch sizes whose steps give a and b."""
+    return sorted({max(2, round(share * large)) for share in (0.15, 0.3, 0.6, 1.0)})
+
+
+def wall(profile: str) -> Run:
+    """The timing of two real workers.
+
+    By plans for the times that the run measures, and, cycling the resolution, by plans for the
+    paper's ratio of times. Under `long` that of quick, by several processes.
+    """
+    if profile == LONG:
+        return replace(wall("quick"), seeds=PROCESSES)
+    wall_ = PROFILES[profile]["wall"]
+    own = {"a": None, "b": None}
+    parts = [
+        {"autocast": None, **part, "epochs": [own | kind for kind in part["epochs"]]}
+        for part in wall_["parts"]
+    ]
+    return Run("wall", wall_ | {"parts": parts}, seeds=(0,), label="two real workers")
+
+
+RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
+    "figure1": flatness,
+    "figure2": lambda profile, chosen: [synchronised(profile, chosen, *way) for way in SHOWN],
+    "figure3": lambda profile, chosen: [step_times(profile), *_published(chosen)],
+    "figure4": lambda profile, chosen: [step_times(profile), *_published(chosen)],
+    "table1": lambda profile, chosen: [
+        Run("schemes", {"n_small": 1, "stages": PAPER["table1"]["stages"]}, (0,), "three schemes")
+    ],
+    "table2": lambda profile, chosen: [*_solved("table2"), *_published(chosen)],
+    "table3": _table3,
+    "table4": lambda profile, chosen: [step_times(profile)],
+    "table5": table5,
+    "table6": lambda profile, chosen: _solved("table6"),
+    "table7": lambda profile, chosen: _solved("table7"),
+    # The time of real workers does not depend on how long they train.
+    "table8": lambda profile, chosen: [*_schemes(profile, chosen), wall(profile)],
+    "table9": lambda profile, chosen: _solved("table9"),
+    "table10": lambda profile, chosen: [
+        wall(profile),
+        *(_schemes(profile, chosen, IMAGENET) if chosen.get(IMAGENET) else []),
+    ],
+    "figure13": lambda profile, chosen: [memory(profile, role) for role in PARTS],
+    "synchronisation": _synchronisation,
+    "flatness": flatness,
+    "own_plan": own_plan,
+    "engines": engines,
+    "updates": table5,
+    "rates": _rates,
+    "gains": lambda profile, chosen: [*table5(profile, chosen), *_schemes(profile, chosen)],
+}

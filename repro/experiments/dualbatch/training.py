@@ -1,0 +1,179 @@
+"""Trainings: by one of the schemes, by synchronisation and merge rule, and around their ends."""
+
+import itertools
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from repro.datasets import ImageData, TensorLoader, dense
+from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
+from repro.experiments.dualbatch.building import (
+    Config,
+    TrainingData,
+    build_model,
+    clock_of,
+    compute_of,
+    plan_of,
+    schedule_of,
+)
+from repro.experiments.dualbatch.minima import (
+    Batch,
+    filter_normalised,
+    gradient_variance,
+    loss_at,
+    loss_of,
+    worst_rise,
+)
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
+from repro.measure import Timing
+
+
+def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train by the baseline, dual-batch learning or the hybrid scheme (Tables 3, 5, 8, 10).
+
+    With ``verify`` it is trained again locally, in the same order of commits.
+    """
+    result, _, again = _trained(config, seed, data, device)
+    outcome = _outcome(config, result)
+    same = None
+    if config.get("verify"):
+        followed = again(follow=result.log).state
+        same = all(torch.equal(followed[name], result.state[name]) for name in followed)
+    outcome.metrics.update(
+        resolution=[epoch.resolution for epoch in result.history],
+        plans=[plan_row(plan_of(e["plan"]), e["resolution"]) for e in config["sub_stages"]],
+        commits=len(result.log),
+        same_weights=same,
+    )
+    if config.get("held_out"):
+        outcome.metrics["held_out"] = [epoch.metrics["held_out"] for epoch in result.history]
+    return outcome
+
+
+def synchronise(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train with ``sync``, ``staleness`` and ``merge`` of the configuration, and keep the log."""
+    result, _, _ = _trained(config, seed, data, device)
+    outcome = _outcome(config, result)
+    outcome.metrics.update(
+        worker=[commit.worker for commit in result.log],
+        pulled=[commit.pulled for commit in result.log],
+        commit_s=[commit.time_s for commit in result.log],
+    )
+    return outcome
+
+
+def _trained(
+    config: Config, seed: int, data: ImageData | None, device: str
+) -> tuple[DualBatchResult, TrainingData, Callable[..., DualBatchResult]]:
+    """Train; the function trains the same again, locally and without tests."""
+    assert data is not None
+    images = TrainingData(config, data, device)
+    run = partial(
+        train_dual_batch,
+        partial(build_model, config, data.num_classes),
+        images,
+        plan_of(config["sub_stages"][-1]["plan"]),
+        schedule_of(config),
+        sync=config["sync"],
+        staleness=config.get("staleness"),
+        merge=config.get("merge"),
+        factor=config["factor"],
+        seed=seed,
+        device=device,
+        **compute_of(config),
+    )
+    options: dict[str, Any] = {"engine": config.get("engine", "local"), **clock_of(config)}
+    if options["engine"] == "ray":
+        options["address"] = os.environ.get(RAY_ADDRESS) or None
+    try:
+        return run(evaluate=images.evaluation(config, device), **options), images, run
+    except RuntimeError as error:
+        if type(error).__name__ != "ClusterError":  # whose module needs Ray
+            raise
+        raise no_record(error) from error
+
+
+def _outcome(config: Config, result: DualBatchResult) -> Outcome:
+    """The curves of a training, and the seconds of its epochs."""
+    history = result.history
+    walls = [0.0, *(epoch.wall_time_s for epoch in history)]
+    on_ray = config["engine"] == "ray"
+    metrics = {
+        "accuracy": [epoch.metrics["accuracy"] for epoch in history],
+        "test_loss": [epoch.metrics["test_loss"] for epoch in history],
+        "train_loss": [epoch.train_loss for epoch in history],
+        "virtual_time_s": None if on_ray else [epoch.virtual_time_s for epoch in history],
+        "wall_time_s": walls[1:],
+        "staleness": [commit.staleness for commit in result.log],
+    }
+    seconds = tuple(after - before for before, after in itertools.pairwise(walls))
+    return Outcome(metrics, timings={"epoch": Timing(seconds, warmup=0)})
+
+
+def plan_row(plan: DualBatchPlan, resolution: int | None) -> dict[str, Any]:
+    """A plan's batch sizes, shares and factor, for a record."""
+    return {
+        "resolution": resolution,
+        "k": plan.k,
+        "n_small": plan.n_small,
+        "small_batch": plan.small_batch,
+        "large_batch": plan.large_batch,
+        "small_samples": plan.small_samples,
+        "large_samples": plan.large_samples,
+        "factor": plan.update_factor,
+    }
+
+
+def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train on the local engine; then measure gradients and losses around the last weights.
+
+    Gradients are of mini-batches drawn with replacement, without augmentation, normalised by their
+    own statistics as in training. Losses are of the model as it is tested, in single precision.
+    """
+    result, images, _ = _trained(config, seed, data, device)
+    model = build_model(config, data.num_classes).to(device)  # type: ignore[union-attr]
+    model.load_state_dict(result.state)
+    model.eval()
+    train = _plain(images, (images.images, images.labels), config["loss_samples"])
+    test = _plain(images, images.test, config["loss_samples"])
+    drawn = torch.Generator().manual_seed(seed)
+    directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
+    at_rest = loss_of(model, train)
+    rises = [
+        [loss_at(model, direction, size, train) - at_rest for direction in directions]
+        for size in config["sizes"]
+    ]
+    last = result.history[-1]
+    return Outcome(
+        {
+            "accuracy": last.metrics["accuracy"],
+            "test_loss": last.metrics["test_loss"],
+            "train_loss": at_rest,
+            "wall_time_s": last.wall_time_s,
+            "variances": [
+                gradient_variance(model, train, n, config["draws"], drawn)
+                for n in config["variance_batches"]
+            ],
+            "rises": rises,  # by size, then by direction
+            "worst_rise": worst_rise(model, train, config["worst_size"]),
+            "line": {
+                name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
+                for name, batch in (("train", train), ("test", test))
+            },
+        }
+    )
+
+
+def _plain(images: TrainingData, of: Batch, count: int) -> Batch:
+    """Some of the images, the same for every seed, as the model is tested on them."""
+    inputs, labels = of
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    chosen = order[:count].to(labels.device)
+    mean, std = images.statistics
+    (batch,) = TensorLoader(
+        dense(inputs[chosen]), labels[chosen], len(chosen), shuffle=False, mean=mean, std=std
+    )
+    return batch

@@ -1,0 +1,106 @@
+"""Any plan, live: its words, and the steps of every worker."""
+
+import itertools
+
+import matplotlib.pyplot as plt
+import pytest
+from made_dualbatch import legend_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from repro.dualbatch import largest_k
+from repro.experiments.dualbatch import widget
+from repro.experiments.dualbatch.widget import describe, draw, paper_setting, solve
+from repro.measure import TimeModel
+
+PAPER = paper_setting()
+
+
+def drawn_steps(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
+    """Return (start, end) of every step, by the height of the worker's lane."""
+    found = {}
+    for collection in drawn.axes[0].collections:
+        for path in collection.get_paths():
+            box = path.get_extents()
+            found.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.x1))
+    return found
+
+
+@pytest.mark.parametrize(("k", "sizes"), [(1.05, [83, 154, 205, 242]), (1.1, [38, 87, 127, 160])])
+def test_plans_of_table_2(k, sizes):
+    assert [solve(PAPER, k, n, 500).small_batch for n in (1, 2, 3, 4)] == sizes
+    baseline = solve(PAPER, 1.0, 0, 500)
+    assert baseline.small_batch is None and baseline.large_samples == 12_500
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 3.0, float("nan")])
+def test_the_infeasible_is_said_in_words(k):
+    said = solve(PAPER, k, 1, 500)
+    assert f"k is {k:g}" in said and "feasible k are above 1 and at most" in said
+    assert f"{largest_k(PAPER.times, 1, 3, 500):.6g}" in said
+    assert describe(said).startswith("no such plan: k is")
+    drawn = draw(PAPER, 500, said)
+    assert drawn_steps(drawn) == {}
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["no such plan"]
+
+
+def test_a_device_without_a_cost_of_a_step():
+    setting = widget.Setting("ideal", TimeModel(1e-3, 0.0), 1000)
+    assert "b = 0" in solve(setting, 1.1, 2, 100)
+    # B_L = 2 leaves next to no choice: lines stay empty, nothing fails.
+    toy = widget.Setting("toy", TimeModel(1.0, 1e-12), 8)
+    drawn = draw(toy, 2, "no plan")
+    FigureCanvasAgg(drawn).draw()
+    assert all(len(line.get_xdata()) == 0 for line in drawn.axes[1].get_lines())
+
+
+@pytest.mark.parametrize("n_small", range(5))
+def test_every_worker_has_its_words_and_steps(n_small):
+    plan = solve(PAPER, 1.05, n_small, 500)
+    said = describe(plan)
+    assert (f"{n_small} small" in said) == (n_small > 0)
+    assert (f"{4 - n_small} large" in said) == (n_small < 4)
+    assert said.count(" and ") == (0 < n_small < 4)
+    drawn = draw(PAPER, 500, plan)
+    FigureCanvasAgg(drawn).draw()
+    assert plt.get_fignums() == []
+    lanes = drawn_steps(drawn)
+    assert sorted(lanes) == [0, 1, 2, 3]
+    for number, kind in enumerate(plan.kinds):
+        spans = lanes[number]
+        assert len(spans) == -(-plan.share_of(kind) // plan.batch_of(kind))
+        assert spans[0][0] == 0 and spans[-1][1] == pytest.approx(plan.time_of(kind))
+        for (_, end), (start, _) in itertools.pairwise(spans):
+            assert start == pytest.approx(end, abs=1e-9)
+
+
+def test_numbers_and_the_baselines_epoch():
+    plan = solve(PAPER, 1.05, 1, 500)
+    for text in ("k = 1.05", "B_S = 83, d_S = 10,625", "B_L = 500, d_L = 13,125", "factor 0.810"):
+        assert text in describe(plan)
+    assert f"{PAPER.times.pass_time(83, 10_625):.3f} and " in describe(plan)
+    (line,) = draw(PAPER, 500, plan).axes[0].get_lines()
+    assert line.get_xdata()[0] == pytest.approx(solve(PAPER, 1.0, 0, 500).time_of("large"))
+
+
+def test_choices_are_smaller_for_more_time_and_hold_the_plan():
+    for n_small, points in widget.choices(PAPER, 500).items():
+        ks, sizes = zip(*points, strict=True)
+        assert len(ks) > 20 and min(ks) > 1 and max(ks) <= widget.MOST_TIME
+        assert all(b <= a for a, b in itertools.pairwise(sizes)) and min(sizes) >= 1
+        plan = solve(PAPER, 1.1, n_small, 500)
+        *_, chosen = draw(PAPER, 500, plan).axes[1].get_lines()
+        assert [list(data) for data in chosen.get_data()] == [[1.1], [plan.small_batch]]
+
+
+def test_axes_and_names_stay_whatever_the_sliders_say():
+    """So that what moves is the plan alone."""
+    least, most = widget.BATCHES
+    seen = []
+    for k, n_small, large in [(1.01, 4, least), (widget.MOST_TIME, 2, most), (3.0, 1, most)]:
+        plan = solve(PAPER, k, n_small, large)
+        drawn = draw(PAPER, large, plan)
+        seen.append([*(axis.axis() for axis in drawn.axes), legend_of(drawn)])
+        if not isinstance(plan, str):
+            assert max(map(plan.time_of, plan.kinds)) <= drawn.axes[0].get_xlim()[1]
+    assert all(frame == seen[0] for frame in seen)
