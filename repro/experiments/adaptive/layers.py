@@ -1,4 +1,4 @@
-"""Does θ-adaptive training go with layer-wise rates? (Section V)
+"""Does θ-adaptive training go with layer-wise rates? Section V.
 
 The paper says that LARS, which changes line 6 of Algorithm 1 alone, can be employed together with
 it, and that a higher accuracy can be expected where LARS alone loses accuracy by its batch size.
@@ -9,180 +9,129 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.describing import CURVES, facts, ran, title
-from repro.experiments.adaptive.peaks import intervals
-from repro.experiments.adaptive.settings import (
-    CIFAR,
-    LAYERWISE,
-    NAMES,
-    curves,
+from repro.experiments.adaptive import runs
+from repro.experiments.adaptive.runs import CIFAR, NAMES
+from repro.experiments.adaptive.strategies import rates_of, sizes_of
+from repro.experiments.adaptive.trainings import (
+    CURVES,
+    by_epoch,
     diverged,
+    facts,
     final,
-    layerwise,
-    left_out,
+    intervals,
+    looks,
+    ran,
     span,
     trained,
-    training,
     unit,
     updates_of,
 )
-from repro.experiments.adaptive.strategies import schedule
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.design import Exhibit, Results
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, difference, mean_of
-from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAIR = ("linear", "theta")
-OPTIMIZERS = ("SGD", *LAYERWISE)
-
-
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return linear scaling and θ-adaptive training by each optimizer; see `left_out`."""
-    trainings = [training(profile, CIFAR, chosen, strategy) for strategy in PAIR]
-    for optimizer in LAYERWISE:
-        if not left_out(profile, optimizer):
-            trainings += [layerwise(profile, chosen, optimizer, strategy) for strategy in PAIR]
-    return trainings
-
-
-def _name(optimizer: str, strategy: str) -> str:
-    return strategy if optimizer == "SGD" else f"{strategy}_{optimizer}"
-
-
-def cells(results: Results) -> dict[tuple[str, str], list[Record]]:
-    """Return the trainings that ended by optimizer and strategy, where there are any."""
-    trainings = {
-        (optimizer, strategy): trained(results, CIFAR, _name(optimizer, strategy))
-        for optimizer in OPTIMIZERS
-        for strategy in PAIR
-    }
-    return {key: records for key, records in trainings.items() if records}
+# By strategy in the records: whose name it has, and the optimizer.
+CELLS = {
+    f"{name}{suffix}": (name, suffix.removeprefix("_") or "SGD")
+    for suffix in ("", "_LARS", "_LAMB")
+    for name in ("linear", "theta")
+}
+LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return accuracy, batch sizes and updates by optimizer and strategy."""
-    trainings = cells(results)
+    """Accuracy, batch sizes and updates by optimizer and strategy."""
     rows = []
-    for optimizer in OPTIMIZERS:
-        for strategy in PAIR:
-            records = trainings.get((optimizer, strategy), [])
-            lost = diverged(results, CIFAR, _name(optimizer, strategy))
-            if not records and not lost:
-                continue
-            sizes = (
-                [f"{size} ({epochs})" for size, epochs in schedule(records[0])] if records else []
-            )
-            gap = _over(results, optimizer) if strategy == "theta" else DASH
-            rates = records[0].metrics["lr"] if records else [0.0]
-            rows.append(
-                {
-                    "optimizer": optimizer,
-                    "strategy": NAMES[strategy],
-                    "b (epochs; seed 0)": ", ".join(sizes) or DASH,
-                    "μ": f"{min(rates):g} ~ {max(rates):g}" if records else DASH,
-                    "K": span([k for k in intervals(records) if k])
-                    if strategy == "theta"
-                    else DASH,
-                    "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
-                    "over linear scaling": gap,
-                    "updates": span(updates_of(records)),
-                    "n": f"{len(records)}, {lost} diverged" if lost else len(records),
-                }
-            )
+    for key, (name, optimizer) in CELLS.items():
+        records, lost = trained(results, CIFAR, key), diverged(results, CIFAR, key)
+        if not records and not lost:
+            continue
+        adaptive = name == "theta"
+        try:
+            gap = str(over(results, key, key.replace("theta", "linear"))) if adaptive else DASH
+        except NotRun:
+            gap = DASH
+        rows.append(
+            {
+                "optimizer": optimizer,
+                "strategy": NAMES[name],
+                "b (epochs; seed 0)": sizes_of(records),
+                "μ": rates_of(records),
+                "K": span([k for k in intervals(records) if k]) if adaptive else DASH,
+                "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
+                "over linear scaling": gap,
+                "updates": span(updates_of(records)),
+                "n": f"{len(records)}, {lost} diverged" if lost else len(records),
+            }
+        )
     return rows
-
-
-def _over(results: Results, optimizer: str) -> str:
-    try:
-        return str(over(results, (optimizer, "theta"), (optimizer, "linear")))
-    except NotRun:
-        return DASH
-
-
-LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
 
 
 def figure(results: Results) -> "Figure":
     """Draw training loss and accuracy: a colour for each strategy, a line for each optimizer."""
-    from repro.experiments.adaptive.drawing import LOOKS, by_epoch, mark_epoch
     from repro.plots import legend_below, new_axes
 
     drawn, axes = new_axes(1, 2, 8.4, 3.4)
-    trainings = cells(results)
-    every = [record for records in trainings.values() for record in records]
-    labels = {key: f"{NAMES[key[1]]}, {key[0]}" for key in trainings}
-    looks = {
-        labels[optimizer, strategy]: {**LOOKS[strategy], "ls": LINES[optimizer]}
-        for optimizer, strategy in trainings
+    labels = {key: f"{NAMES[name]}, {optimizer}" for key, (name, optimizer) in CELLS.items()}
+    trainings = {label: trained(results, CIFAR, key) for key, label in labels.items()}
+    curves = {label: records for label, records in trainings.items() if records}
+    own = {
+        labels[key]: {**looks()[name], "ls": LINES[optimizer]}
+        for key, (name, optimizer) in CELLS.items()
     }
-    for axis, name, ylabel in zip(
-        axes[0],
-        ("train_cost", "accuracy"),
-        ("training loss", "validation accuracy (%)"),
-        strict=True,
-    ):
-        by_label = {labels[key]: curves(records, name) for key, records in trainings.items()}
-        by_epoch(axis, by_label, looks, ylabel)
-        mark_epoch(axis, first_decay(every), "first decay of the rate")
-        axis.set_title(title(every, CIFAR), fontsize=9)
+    by_epoch(axes[0, 0], curves, own, "train_cost", "training loss")
+    by_epoch(axes[0, 1], curves, own, "accuracy", "validation accuracy (%)")
     legend_below(drawn, 3)
     return drawn
 
 
-Key = tuple[str, str]  # optimizer and strategy
-
-
-def over(results: Results, one: Key, other: Key) -> Estimate:
-    """Return the final accuracy of one cell less that of another, seed by seed.
+def over(results: Results, one: str, other: str) -> Estimate:
+    """The final accuracy of one cell less that of another, seed by seed.
 
     Raises:
         NotRun: There are no trainings of one of them, or one diverged.
     """
-    trainings = cells(results)
+    cells = []
     for key in (one, other):
-        if lost := _lost(results, key):
-            raise NotRun(f"{key[0]}, {NAMES[key[1]]}: {lost} diverged")
-        if key not in trainings:
-            raise NotRun(f"{key[0]}, {NAMES[key[1]]}: no records")
-    own, others = (final(results, trainings[key], "accuracy") for key in (one, other))
-    label = " over ".join(f"{NAMES[strategy]} with {name}" for name, strategy in (one, other))
-    note = " beside ".join(f"{mean_of(cell).mean:.2f}" for cell in (own, others))
-    label += f", {ran(trainings[one])}"
-    return replace(difference(own, others, unit(CIFAR)), label=label, note=note)
-
-
-def _lost(results: Results, key: Key) -> int:
-    return diverged(results, CIFAR, _name(*key))
+        name, optimizer = CELLS[key]
+        records, lost = trained(results, CIFAR, key), diverged(results, CIFAR, key)
+        if lost or not records:
+            why = f"{lost} diverged" if lost else "no records"
+            raise NotRun(f"{optimizer}, {NAMES[name]}: {why}")
+        cells.append(final(results, records, "accuracy"))
+    label = " over ".join(f"{NAMES[CELLS[k][0]]} with {CELLS[k][1]}" for k in (one, other))
+    note = " beside ".join(f"{mean_of(cell).mean:.2f}" for cell in cells)
+    label += f", {ran(trained(results, CIFAR, one))}"
+    return replace(difference(cells[0], cells[1], unit(CIFAR)), label=label, note=note)
 
 
 def theta_above(results: Results, optimizer: str) -> Cases:
-    """Compare θ-adaptive training with the large batch from the start, by one optimizer."""
-    grown, large = (optimizer, "theta"), (optimizer, "linear")
-    if lost := _lost(results, grown):
+    """θ-adaptive training less the large batch from the start, by one optimizer."""
+    grown, large = f"theta_{optimizer}", f"linear_{optimizer}"
+    if lost := diverged(results, CIFAR, grown):
         return {optimizer: Exact(False, f"θ-adaptive: {lost} diverged")}
-    if (lost := _lost(results, large)) and grown in cells(results):
-        if not all(r.metrics["diverged"] for r in cells(results).get(large, ())):
+    if (lost := diverged(results, CIFAR, large)) and trained(results, CIFAR, grown):
+        if not all(r.metrics["diverged"] for r in trained(results, CIFAR, large)):
             raise NotRun(f"the large batch: {lost} diverged, and others did not")
         return {optimizer: Exact(True, f"the large batch: {lost} diverged")}
     return {optimizer: over(results, grown, large)}
 
 
 def lars_keeps_up(results: Results) -> Cases:
-    """Compare θ-adaptive training by both optimizers."""
-    lars, plain = ("LARS", "theta"), ("SGD", "theta")
-    if not _lost(results, plain) and (lost := _lost(results, lars)):
+    """θ-adaptive training with LARS less that with SGD."""
+    lost = diverged(results, CIFAR, "theta_LARS")
+    if lost and not diverged(results, CIFAR, "theta"):
         return {"LARS": Exact(False, f"LARS: {lost} diverged")}
-    return {"LARS": over(results, lars, plain)}
+    return {"LARS": over(results, "theta_LARS", "theta")}
 
 
 LARS = Exhibit(
     long=True,
-    runs=runs,
+    runs=runs.layerwise,
     table=table,
     figure=figure,
     caption=caption(

@@ -15,7 +15,7 @@ class _Layerwise(torch.optim.Optimizer):
     """What both share: going through the parameters that have a gradient."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return what `closure` returns."""
+        """Update every parameter that has a gradient; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,26 +32,18 @@ class _Layerwise(torch.optim.Optimizer):
 
 
 def _ratio(weights: Tensor, update: Tensor, more: Tensor | float = 0.0) -> Tensor:
-    """Return ‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
+    """‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
     weights_norm, update_norm = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
-    both_nonzero = (weights_norm > 0) & (update_norm > 0)
-    return torch.where(
-        both_nonzero, weights_norm / (update_norm + more), torch.ones_like(weights_norm)
-    )
+    both = (weights_norm > 0) & (update_norm > 0)
+    return torch.where(both, weights_norm / (update_norm + more), torch.ones_like(weights_norm))
 
 
 class LARS(_Layerwise):
     """Momentum SGD with a rate of each layer's own.
 
     Source: You, Gitman, Ginsburg, "Scaling SGD batch size to 32K for ImageNet training"
-    (arXiv:1708.03888), equation 6 and Algorithm 1.
-
-    Args:
-        params: As torch's optimizers take them.
-        lr: γ, the global rate.
-        momentum: m.
-        weight_decay: β.
-        trust: η, the share of its norm by which a layer moves at a rate of 1.
+    (arXiv:1708.03888), equation 6 and Algorithm 1: `lr` is γ, `momentum` m, `weight_decay` β and
+    `trust` η, the share of its norm by which a layer moves at a rate of 1.
 
     Raises:
         ValueError: An argument is out of range.
@@ -89,14 +81,8 @@ class LAMB(_Layerwise):
     """Adam with a rate of each layer's own.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
-    (arXiv:1904.00962), Algorithm 2, with φ the identity.
-
-    Args:
-        params: As torch's optimizers take them.
-        lr: η.
-        betas: Of the running means of gradient and squared gradient.
-        eps: ε.
-        weight_decay: λ.
+    (arXiv:1904.00962), Algorithm 2, with φ the identity: `lr` is η, `betas` are of the running
+    means of gradient and squared gradient, `eps` is ε and `weight_decay` λ.
 
     Raises:
         ValueError: An argument is out of range.

@@ -1,0 +1,306 @@
+"""Where does the time of a step go? Figure 9, on two processes of ours and on the modelled cluster.
+
+`scaling` reads the measured steps; the model is in `projection`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.adaptive import projection, runs
+from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
+from repro.experiments.adaptive.scaling import (
+    SIMULATED,
+    measured,
+    measured_of,
+    over,
+    samples_of,
+    step_facts,
+)
+from repro.experiments.adaptive.trainings import ROLES, called, network, papers_title, ticks_of_two
+from repro.experiments.captions import caption, panel
+from repro.experiments.design import Exhibit, Results, check
+from repro.experiments.judge import HALF, Case, Cases, Estimate, NotRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Margins of the checks are ours, since the paper names none.
+BLOCKED = 0.1  # share of the time from which blocked time is significant: less is lost in a figure
+SIMILAR = 0.25  # of two times, as a share: twice the nodes change their ratio by more than ×2.5
+LESS = HALF  # share of the paper's effect that has to be there, as of measured effects
+PARTS = ("computation", "communication", "blocked")
+
+
+def steps_table(results: Results) -> list[dict[str, Any]]:
+    """Figure 9 in numbers: the parts of measured steps."""
+    return [
+        {
+            "task": task,
+            "averaging": step["averaging"].replace("none", "one process"),
+            "batch size": step["batch"],
+            "processes": step["processes"],
+            **{f"{part} (ms)": f"{1e3 * step[f'{part}_s']:.2f}" for part in ("total", *PARTS)},
+            "n": len(step["samples_s"]),
+        }
+        for task, measurement in measured(results).items()
+        for step in measurement["steps"]
+    ]
+
+
+def nodes_table(results: Results) -> list[dict[str, Any]]:
+    """Figure 9 on the modelled cluster of the paper, by nodes."""
+    return [
+        {
+            "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
+            "nodes": nodes,
+            **{f"{name} (%)": f"{100 * value:.2f}" for name, value in row.items()},
+        }
+        for label, (model, rows) in projection.breakdowns().items()
+        for nodes, row in rows.items()
+    ]
+
+
+def figure9(results: Results) -> "Figure":
+    """Draw where the time of measured steps goes, at the largest batch size of each task.
+
+    A step is its computation and the time in which that is blocked; communication goes on beside,
+    in the thin bar below. Whiskers reach over all turns or launches.
+    """
+    from repro.plots import legend_below, new_axes, styles
+
+    tasks = measured(results)
+    drawn, axes = new_axes(1, max(1, len(tasks)), 3.5 * max(1, len(tasks)), 3.1)
+    colours = {part: look["color"] for part, look in styles(PARTS).items()}
+    for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):
+        largest = max(step["batch"] for step in measurement["steps"])
+        steps = [step for step in measurement["steps"] if step["batch"] == largest]
+        for row, step in enumerate(steps):
+            computed, sent, blocked = (1e3 * step[f"{part}_s"] for part in PARTS)
+            bars = ((computed, 0, 0.4, -0.14), (sent, 0, 0.2, 0.2), (blocked, computed, 0.4, -0.14))
+            for part, (width, left, height, shift) in zip(PARTS, bars, strict=True):
+                label = None if row else part
+                at, colour = row + shift, colours[part]
+                axis.barh(at, width, left=left, height=height, color=colour, label=label)
+            ends = 1e3 * min(step["samples_s"]), 1e3 * max(step["samples_s"])
+            axis.plot(ends, [row - 0.14] * 2, "|-", color="#8d99ae", lw=2)
+        ways = [step["averaging"].replace("_", "-") for step in steps]
+        labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
+        axis.set_yticks(range(len(labels)), labels, fontsize=9)
+        axis.invert_yaxis()
+        axis.set_xlim(left=0)
+        axis.grid(axis="y", visible=False)
+        ours = network(results.need("parallel").config["jobs"][task])
+        name = panel(ROLES[task], ours, "random images")
+        axis.set_title(f"{name}\nB = {largest}", fontsize=9)
+        axis.set_xlabel("time of one step (ms)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def nodes_figure(results: Results) -> "Figure":
+    """Draw times over one node's computation on the modelled cluster; then shares of all time."""
+    from repro.plots import legend_below, new_axes, styles
+
+    modelled = projection.breakdowns()
+    drawn, axes = new_axes(1, len(modelled) + 1, 10.2, 3.6)
+    *panels, shares = axes[0]
+    whose = f"{papers_title(DIV2K)}, its cluster SIMULATED"
+    ticks = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    for axis, (label, (_, rows)) in zip(panels, modelled.items(), strict=True):
+        for kind, look in styles((*PARTS, "computation at B_m")).items():
+            shown = {n: row[kind] for n, row in rows.items() if row[kind] > 1e-4}
+            name = kind.replace("B_m", "the largest batch")
+            axis.plot(list(shown), list(shown.values()), lw=1.6, ms=5, label=name, **look)
+        axis.set_yscale("log")
+        axis.set_ylim(5e-5, 2.0)
+        axis.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
+        axis.set_ylabel("time over computation on 1 node")
+        before = [100 * row["before B_m"] for row in rows.values()]
+        shares.plot(list(rows), before, "v-", label=f"before the largest batch, cost {label}")
+    for axis in axes[0]:
+        ticks_of_two(axis, projection.NODES, "nodes")
+    shares.set_ylim(bottom=0)
+    shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
+    shares.set_ylabel("share of all time (%)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def _network(results: Results, task: str) -> str:
+    return called(results.need("parallel").config["jobs"][task])
+
+
+def few_samples(results: Results) -> Cases:
+    """The time of a sample in the smallest step over the largest's, on one process.
+
+    The paper's effect is its own cost of a step in samples, at our sizes.
+    """
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        times = samples_of(measurement, "none")
+        few, many = min(times), max(times)
+        small, large = ([time / size for time in times[size]] for size in (few, many))
+        label = f"{task}, {_network(results, task)}: time of a sample at B = {few} over {many}"
+        found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
+    return found
+
+
+def all_to_all_faster(results: Results) -> Cases:
+    """The time of a step with the paper's averaging over that with an allreduce, at every size.
+
+    Raises:
+        NotRun: The processes leave no core for what communicates, so that nothing can be hidden.
+    """
+    record = results.need("parallel")
+    cores = re.fullmatch(r"cpu-(\d+)-cores", record.device["slug"])
+    processes = record.config["processes"]
+    if cores and int(cores[1]) < 2 * processes:
+        raise NotRun(
+            f"{processes} processes on {cores[1]} cores leave no core free to communicate while "
+            "others compute, so that no averaging can hide its communication"
+        )
+    gaps: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
+        for size in ours:
+            label = f"{task}, {_network(results, task)}, B = {size}"
+            gap: Estimate = over(ours[size], plain[size], measurement)
+            gaps[f"{task}, B = {size}"] = replace(gap, label=label)
+    return gaps
+
+
+def steps_predicted(results: Results) -> Cases:
+    """Steps of two processes, as the model has them from other sizes, over measured ones.
+
+    Randomness of a launch is common to its sizes. The prediction is taken as it is.
+    """
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        times = samples_of(measurement, projection.OURS)
+        for size, said in projection.steps_without(measurement).items():
+            name = f"{task}, B = {size}"
+            if math.isnan(said):
+                found[name] = NotRun("measured times do not grow with the samples")
+                continue
+            gap = over([said] * len(times[size]), times[size], measurement)
+            label = f"{task}, {_network(results, task)}, B = {size}"
+            found[name] = replace(gap, label=label)
+    return found
+
+
+@check("The three ways of averaging give the same weights")
+def same_weights(results: Results) -> tuple[bool, str]:
+    """Compare weights after batches that grow."""
+    largest = {task: measured_of(results, task)["difference"] for task in TASKS}
+    said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
+    return all(value <= 1e-6 for value in largest.values()), said
+
+
+def blocked_share(row: Mapping[str, float]) -> float:
+    """The share of blocked time in a modelled step."""
+    return row["blocked"] / (row["computation"] + row["blocked"])
+
+
+_SIGNIFICANT = PAPER["section6b"]["blocked_from_nodes"]
+_NOT_LINEAR = PAPER["section6b"]["not_linear_from_nodes"]
+
+
+@check(
+    f"Blocked time becomes significant at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; more than "
+    f" {100 * BLOCKED:g} % of the time, and no more at a quarter of them), with "
+    "either cost of small batches"
+)
+def blocked(results: Results) -> tuple[bool, str]:
+    """Compare the share of blocked time on the modelled cluster with what is significant."""
+    holds, said = [], []
+    for label, (_, rows) in projection.breakdowns().items():
+        shares = {n: blocked_share(rows[n]) for n in (_SIGNIFICANT // 4, _SIGNIFICANT)}
+        few, many = shares.values()
+        holds.append(many > BLOCKED >= few)
+        listed = ", ".join(f"{100 * share:.0f} % on {n}" for n, share in shares.items())
+        said.append(f"cost {label}: {listed}")
+    return all(holds), "; ".join(said)
+
+
+@check("Blocked time only grows with the nodes: no smaller share of the time on twice as many")
+def blocked_grows(results: Results) -> tuple[bool, str]:
+    """Compare the shares where blocked time is to become significant and on twice the nodes."""
+    shares = [
+        [blocked_share(rows[n]) for n in (_SIGNIFICANT, 2 * _SIGNIFICANT)]
+        for _, rows in projection.breakdowns().values()
+    ]
+    said = "; ".join(f"{100 * a:.0f} % and {100 * b:.0f} %" for a, b in shares)
+    return all(b >= a for a, b in shares), f"on {_SIGNIFICANT} and {2 * _SIGNIFICANT} nodes: {said}"
+
+
+@check(
+    f"Communication takes as long as computation at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; "
+    f"within {100 * SIMILAR:g} %), with either cost of small batches"
+)
+def communication(results: Results) -> tuple[bool, str]:
+    """Compare communication with computation on the modelled cluster."""
+    ratios = {
+        label: rows[_SIGNIFICANT]["communication"] / rows[_SIGNIFICANT]["computation"]
+        for label, (_, rows) in projection.breakdowns().items()
+    }
+    said = "; ".join(f"cost {label}: ×{ratio:.2f}" for label, ratio in ratios.items())
+    return all(abs(math.log(ratio)) <= math.log1p(SIMILAR) for ratio in ratios.values()), said
+
+
+@check(
+    f"Computation at B_m falls less than linearly from {_NOT_LINEAR} nodes on (section VI-B; "
+    "SIMULATED; by the cost of small batches that is fitted to the speed-ups, and at "
+    f"least {100 * LESS:g} % of what the paper's times of one and two samples would have it short)"
+)
+def not_linear(results: Results) -> tuple[bool, str]:
+    """Compare the factor by which computation falls on twice the nodes with the linear one of 2.
+
+    With the paper's times as the cost of small batches the fall could not be linear.
+    """
+    cost, rows = projection.overhead(), projection.breakdowns()["fitted"][1]
+    largest = PAPER[DIV2K]["theta"]["max_batch"]
+    holds, said = [], []
+    for nodes in (_NOT_LINEAR, 2 * _NOT_LINEAR):
+        falls = rows[nodes]["computation at B_m"] / rows[2 * nodes]["computation at B_m"] / 2
+        samples = largest / nodes
+        paper = (samples + cost) / (samples / 2 + cost) / 2
+        holds.append(math.log(falls) <= LESS * math.log(paper))
+        said.append(f"{nodes} to {2 * nodes} nodes ×{falls:.2f} (by the paper's ×{paper:.2f})")
+    return all(holds), f"fall over a linear one: {'; '.join(said)}"
+
+
+FIGURE9 = Exhibit(
+    long=True,
+    runs=runs.parallel,
+    table=steps_table,
+    figure=figure9,
+    caption=caption(
+        "Medians of all turns or launches; whiskers reach over all of them. Blocked: gradients are "
+        "under way, and nothing is computed meanwhile. all-to-all is the paper's averaging.",
+        step_facts,
+    ),
+    claims={
+        "few_samples": few_samples,
+        "all_to_all_faster": all_to_all_faster,
+        "steps_predicted": steps_predicted,
+    },
+    checks=(same_weights,),
+)
+BREAKDOWN = Exhibit(
+    runs=runs.parallel,
+    table=nodes_table,
+    figure=nodes_figure,
+    caption=caption(
+        f"{SIMULATED} The paper's θ-adaptive training of EDSR on its cluster, a model that is "
+        "fitted to its speed-ups.",
+        lambda results: (),
+    ),
+    checks=(blocked, blocked_grows, communication, not_linear),
+)
