@@ -176,11 +176,15 @@ def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure"
             batch, times = batch_of(records), size // PAPER[task]["best"]["batch"]
             label = f"B = {batch}" + f" (paper: {size})" * (batch != size)
             if several:  # whose sizes differ, and their multiples do not
-                label = "best batch" if times == 1 else f"{times} × the best batch"
+                label = _multiple(times)
             curves[label], own[label] = records, looks[times]
         by_epoch(axis, curves, own, name, ylabel)
-    legend_below(drawn, 4)
+    legend_below(drawn, 4, [_multiple(times) for times in TIMES])
     return drawn
+
+
+def _multiple(times: int) -> str:
+    return "best batch" if times == 1 else f"{times} × the best batch"
 
 
 def figure6(results: Results) -> "Figure":

@@ -284,4 +284,5 @@ def in_decimals(axis: Any) -> None:
 
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(LogLocator(10, ()))
+    axis.set_tick_params(labelsize=8)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
