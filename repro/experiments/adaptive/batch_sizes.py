@@ -6,56 +6,28 @@ Of trainings with one batch size all along, their rates in proportion to it.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive import runs
+from repro.experiments import judge
+from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
-from repro.experiments.adaptive.trainings import (
-    CURVES,
-    batch_of,
-    by_epoch,
-    by_size,
-    facts,
-    final,
-    heading,
-    in_decimals,
-    intervals,
-    metric,
-    printed,
-    ran,
-    span,
-    trained,
-    unit,
-)
-from repro.experiments.captions import caption
 from repro.experiments.design import LONG, SEEDS, Exhibit, Results
-from repro.experiments.judge import (
-    BySeed,
-    Case,
-    Cases,
-    Estimate,
-    Exact,
-    NotRun,
-    cases,
-    contrast,
-    difference,
-    mean_of,
-    unsure,
-)
+from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of Figure 1's sizes the best one; those up to `KEPT_UP_TO` are said to keep up with it.
-BEST, KEPT_UP_TO = PAPER[DIV2K]["best"]["batch"], PAPER[DIV2K]["kept_up_to"]
-TIMES = (1, 2, 4, 8, 16)  # batch sizes over the best one
+
+def _best(task: str) -> int:
+    return int(PAPER[task]["best"]["batch"])
+
 
 # When θ peaks
 
@@ -110,21 +82,21 @@ def _listed(numbers: Sequence[float]) -> str:
 
 def sizes_table(results: Results, task: str) -> list[dict[str, Any]]:
     """Figures 1 and 2 in numbers, a row for each batch size."""
-    rows, paper, shown = [], PAPER[task], heading(task)
-    for size, records in by_size(results, task).items():
+    rows, paper, shown = [], PAPER[task], read.HEADING[task]
+    for size, records in read.by_size(results, task).items():
         told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
         peak = paper["peak"][0] if size in paper.get("peak_of", ()) else DASH
         rows.append(
             {
                 "B, paper": size,
-                "B": batch_of(records),
+                "B": read.batch_of(records),
                 "μ": f"{max(records[0].metrics['lr']):g}",
-                f"{shown}, paper": printed(told[0]) if told else DASH,
-                shown: Summary.of(final(results, records, metric(task))).text(),
-                "training cost": Summary.of(final(results, records, "train_cost")).text(4),
+                f"{shown}, paper": read.printed(told[0]) if told else DASH,
+                shown: Summary.of(read.final(results, records, read.METRIC[task])).text(),
+                "training cost": Summary.of(read.final(results, records, "train_cost")).text(4),
                 "θ peaks in epoch, paper": peak,
-                "θ peaks in epoch": span(first_peaks(results, records)),
-                "θ at the end": Summary.of(final(results, records, "theta")).text(4),
+                "θ peaks in epoch": read.span(first_peaks(results, records)),
+                "θ at the end": Summary.of(read.final(results, records, "theta")).text(4),
                 "n": len(records),
             }
         )
@@ -135,18 +107,18 @@ def peaks_table(results: Results) -> list[dict[str, Any]]:
     """Figure 6 in numbers: the epochs in which θ peaks, and K."""
     rows = []
     for task in (DIV2K, PHANTOM):
-        adaptive, paper = trained(results, task, "theta"), PAPER[task]
+        adaptive, paper = read.trained(results, task, "theta"), PAPER[task]
         low, high = paper["peak"]
-        for size, records in [*by_size(results, task).items(), ("θ-adaptive", adaptive)]:
+        for size, records in [*read.by_size(results, task).items(), ("θ-adaptive", adaptive)]:
             whole = size == "θ-adaptive"
-            found = span([k for k in intervals(records) if k]) if whole else DASH
+            found = read.interval(records) if whole else DASH
             peak = f"{low} to {high}" if whole or size == paper["theta"]["batch"] else DASH
             rows.append(
                 {
                     "task": task,
-                    "B": size if whole else batch_of(records),
+                    "B": size if whole else read.batch_of(records),
                     "θ peaks in epoch, paper": peak,
-                    "θ peaks in epoch": span(first_peaks(results, records)),
+                    "θ peaks in epoch": read.span(first_peaks(results, records)),
                     "K, paper": paper["interval"] if whole else DASH,
                     "K": found,
                     "n": len(records),
@@ -165,30 +137,29 @@ def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure"
         results: Of the artefact.
         panels: Of each panel the task, the quantity and its name with the unit.
     """
+    from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes, styles
 
     drawn, axes = new_axes(1, len(panels), 4.1 * len(panels), 3.4)
-    several = len({task for task, _, _ in panels}) > 1
-    looks = dict(zip(TIMES, styles(map(str, TIMES)).values(), strict=True))
+    names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
+    looks = styles(names)
+    several = len({task for task, _, _ in panels}) > 1  # whose sizes differ, not their multiples
     for axis, (task, name, ylabel) in zip(axes[0], panels, strict=True):
         curves, own = {}, {}
-        for size, records in by_size(results, task).items():
-            batch, times = batch_of(records), size // PAPER[task]["best"]["batch"]
+        for size, records in read.by_size(results, task).items():
+            batch, doubled = read.batch_of(records), int(math.log2(size / _best(task)))
             label = f"B = {batch}" + f" (paper: {size})" * (batch != size)
-            if several:  # whose sizes differ, and their multiples do not
-                label = _multiple(times)
-            curves[label], own[label] = records, looks[times]
-        by_epoch(axis, curves, own, name, ylabel)
-    legend_below(drawn, 4, [_multiple(times) for times in TIMES])
+            label = names[doubled] if several else label
+            curves[label], own[label] = records, looks[names[doubled]]
+        draw.by_epoch(axis, curves, own, name, ylabel)
+    legend_below(drawn, 4, names)
     return drawn
-
-
-def _multiple(times: int) -> str:
-    return "best batch" if times == 1 else f"{times} × the best batch"
 
 
 def figure6(results: Results) -> "Figure":
     """Draw θ by batch size on both restorations; its peak is in the first of hundreds of epochs."""
+    from repro.experiments.adaptive.draw import in_decimals
+
     drawn = figure(results, [(task, "theta", "θ after the epoch") for task in (DIV2K, PHANTOM)])
     for axis in drawn.axes:
         axis.set(xscale="log", xlabel="epoch (logarithmic)")
@@ -202,21 +173,23 @@ def figure6(results: Results) -> "Figure":
 
 def _over_best(results: Results, kept: bool) -> Cases:
     """PSNR less the best batch's, at the sizes that are said to keep up or at those beyond."""
-    trainings = by_size(results, DIV2K)
-    every = [size for size in PAPER[DIV2K]["figure1"] if size > BEST]
-    sizes = {f"B = {size}": size for size in every if (size <= KEPT_UP_TO) == kept}
+    trainings, paper = read.by_size(results, DIV2K), PAPER[DIV2K]
+    every = [size for size in paper["figure1"] if size > _best(DIV2K)]
+    sizes = {f"B = {size}": size for size in every if (size <= paper["kept_up_to"]) == kept}
 
     def gap(name: str) -> Estimate:
-        own, best = (trainings.get(size, []) for size in (sizes[name], BEST))
-        found = difference(final(results, own, "psnr"), final(results, best, "psnr"), unit(DIV2K))
-        return replace(found, label=f"B = {_sized(own)} over {_sized(best)}, {ran(own)}")
+        own, best = (trainings.get(size, []) for size in (sizes[name], _best(DIV2K)))
+        found = judge.difference(
+            read.final(results, own, "psnr"), read.final(results, best, "psnr"), read.UNIT[DIV2K]
+        )
+        return replace(found, label=f"B = {_sized(own)} over {_sized(best)}, {read.ran(own)}")
 
-    return cases(sizes, gap)
+    return judge.cases(sizes, gap)
 
 
 def _sized(records: Sequence[Record]) -> str:
     """A batch size, and the paper's where that is another."""
-    ours, paper = batch_of(records), records[0].config["stands_for"]
+    ours, paper = read.batch_of(records), records[0].config["stands_for"]
     return f"{ours}" if ours == paper else f"{ours} (for {paper})"
 
 
@@ -226,7 +199,7 @@ def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
     Raises:
         NotRun: There are no trainings.
     """
-    trainings = by_size(results, DIV2K)
+    trainings = read.by_size(results, DIV2K)
     if not trainings:
         raise NotRun("no records")
     every = [record.metrics["psnr"] for records in trainings.values() for record in records]
@@ -236,7 +209,7 @@ def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
         numbers = enumerate(record.metrics["psnr"], 1)
         return next(n for n, value in numbers if value is not None and value >= common)
 
-    return common, {batch_of(own): results.cell(own, first) for own in trainings.values()}
+    return common, {read.batch_of(own): results.cell(own, first) for own in trainings.values()}
 
 
 def slower(results: Results) -> Cases:
@@ -245,7 +218,7 @@ def slower(results: Results) -> Cases:
     The paper's is that of the epochs to the end of its trainings with 16 and 256.
     """
     common, epochs = epochs_to_common(results)
-    own = ran(next(iter(by_size(results, DIV2K).values())))
+    own = read.ran(next(iter(read.by_size(results, DIV2K).values())))
     label = f"{own}: epochs to {common:.1f} dB where the batch doubles"
     return {"epochs": replace(trend(epochs, resolution=1), label=label, note=_by_batch(epochs))}
 
@@ -259,11 +232,11 @@ def same_cost(results: Results) -> Cases:
 
     Trainings that have not would have the same cost because they have hardly begun.
     """
-    trainings, best = by_size(results, CIFAR), PAPER[CIFAR]["best"]["batch"]
+    trainings, best = read.by_size(results, CIFAR), _best(CIFAR)
     if best not in trainings or len(trainings) < 2:
         raise NotRun("no records")
     start = float(np.mean([r.metrics["initial_cost"][0] for r in trainings[best]]))
-    end = float(np.mean(final(results, trainings[best], "train_cost")))
+    end = float(np.mean(read.final(results, trainings[best], "train_cost")))
     if end > start / 2:
         raise NotRun(
             f"nothing has converged: with B = {best} the cost ends at {end:.2f} of {start:.2f} at "
@@ -278,10 +251,10 @@ def same_cost(results: Results) -> Cases:
             )
             for n in (sizes[name], best)
         )
-        label = f"{name} over {best}, {ran(trainings[best])}"
-        return replace(difference(costs, best_costs, "of the fall", digits=3), label=label)
+        label = f"{name} over {best}, {read.ran(trainings[best])}"
+        return replace(judge.difference(costs, best_costs, "of the fall", digits=3), label=label)
 
-    return cases(sizes, compared)
+    return judge.cases(sizes, compared)
 
 
 def sharpness(results: Results) -> Cases:
@@ -289,20 +262,21 @@ def sharpness(results: Results) -> Cases:
 
     Where seeds do not tell which θ is higher, the difference decides nothing.
     """
-    trainings = by_size(results, CIFAR)
+    trainings = read.by_size(results, CIFAR)
     if len(trainings) < 2:
         raise NotRun("no records")
 
     def compared(a: int, b: int) -> Estimate:
         thetas, accuracies = (
-            [final(results, trainings[n], name) for n in (a, b)] for name in ("theta", "accuracy")
+            [read.final(results, trainings[n], name) for n in (a, b)]
+            for name in ("theta", "accuracy")
         )
-        theta = difference(thetas[0], thetas[1], digits=4)
-        accuracy = difference(accuracies[0], accuracies[1], unit(CIFAR))
+        theta = judge.difference(thetas[0], thetas[1], digits=4)
+        accuracy = judge.difference(accuracies[0], accuracies[1], read.UNIT[CIFAR])
         if theta.mean < 0:
             a, b = b, a
             theta, accuracy = (replace(one, mean=-one.mean) for one in (theta, accuracy))
-        network = ran(trainings[a])
+        network = read.ran(trainings[a])
         if theta.interval()[0] > 0:
             label = f"accuracy of B = {a}, where θ is higher, over {b}, {network}"
             return replace(accuracy, label=label, note=f"θ {theta}")
@@ -313,25 +287,29 @@ def sharpness(results: Results) -> Cases:
     return {f"{a}, {b}": compared(a, b) for a, b in itertools.combinations(trainings, 2)}
 
 
-def later_peak(results: Results, tasks: Sequence[str]) -> Cases:
-    """The factor by which the epoch of θ's peak grows where the batch doubles."""
-    return cases(tasks, partial(_later, results))
+def later_peak(results: Results, task: str) -> Estimate:
+    """The factor by which the epoch of θ's peak grows where the batch doubles.
 
-
-def _later(results: Results, task: str) -> Estimate:
-    trainings = by_size(results, task)
+    Raises:
+        NotRun: There are no trainings.
+    """
+    trainings = read.by_size(results, task)
     if not trainings:
         raise NotRun("no records")
     peaks: dict[int, BySeed] = {}
     hidden = ""
     for records in trainings.values():
-        size, epochs, first = batch_of(records), first_peaks(results, records), _warmup(records[0])
+        size, epochs, first = (
+            read.batch_of(records),
+            first_peaks(results, records),
+            _warmup(records[0]),
+        )
         if first and first + 1 in epochs:
             hidden += f"; B = {size}: by the end of its warm-up, not counted"
         else:
             peaks[size] = epochs
     begun = further(results, task)
-    later = {batch_of(records): first_peaks(results, records) for records in begun.values()}
+    later = {read.batch_of(records): first_peaks(results, records) for records in begun.values()}
     if any(of[0].config["epochs"] in first_peaks(results, of) for of in begun.values()):
         # θ may rise on in those seeds, and to leave these out alone would favour early peaks.
         hidden += "; further seeds whose first epochs end before θ falls are not counted"
@@ -343,20 +321,20 @@ def _later(results: Results, task: str) -> Estimate:
     if all(set(counts) == {1} for counts in peaks.values()):
         # An earlier peak than the first epoch's is not seen, so neither is its order.
         hidden = f": θ falls from the first epoch on{hidden}"
-        estimate = unsure(1.0, log=True)
-    own = ran(next(iter(trainings.values())))
+        estimate = judge.unsure(1.0, log=True)
+    own = read.ran(next(iter(trainings.values())))
     label = f"{task}, {own}: a doubling of the batch"
     return replace(estimate, label=label, note=f"epochs of the peak {listed}{hidden}")
 
 
-def rises_first(results: Results, tasks: Sequence[str]) -> Cases:
-    """θ after the second epoch over θ after the first, at B_s."""
-    return cases(tasks, partial(_rises, results))
+def rises_first(results: Results, task: str) -> Estimate:
+    """θ after the second epoch over θ after the first, at B_s.
 
-
-def _rises(results: Results, task: str) -> Estimate:
+    Raises:
+        NotRun: There are no trainings, or one has no such ratio.
+    """
     start = PAPER[task]["theta"]["batch"]
-    whole, more = by_size(results, task).get(start), further(results, task).get(start)
+    whole, more = read.by_size(results, task).get(start), further(results, task).get(start)
     if not whole:
         raise NotRun("no records")
     low, high = PAPER[task]["peak"]
@@ -364,8 +342,8 @@ def _rises(results: Results, task: str) -> Estimate:
     note = f"peaks in epochs {_listed(first_peaks(results, more or whole))} (paper {paper})"
     if more:
         note += f"; whole trainings, not counted: {_listed(first_peaks(results, whole))}"
-    rises = mean_of(results.cell(more or whole, _first_rise), log=True, trials="seeds")
-    label = f"{task}, {ran(whole)}: θ after the second epoch over that after the first"
+    rises = judge.mean_of(results.cell(more or whole, _first_rise), log=True, trials="seeds")
+    label = f"{task}, {read.ran(whole)}: θ after the second epoch over that after the first"
     return replace(rises, label=label, note=note)
 
 
@@ -385,11 +363,11 @@ def interval(results: Results, tasks: Sequence[str]) -> Cases:
     """K over the paper's, and the seeds that find none."""
     found: dict[str, Case] = {}
     for task in tasks:
-        adaptive = trained(results, task, "theta")
+        adaptive = read.trained(results, task, "theta")
         having = [record for record in adaptive if record.metrics["interval"][-1] is not None]
         for record in adaptive:
             if record not in having:
-                found[f"{task}, seed {record.seed}"] = Exact(False, "K not found")
+                found[f"{task}, seed {record.seed}"] = judge.Exact(False, "K not found")
         if not adaptive:
             found[task] = NotRun("no records")
         elif having:
@@ -401,14 +379,27 @@ def _over_papers(results: Results, task: str, adaptive: Sequence[Record]) -> Est
     paper = PAPER[task]["interval"]
     cell = results.cell(adaptive, lambda record: record.metrics["interval"][-1] / paper)
     # Up to K the training that stays at B_s is the same, seed by seed.
-    fixed = by_size(results, task).get(PAPER[task]["theta"]["batch"], [])
+    fixed = read.by_size(results, task).get(PAPER[task]["theta"]["batch"], [])
     peaks = _listed(first_peaks(results, fixed)) or "not run"
     ours = _listed([record.metrics["interval"][-1] for record in adaptive])
     return replace(
         of_counts([cell], [1.0], resolution=1 / paper),
-        label=f"{task}, {ran(adaptive)}: K over the paper's",
+        label=f"{task}, {read.ran(adaptive)}: K over the paper's",
         note=f"K = {ours} (paper {paper}), θ peaks in epochs {peaks}",
     )
+
+
+def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
+    """The claims on θ's peak, of some tasks."""
+
+    def of_each(estimate: Callable[[Results, str], Estimate]) -> Callable[[Results], Cases]:
+        return lambda results: judge.cases(tasks, partial(estimate, results))
+
+    return {
+        "later_peak": of_each(later_peak),
+        "rises_first": of_each(rises_first),
+        "interval": partial(interval, tasks=tasks),
+    }
 
 
 def of_counts(
@@ -426,7 +417,7 @@ def of_counts(
     """
     pairs = zip(cells, weights, strict=True)
     shares = [weight * resolution / float(np.mean(cell)) for cell, weight in pairs if cell]
-    return contrast(cells, weights, log=True, resolution=math.hypot(*shares))
+    return judge.contrast(cells, weights, log=True, resolution=math.hypot(*shares))
 
 
 def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
@@ -451,12 +442,8 @@ FIGURE1 = Exhibit(
     long=True,
     runs=runs.figure1,
     table=partial(sizes_table, task=DIV2K),
-    figure=partial(figure, panels=[(DIV2K, "psnr", f"validation {heading(DIV2K)}")]),
-    caption=caption(
-        f"Super-resolution with one batch size B all along, its rate in proportion. {CURVES} The "
-        "largest B warms up.",
-        facts,
-    ),
+    figure=partial(figure, panels=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
+    caption=read.caption("figure1"),
     claims={
         "large_lose": partial(_over_best, kept=False),
         "small_keep_up": partial(_over_best, kept=True),
@@ -469,31 +456,16 @@ FIGURE2 = Exhibit(
     table=partial(sizes_table, task=CIFAR),
     figure=partial(
         figure,
-        panels=[
-            (CIFAR, "train_cost", "training cost F"),
-            (CIFAR, "theta", "θ after the epoch"),
-        ],
+        panels=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
     ),
-    caption=caption(
-        f"Cost and θ after each epoch. {CURVES} The table has θ's peak before decays.", facts
-    ),
-    claims={
-        "same_cost": same_cost,
-        "sharpness": sharpness,
-        "later_peak": partial(later_peak, tasks=(CIFAR,)),
-        "rises_first": partial(rises_first, tasks=(CIFAR,)),
-        "interval": partial(interval, tasks=(CIFAR,)),
-    },
+    caption=read.caption("figure2"),
+    claims={"same_cost": same_cost, "sharpness": sharpness, **_peaks((CIFAR,))},
 )
 FIGURE6 = Exhibit(
     long=True,
     runs=runs.figure6,
     table=peaks_table,
     figure=figure6,
-    caption=caption(f"θ by batch size. {CURVES} The table has its peak after a warm-up.", facts),
-    claims={
-        "rises_first": partial(rises_first, tasks=(DIV2K, PHANTOM)),
-        "interval": partial(interval, tasks=(DIV2K, PHANTOM)),
-        "later_peak": partial(later_peak, tasks=(DIV2K, PHANTOM)),
-    },
+    caption=read.caption("figure6"),
+    claims=_peaks((DIV2K, PHANTOM)),
 )

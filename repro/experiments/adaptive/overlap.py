@@ -22,9 +22,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
+from repro.experiments.adaptive.read import caption
 from repro.experiments.adaptive.steps import blocked_share
 from repro.experiments.adaptive.worker import TIMEOUT_S, launch
-from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run
 from repro.experiments.judge import Estimate, mean_of
 from repro.experiments.outcome import Outcome
@@ -209,15 +209,7 @@ def figure(results: Results) -> "Figure":
 
 
 OVERLAP = Exhibit(
-    runs=runs,
-    table=table,
-    figure=figure,
-    caption=caption(
-        "Layers sleep for as long as they would compute at the ratio of the modelled cluster "
-        "(SIMULATED); averaging is real, over gloo. Blocked: share of a step that is not "
-        "computation.",
-        lambda results: (),
-    ),
+    runs=runs, table=table, figure=figure, caption=caption("overlap", lambda results: ())
 )
 
 

@@ -12,8 +12,8 @@ from repro.experiments.design import LONG, PROCESSES, Chosen, Run, reported
 from repro.experiments.outcome import paper_toml
 
 PAPER = reported("adaptive")
-PROFILES: dict[str, Any] = paper_toml("adaptive")["profiles"]
-OPTIMIZERS: dict[str, Any] = paper_toml("adaptive")["optimizers"]
+_DATA: dict[str, Any] = paper_toml("adaptive")
+PROFILES, OPTIMIZERS, ARTEFACTS = _DATA["profiles"], _DATA["optimizers"], _DATA["artefacts"]
 CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
 STRATEGIES = ("best", "linear", "scheduled", "theta")
 # θ-adaptive with the paper's K instead of one that is found, and with section III-E's decay.

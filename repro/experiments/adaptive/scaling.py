@@ -12,18 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive import projection, runs
+from repro.experiments import captions
+from repro.experiments.adaptive import projection, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM, paper_schedule
-from repro.experiments.adaptive.trainings import (
-    ROLES,
-    looks,
-    network,
-    papers_title,
-    point,
-    stand_in,
-    ticks_of_two,
-)
-from repro.experiments.captions import caption, panel
 from repro.experiments.design import Check, Exhibit, Results, check
 from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
 from repro.experiments.processes import of_processes
@@ -32,10 +23,8 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIMULATED = "SIMULATED: no cluster was at hand."
 LAUNCHES = "launches"  # of the processes that a measurement starts; by these it counts
-# The margin of the checks is ours, since the paper names none.
-NEAR = 0.2  # of a speed-up, as a share: as of the steps of two processes
+NEAR = 0.2  # of a speed-up, as a share: the checks' margin is ours, as of steps of two processes
 
 
 def measured(results: Results) -> dict[str, Any]:
@@ -96,15 +85,20 @@ def pace(measurement: Mapping[str, Any], task: str, strategy: str) -> Estimate:
     return over(alone, together, measurement)
 
 
-def step_facts(results: Results, task: str | None = None) -> Iterable[str]:
+def warnings(results: Results, task: str | None = None) -> Iterable[str]:
     """Yield the warnings of a caption where steps were measured, of one task or of all."""
     record = results.first("parallel")
     if record is not None:
-        jobs = record.config["jobs"]
-        names = [name for key in jobs if task in (None, key) for name in stand_in(jobs[key])]
-        if names:
-            yield f"STAND-IN: {', '.join(dict.fromkeys(names))}."
+        jobs = record.config["jobs"].items()
+        if names := read.stand_ins(job for key, job in jobs if task in (None, key)):
+            yield f"STAND-IN: {', '.join(names)}."
         yield "SYNTHETIC: random images."
+
+
+def panel(results: Results, task: str) -> str:
+    """The title of a panel of steps that were measured here."""
+    ours = read.network(results.need("parallel").config["jobs"][task])
+    return captions.panel(read.ROLES[task], ours, "random images")
 
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:
@@ -135,80 +129,60 @@ def figure(results: Results, task: str) -> "Figure":
     beside bands that have not seen them: a band comes from the other two strategies alone. Then
     what two processes measured here, solid with intervals, and what is projected from them.
     """
-    from repro.plots import HOLLOW, legend_below, new_axes
+    from repro.experiments.adaptive import draw
+    from repro.plots import legend_below, new_axes
 
     measurement = measured(results).get(task)
-    drawn, axes = new_axes(1, 2 + (measurement is not None), 10.2 if measurement else 6.8, 3.7)
+    drawn, axes = new_axes(1, 2 + bool(measurement), 10.2 if measurement else 6.8, 3.7)
     time, speed, *here = axes[0]
-    fit, own = projection.fitted_to_paper(task), looks()
-    alone = fit.training_time(paper_schedule(task, "best"), PAPER[task]["samples"], 1)
-    for strategy in projection.SCALED:
-        look, colour = own[strategy], own[strategy]["color"]
-        schedule, nodes = paper_schedule(task, strategy), projection.nodes_of(task, strategy)
-        times = [fit.training_time(schedule, PAPER[task]["samples"], n) / alone for n in nodes]
+    fit, samples = projection.fitted_to_paper(task), PAPER[task]["samples"]
+    model = projection.fitted_here(measurement) if measurement else None
+    alone = fit.training_time(paper_schedule(task, "best"), samples, 1)
+    for number, strategy in enumerate(projection.SCALED):
+        look, colour = draw.LOOKS[strategy], draw.LOOKS[strategy]["color"]
+        schedule, fitted = paper_schedule(task, strategy), projection.speedups(fit, task, strategy)
+        nodes, (at, value) = [*fitted], PAPER[task]["speedups"][strategy]
+        times = [fit.training_time(schedule, samples, n) / alone for n in nodes]
         time.plot(nodes, times, ls="--", lw=1.2, color=colour)
         time.plot([], [], label=NAMES[strategy], **look)
-        lines = [
-            list(projection.speedups(model, task, strategy).values())
-            for model in projection.held_out(task, strategy)
-        ]
-        low, high = np.sort(lines, axis=0)
+        models = projection.held_out(task, strategy)
+        both = [[*projection.speedups(held, task, strategy).values()] for held in models]
+        low, high = np.sort(both, axis=0)
         # As wide as a line at least, where both say the same.
         speed.fill_between(nodes, low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
-        fitted = projection.speedups(fit, task, strategy)
-        speed.plot(list(fitted), list(fitted.values()), ls="--", lw=1.2, color=colour)
-        at, value = PAPER[task]["speedups"][strategy]
+        speed.plot(nodes, [*fitted.values()], ls="--", lw=1.2, color=colour)
         if at:
-            point(speed, at, value, look)
+            draw.point(speed, at, value, look)
         else:
             speed.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
-    grey = "#48536a"
-    time.plot([], [], "--", color=grey, label="fit to all three of the paper's speed-ups")
-    time.plot([], [], label="paper", **{**HOLLOW, "ls": "none"})
-    band = "predicted from the other two strategies (held out)"
-    time.fill_between([], [], [], color=grey, alpha=0.25, lw=0, label=band)
-    for axis, what in ((time, "fitted"), (speed, "predicted")):
-        axis.set_title(f"{papers_title(task)}\nits cluster SIMULATED, {what}", fontsize=9)
-    time.set_ylabel("time over the best batch's on 1 node")
-    speed.set_ylabel("speed-up over 1 node")
-    for axis in here:
-        _draw_measured(axis, measurement, task)
-        name = panel(ROLES[task], network(results.need("parallel").config["jobs"][task]))
-        axis.set_title(
-            f"{name}, random images\nmeasured on 2 processes; more SIMULATED", fontsize=9
-        )
-    for axis in axes[0]:
-        ticks_of_two(axis, projection.NODES, "processes" if axis in here else "nodes")
-        powers_of_two(axis)
-    legend_below(drawn, 3)
-    return drawn
-
-
-def powers_of_two(axis: Any) -> None:
-    """Make a y axis logarithmic, with ticks such as 1/4, 1 and 4."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_yscale("log", base=2)
-    axis.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
-    )
-
-
-def _draw_measured(axis: Any, measurement: Any, task: str) -> None:
-    """Draw what two processes measured, and what is projected from it."""
-    model = projection.fitted_here(measurement)
-    for number, strategy in enumerate(projection.SCALED):
-        look = looks()[strategy]
         if model is not None:
             projected = projection.speedups(model, task, strategy)
-            axis.plot(list(projected), list(projected.values()), ls=":", color=look["color"])
-        gap = pace(measurement, task, strategy)
-        at = 2 * 1.05 ** (number - 1)  # beside each other
-        point(axis, at, math.exp(gap.mean), look, np.exp(gap.interval()).tolist())
-    axis.axhline(1.0, color="#48536a", lw=1, zorder=1)
-    axis.plot([], [], ":", color="#48536a", label="projected: a fit to our steps (SIMULATED)")
-    axis.plot([], [], "o-", color="#48536a", label="ours, measured (95 % interval)")
-    axis.set_ylabel("speed-up over 1 process")
+            here[0].plot(nodes, [*projected.values()], ls=":", color=colour)
+        if measurement:
+            gap, beside = pace(measurement, task, strategy), 2 * 1.05 ** (number - 1)
+            interval = np.exp(gap.interval()).tolist()
+            draw.point(here[0], beside, math.exp(gap.mean), look, interval)
+    time.plot([], [], "--", color=draw.GREY, label="fit to all three of the paper's speed-ups")
+    time.plot([], [], **draw.PAPERS)
+    band = "predicted from the other two strategies (held out)"
+    time.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
+    whose = f"{read.papers_title(task)}\nits cluster SIMULATED, "
+    titles = [f"{whose}fitted", f"{whose}predicted"]
+    labels = ["time over the best batch's on 1 node", "speed-up over 1 node"]
+    if measurement:
+        titles.append(f"{panel(results, task)}\nmeasured on 2 processes; more SIMULATED")
+        labels.append("speed-up over 1 process")
+        here[0].plot(
+            [], [], ":", color=draw.GREY, label="projected: a fit to our steps (SIMULATED)"
+        )
+        here[0].plot([], [], "o-", color=draw.GREY, label="ours, measured (95 % interval)")
+    for axis, title, label in zip(axes[0], titles, labels, strict=True):
+        axis.set_title(title, fontsize=9)
+        axis.set_ylabel(label)
+        draw.ticks_of_two(axis, projection.NODES, "processes" if axis in here else "nodes")
+        draw.powers_of_two(axis)
+    legend_below(drawn, 3)
+    return drawn
 
 
 _CALLED = {
@@ -263,23 +237,18 @@ def speedup(results: Results, task: str) -> Cases:
     return {NAMES[key]: NotRun(why.format(n)) for key, n in needed.items()}
 
 
-def _exhibit(task: str) -> Exhibit:
+def _exhibit(artefact: str, task: str) -> Exhibit:
+    predictions = (predicts(task, name) for name in reversed(projection.SCALED))
     return Exhibit(
         long=True,
         runs=runs.parallel,
         table=partial(table, task=task),
         figure=partial(figure, task=task),
-        caption=caption(
-            f"{SIMULATED} A band has not seen the paper's value beside it; a dashed line is fitted "
-            "to all three.",
-            partial(step_facts, task=task),
-        ),
+        caption=read.caption(artefact, partial(warnings, task=task)),
         claims={"speedup": partial(speedup, task=task)},
-        checks=(
-            scales_further(task),
-            *(predicts(task, name) for name in reversed(projection.SCALED)),
-        ),
+        checks=(scales_further(task), *predictions),
     )
 
 
-FIGURE7, FIGURE8, FIGURE11 = (_exhibit(task) for task in (DIV2K, PHANTOM, CIFAR))
+FIGURE7, FIGURE8 = _exhibit("figure7", DIV2K), _exhibit("figure8", PHANTOM)
+FIGURE11 = _exhibit("figure11", CIFAR)

@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive import runs
+from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
-from repro.experiments.adaptive.trainings import (
-    batch_of,
-    by_size,
-    facts,
-    final,
-    has_learned,
-    metric,
-    ran,
-    span,
-    ticks_of_two,
-    title,
-    unit,
-)
-from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Results
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.records import Record
@@ -38,7 +24,7 @@ SIMILAR = 0.10  # share by which norms may differ, as in `experiments.STABLE`; t
 def at_scale(record: Record) -> int:
     """The paper's B_s at the scale of a record's batch sizes."""
     paper = PAPER[record.config["task"]]
-    return round(paper["theta"]["batch"] * batch_of([record]) / paper["best"]["batch"])
+    return round(paper["theta"]["batch"] * read.batch_of([record]) / paper["best"]["batch"])
 
 
 def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
@@ -72,7 +58,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "‖∇w‖ by batch size": listed,
                     "B_s, paper": PAPER[task]["theta"]["batch"],
                     "B_s, paper, at scale": at_scale(records[0]),
-                    "B_s": span(stable),
+                    "B_s": read.span(stable),
                     "n": len(stable),
                 }
             )
@@ -81,7 +67,8 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def figure(results: Results) -> "Figure":
     """Draw gradient norms against the batch size: means over seeds, bars of one deviation."""
-    from repro.plots import HOLLOW, legend_below, new_axes, styles
+    from repro.experiments.adaptive import draw
+    from repro.plots import legend_below, new_axes, styles
 
     drawn, axes = new_axes(1, len(TASKS), 10.2, 3.4)
     for axis, task in zip(axes[0], TASKS, strict=True):
@@ -98,9 +85,9 @@ def figure(results: Results) -> "Figure":
             axis.axhline(level, color=look["color"], ls=":", lw=1.3, label=limit)
         if records:
             label = "paper's B_s, at our scale"
-            axis.axvline(at_scale(records[0]), color=HOLLOW["color"], ls="--", label=label)
-            ticks_of_two(axis, records[0].metrics["sizes"], "batch size B")
-        axis.set_title(title(records, task), fontsize=9)
+            axis.axvline(at_scale(records[0]), color=draw.GREY, ls="--", label=label)
+            draw.ticks_of_two(axis, records[0].metrics["sizes"], "batch size B")
+        axis.set_title(read.title(records, task), fontsize=9)
         axis.set(xlabel="batch size B", ylabel="norm of the averaged gradient")
         axis.set_ylim(bottom=0)
     legend_below(drawn, 4)
@@ -123,12 +110,12 @@ def keeps_accuracy(results: Results) -> Cases:
         raise NotRun("by the norms no batch above the smallest is stable")
 
     def compared(task: str) -> Estimate:
-        has_learned(results, task)
-        trainings = {batch_of(own): own for own in by_size(results, task).values()}
+        read.has_learned(results, task)
+        trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
         own, smallest = (trainings.get(size, []) for size in sizes[task])
-        ends, others = (final(results, part, metric(task)) for part in (own, smallest))
-        gap = difference(ends, others, unit(task))
-        label = f"{task}, {ran(own)}: B = {batch_of(own)} over {batch_of(smallest)}"
+        ends, others = (read.final(results, part, read.METRIC[task]) for part in (own, smallest))
+        gap = difference(ends, others, read.UNIT[task])
+        label = f"{task}, {read.ran(own)}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
         return replace(gap, label=label)
 
     return cases(larger, compared)
@@ -145,7 +132,7 @@ def _over_smallest(results: Results, times: int) -> dict[str, Case]:
         if record is None:
             found[task] = NotRun("no records")
             continue
-        whole = batch_of([record]) == PAPER[task]["best"]["batch"]
+        whole = read.batch_of([record]) == PAPER[task]["best"]["batch"]
         if not whole or record.config["model"] != PROFILES["paper"][task]["model"]:
             found[task] = NotRun("another network or other batch sizes than the paper's")
             continue
@@ -179,11 +166,7 @@ STABLE = Exhibit(
     runs=runs.stable,
     table=table,
     figure=figure,
-    caption=caption(
-        "Means over seeds of the gradient's norm, bars: one standard deviation. Similar: "
-        f"within {100 * SIMILAR:g} %, our choice.",
-        facts,
-    ),
+    caption=read.caption("stable"),
     claims={
         "keeps_accuracy": keeps_accuracy,
         "similar_up_to": similar_up_to,

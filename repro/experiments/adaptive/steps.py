@@ -9,20 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.adaptive import projection, runs
+from repro.experiments.adaptive import projection, read, runs, scaling
 from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
-from repro.experiments.adaptive.scaling import (
-    SIMULATED,
-    measured,
-    measured_of,
-    over,
-    samples_of,
-    step_facts,
-)
-from repro.experiments.adaptive.trainings import ROLES, called, network, papers_title, ticks_of_two
-from repro.experiments.captions import caption, panel
+from repro.experiments.adaptive.scaling import measured, over, samples_of
 from repro.experiments.design import Exhibit, Results, check
-from repro.experiments.judge import HALF, Case, Cases, Estimate, NotRun
+from repro.experiments.judge import HALF, Case, Cases, NotRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,9 +83,7 @@ def figure9(results: Results) -> "Figure":
         axis.invert_yaxis()
         axis.set_xlim(left=0)
         axis.grid(axis="y", visible=False)
-        ours = network(results.need("parallel").config["jobs"][task])
-        name = panel(ROLES[task], ours, "random images")
-        axis.set_title(f"{name}\nB = {largest}", fontsize=9)
+        axis.set_title(f"{scaling.panel(results, task)}\nB = {largest}", fontsize=9)
         axis.set_xlabel("time of one step (ms)")
     legend_below(drawn, 3)
     return drawn
@@ -102,12 +91,13 @@ def figure9(results: Results) -> "Figure":
 
 def nodes_figure(results: Results) -> "Figure":
     """Draw times over one node's computation on the modelled cluster; then shares of all time."""
+    from repro.experiments.adaptive.draw import ticks_of_two
     from repro.plots import legend_below, new_axes, styles
 
     modelled = projection.breakdowns()
     drawn, axes = new_axes(1, len(modelled) + 1, 10.2, 3.6)
     *panels, shares = axes[0]
-    whose = f"{papers_title(DIV2K)}, its cluster SIMULATED"
+    whose = f"{read.papers_title(DIV2K)}, its cluster SIMULATED"
     ticks = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     for axis, (label, (_, rows)) in zip(panels, modelled.items(), strict=True):
         for kind, look in styles((*PARTS, "computation at B_m")).items():
@@ -132,7 +122,7 @@ def nodes_figure(results: Results) -> "Figure":
 
 
 def _network(results: Results, task: str) -> str:
-    return called(results.need("parallel").config["jobs"][task])
+    return read.called(results.need("parallel").config["jobs"][task])
 
 
 def few_samples(results: Results) -> Cases:
@@ -170,7 +160,7 @@ def all_to_all_faster(results: Results) -> Cases:
         plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
         for size in ours:
             label = f"{task}, {_network(results, task)}, B = {size}"
-            gap: Estimate = over(ours[size], plain[size], measurement)
+            gap = over(ours[size], plain[size], measurement)
             gaps[f"{task}, B = {size}"] = replace(gap, label=label)
     return gaps
 
@@ -198,7 +188,7 @@ def steps_predicted(results: Results) -> Cases:
 @check("The three ways of averaging give the same weights")
 def same_weights(results: Results) -> tuple[bool, str]:
     """Compare weights after batches that grow."""
-    largest = {task: measured_of(results, task)["difference"] for task in TASKS}
+    largest = {task: scaling.measured_of(results, task)["difference"] for task in TASKS}
     said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
     return all(value <= 1e-6 for value in largest.values()), said
 
@@ -281,11 +271,7 @@ FIGURE9 = Exhibit(
     runs=runs.parallel,
     table=steps_table,
     figure=figure9,
-    caption=caption(
-        "Medians of all turns or launches; whiskers reach over all of them. Blocked: gradients are "
-        "under way, and nothing is computed meanwhile. all-to-all is the paper's averaging.",
-        step_facts,
-    ),
+    caption=read.caption("figure9", scaling.warnings),
     claims={
         "few_samples": few_samples,
         "all_to_all_faster": all_to_all_faster,
@@ -297,10 +283,6 @@ BREAKDOWN = Exhibit(
     runs=runs.parallel,
     table=nodes_table,
     figure=nodes_figure,
-    caption=caption(
-        f"{SIMULATED} The paper's θ-adaptive training of EDSR on its cluster, a model that is "
-        "fitted to its speed-ups.",
-        lambda results: (),
-    ),
+    caption=read.caption("breakdown", lambda results: ()),
     checks=(blocked, blocked_grows, communication, not_linear),
 )

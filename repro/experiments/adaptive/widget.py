@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro.adaptive import Step, ThetaController, updates
+from repro.experiments.adaptive import draw as look_of
 from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
-from repro.experiments.adaptive.scaling import powers_of_two
-from repro.experiments.adaptive.trainings import in_decimals, looks, point, ticks_of_two
-from repro.plots import HOLLOW, INK, legend_below, new_axes, sign
+from repro.plots import INK, legend_below, new_axes, sign
 
 OTHERS = ("best", "scheduled")  # of the paper's strategies, drawn beside
 LARGEST = 2**13  # batch size that a slider reaches
@@ -97,7 +96,7 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     theta, batches, rates, speed = axes[0]
     paper, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
     theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=INK, lw=1.8, label="θ")
-    interval, own = steps[-1].interval, looks()
+    interval, own = steps[-1].interval, look_of.LOOKS
     when = f"epoch K = {interval}" if interval else "epoch K (not found)"
     theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
     schedules = {"theta": consecutive(step.batch_size for step in steps)}
@@ -113,27 +112,27 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
         speed.plot(nodes, [model.speedup(schedule, samples, n) for n in nodes], **look)
         at, value = PAPER[curve.task]["speedups"][strategy]
         if at:
-            point(speed, at, value, own[strategy])
+            look_of.point(speed, at, value, own[strategy])
     rates.step(epochs, [step.lr for step in steps], where="mid", color=own["theta"]["color"])
-    speed.plot([], [], label="paper's speed-up", **{**HOLLOW, "ls": "none"})
+    speed.plot([], [], **{**look_of.PAPERS, "label": "paper's speed-up"})
     for axis, ends, label in (
         (batches, (8, 2 * LARGEST), "mini-batch size"),
         (speed, (0.8, 320), "speed-up (SIMULATED)"),
     ):
-        powers_of_two(axis)
+        look_of.powers_of_two(axis)
         axis.set_ylim(*ends)
         axis.set_ylabel(label)
     theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)")
     rates.set_yscale("log")
     low, high = paper["lr"] * PAPER["decay"] ** 2, paper["lr"] * LARGEST / paper["batch"]
     rates.set_ylim(low / 2, 2 * high)
-    in_decimals(rates.yaxis)
+    look_of.in_decimals(rates.yaxis)
     rates.set_ylabel("learning rate")
     for axis in (theta, batches, rates):
         shown = min(curve.epochs, PEAK_IN) if axis is theta else curve.epochs
         axis.set(xlabel="epoch", xlim=(0, shown + 1))
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
+    look_of.ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
     speed.set_xlim(0.8, 320)
     legend_below(drawn, 6)
     sign(
