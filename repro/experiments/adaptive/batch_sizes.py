@@ -133,9 +133,7 @@ def peaks_table(results: Results) -> list[dict[str, Any]]:
 def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure":
     """Draw quantities by epoch, a line for each batch size.
 
-    Args:
-        results: Of the artefact.
-        panels: Of each panel the task, the quantity and its name with the unit.
+    Each of `panels` is a task, a quantity and its name with the unit.
     """
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes, styles
@@ -193,8 +191,10 @@ def _sized(records: Sequence[Record]) -> str:
     return f"{ours}" if ours == paper else f"{ours} (for {paper})"
 
 
-def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
-    """The PSNR that every training reaches, and in which epoch each does, by our batch size.
+def slower(results: Results) -> Cases:
+    """The factor by which epochs to a PSNR that every training reaches grow where B doubles.
+
+    The paper's is that of the epochs to the end of its trainings with 16 and 256.
 
     Raises:
         NotRun: There are no trainings.
@@ -209,16 +209,8 @@ def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
         numbers = enumerate(record.metrics["psnr"], 1)
         return next(n for n, value in numbers if value is not None and value >= common)
 
-    return common, {read.batch_of(own): results.cell(own, first) for own in trainings.values()}
-
-
-def slower(results: Results) -> Cases:
-    """The factor by which epochs to a common PSNR grow where the batch doubles.
-
-    The paper's is that of the epochs to the end of its trainings with 16 and 256.
-    """
-    common, epochs = epochs_to_common(results)
-    own = read.ran(next(iter(read.by_size(results, DIV2K).values())))
+    epochs = {read.batch_of(own): results.cell(own, first) for own in trainings.values()}
+    own = read.ran(next(iter(trainings.values())))
     label = f"{own}: epochs to {common:.1f} dB where the batch doubles"
     return {"epochs": replace(trend(epochs, resolution=1), label=label, note=_by_batch(epochs))}
 
@@ -328,65 +320,55 @@ def later_peak(results: Results, task: str) -> Estimate:
 
 
 def rises_first(results: Results, task: str) -> Estimate:
-    """θ after the second epoch over θ after the first, at B_s.
+    """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end.
 
     Raises:
-        NotRun: There are no trainings, or one has no such ratio.
+        NotRun: There are no trainings, or θ is not above 0 in two epochs of one.
     """
     start = PAPER[task]["theta"]["batch"]
     whole, more = read.by_size(results, task).get(start), further(results, task).get(start)
     if not whole:
         raise NotRun("no records")
-    low, high = PAPER[task]["peak"]
-    paper = f"{low}" if low == high else f"{low} to {high}"
+
+    def rise(record: Record) -> float:
+        theta = _where_it_peaks(record)[1][:2]
+        if len(theta) < 2 or not all(value > 0 for value in theta):
+            raise NotRun(f"seed {record.seed}: θ is not above 0 after two epochs before the decay")
+        return theta[1] / theta[0]
+
+    paper = " to ".join(dict.fromkeys(map(str, PAPER[task]["peak"])))
     note = f"peaks in epochs {_listed(first_peaks(results, more or whole))} (paper {paper})"
     if more:
         note += f"; whole trainings, not counted: {_listed(first_peaks(results, whole))}"
-    rises = judge.mean_of(results.cell(more or whole, _first_rise), log=True, trials="seeds")
+    rises = judge.mean_of(results.cell(more or whole, rise), log=True, trials="seeds")
     label = f"{task}, {read.ran(whole)}: θ after the second epoch over that after the first"
     return replace(rises, label=label, note=note)
-
-
-def _first_rise(record: Record) -> float:
-    """θ after the second epoch over θ after the first, counted from a warm-up's end.
-
-    Raises:
-        NotRun: The training has no such epochs, or θ is not above 0 in both.
-    """
-    theta = _where_it_peaks(record)[1][:2]
-    if len(theta) < 2 or not all(value > 0 for value in theta):
-        raise NotRun(f"seed {record.seed}: θ is not above 0 after two epochs before the decay")
-    return theta[1] / theta[0]
 
 
 def interval(results: Results, tasks: Sequence[str]) -> Cases:
     """K over the paper's, and the seeds that find none."""
     found: dict[str, Case] = {}
     for task in tasks:
-        adaptive = read.trained(results, task, "theta")
-        having = [record for record in adaptive if record.metrics["interval"][-1] is not None]
-        for record in adaptive:
-            if record not in having:
-                found[f"{task}, seed {record.seed}"] = judge.Exact(False, "K not found")
-        if not adaptive:
-            found[task] = NotRun("no records")
-        elif having:
-            found[task] = _over_papers(results, task, having)
+        adaptive, paper = read.trained(results, task, "theta"), PAPER[task]["interval"]
+        by_seed = {record.seed: record.metrics["interval"][-1] for record in adaptive}
+        lost = [seed for seed, k in by_seed.items() if k is None]
+        found |= {f"{task}, seed {seed}": judge.Exact(False, "K not found") for seed in lost}
+        having = [record for record in adaptive if record.seed not in lost]
+        if not having:
+            found |= {} if adaptive else {task: NotRun("no records")}
+            continue
+        gap = of_counts([read.final(results, having, "interval")], [1.0])
+        # Up to K the training that stays at B_s is the same, seed by seed.
+        fixed = read.by_size(results, task).get(PAPER[task]["theta"]["batch"], [])
+        peaks = _listed(first_peaks(results, fixed)) or "not run"
+        ours = _listed([by_seed[record.seed] for record in having])
+        found[task] = replace(
+            gap,
+            mean=gap.mean - math.log(paper),
+            label=f"{task}, {read.ran(having)}: K over the paper's",
+            note=f"K = {ours} (paper {paper}), θ peaks in epochs {peaks}",
+        )
     return found
-
-
-def _over_papers(results: Results, task: str, adaptive: Sequence[Record]) -> Estimate:
-    paper = PAPER[task]["interval"]
-    cell = results.cell(adaptive, lambda record: record.metrics["interval"][-1] / paper)
-    # Up to K the training that stays at B_s is the same, seed by seed.
-    fixed = read.by_size(results, task).get(PAPER[task]["theta"]["batch"], [])
-    peaks = _listed(first_peaks(results, fixed)) or "not run"
-    ours = _listed([record.metrics["interval"][-1] for record in adaptive])
-    return replace(
-        of_counts([cell], [1.0], resolution=1 / paper),
-        label=f"{task}, {read.ran(adaptive)}: K over the paper's",
-        note=f"K = {ours} (paper {paper}), θ peaks in epochs {peaks}",
-    )
 
 
 def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
@@ -405,15 +387,10 @@ def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
 def of_counts(
     cells: Sequence[BySeed], weights: Sequence[float], resolution: float = 1.0
 ) -> Estimate:
-    """Contrast the logarithms of counts, seed by seed.
+    """Contrast the logarithms of counts above 0, seed by seed, each cell by its weight.
 
     Equal counts, such as of whole epochs, are no proof of a spread of 0, but of one no larger than
-    that of numbers that lie evenly over what is rounded to one count.
-
-    Args:
-        cells: Counts above 0, one for each seed.
-        weights: Of each cell.
-        resolution: The unit of counting.
+    that of numbers that lie evenly over those rounded to one count of `resolution`.
     """
     pairs = zip(cells, weights, strict=True)
     shares = [weight * resolution / float(np.mean(cell)) for cell, weight in pairs if cell]
@@ -421,11 +398,9 @@ def of_counts(
 
 
 def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
-    """The factor by which values grow where the batch doubles: a line through logarithms.
+    """The factor by which values above 0 grow where the batch doubles: a line through logarithms.
 
-    Args:
-        cells: Values above 0 by batch size, one for each seed.
-        resolution: The unit of counting, such as whole epochs; see `of_counts`.
+    Counts, such as of whole epochs, have a `resolution`; see `of_counts`.
 
     Raises:
         NotRun: There are fewer than two sizes.

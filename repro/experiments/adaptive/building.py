@@ -78,10 +78,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     kind: Any = {"LARS": LARS, "LAMB": LAMB}.get(name) or getattr(torch.optim, name)
-    fused = kind not in (LARS, LAMB) and accelerator.is_accelerator(next(model.parameters()).device)
-    optimizer: torch.optim.Optimizer = kind(
-        model.parameters(), lr=1e-3, **options, **({"fused": True} if fused else {})
-    )
+    if kind not in (LARS, LAMB) and accelerator.is_accelerator(next(model.parameters()).device):
+        options["fused"] = True
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=1e-3, **options)
     return optimizer
 
 
@@ -101,15 +100,8 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
         images, shown = _three_channels(train.images), _three_channels(test.images)
         mean, std = channel_statistics(images)
         options: dict[str, Any] = {"mean": mean, "std": std, "device": device}
-        loader = TensorLoader(
-            images,
-            train.labels,
-            size,
-            seed=seed,
-            padding=config["padding"],
-            flip=config["flip"],
-            **options,
-        )
+        moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
+        loader = TensorLoader(images, train.labels, size, **moved, **options)
         held = TensorLoader(shown, test.labels, min(500, len(shown)), shuffle=False, **options)
         measure = partial(evaluate_classifier, batches=held, device=device)
     else:
@@ -173,19 +165,17 @@ def _psnr(config: Config, crops: PatchLoader, device: str) -> Evaluate:
             images = (images * weights).sum(1, keepdim=True) + 16 / 255
         return images
 
-    class Shown(nn.Module):
-        """A model whose images are clipped and then cut, as targets are."""
-
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return shown(self.model(inputs).float().clamp(0, 1))
+    def measure(model: nn.Module) -> dict[str, float]:
+        # Images are clipped and then cut, as targets are.
+        hook = model.register_forward_hook(lambda _, x, y: shown(y.float().clamp(0, 1)))
+        try:
+            return evaluate_psnr(model, ((x, shown(y)) for x, y in crops), device)
+        finally:
+            hook.remove()
 
     if choice == "rgb":
         return lambda model: evaluate_psnr(model, crops, device)
-    return lambda model: evaluate_psnr(Shown(model), ((x, shown(y)) for x, y in crops), device)
+    return measure
 
 
 def build_controller(

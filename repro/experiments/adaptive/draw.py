@@ -18,25 +18,13 @@ GREY = "#48536a"
 LOOKS = {**plots.styles(NAMES), "noise": {"color": "#56b4e9", "marker": "h"}}
 PAPERS: dict[str, Any] = {**plots.HOLLOW, "ls": "none", "label": "paper"}  # for a legend
 Look = Mapping[str, Any]
+Curves = Mapping[str, Sequence[Record]]
 
 
-def by_epoch(
-    axis: Axes,
-    curves: Mapping[str, Sequence[Record]],
-    looks: Mapping[str, Look],
-    name: str,
-    ylabel: str,
-) -> None:
-    """Draw means over seeds by epoch; bars behind the ends are one standard deviation.
+def by_epoch(axis: Axes, curves: Curves, looks: Mapping[str, Look], name: str, ylabel: str) -> None:
+    """Draw a quantity of trainings by label, means over seeds by epoch.
 
-    A dotted line is where the rate first decays.
-
-    Args:
-        axis: To draw in.
-        curves: By label, the trainings of all seeds.
-        looks: Of each label.
-        name: Of the quantity.
-        ylabel: The quantity with its unit.
+    Bars behind the ends are one standard deviation; a dotted line is the rate's first decay.
     """
     rows = {label: [r.metrics[name] for r in records] for label, records in curves.items()}
     longest = max((min(map(len, own)) for own in rows.values()), default=1)

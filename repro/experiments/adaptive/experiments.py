@@ -85,12 +85,7 @@ class Training:
         return step if chosen == "full_rate" else in_proportion
 
     def epoch(self, step: TrainingStep, device: str) -> bool:
-        """Train and measure one epoch; whether to go on.
-
-        Args:
-            step: Updates the model by a mini-batch and returns its loss.
-            device: Waited for at the end.
-        """
+        """Train and measure one epoch by a step that returns a mini-batch's loss; go on or not."""
         setting, config = self.setting, self.config
         self.loader.set_batch_size(setting.batch_size)
         self.loader.set_epoch(setting.epoch - 1)
@@ -106,9 +101,6 @@ class Training:
         start = time.perf_counter()
         cost, name = result.train_loss, building.metric_of(config)
         try:
-            if config["cost"] == "full":
-                loss_fn = building.loss_of(config)
-                cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
             self.setting = self.controller.observe(cost, self.model.parameters())
             control_s = time.perf_counter() - start
             metrics = self.evaluate(self.model)

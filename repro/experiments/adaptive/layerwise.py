@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """What both share: going through the parameters that have a gradient."""
+    """Goes through the parameters that have a gradient; options are those of the update."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, **options})
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss."""
@@ -44,26 +47,7 @@ class LARS(_Layerwise):
     Source: You, Gitman, Ginsburg, "Scaling SGD batch size to 32K for ImageNet training"
     (arXiv:1708.03888), equation 6 and Algorithm 1: `lr` is γ, `momentum` m, `weight_decay` β and
     `trust` η, the share of its norm by which a layer moves at a rate of 1.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        trust: float = 0.001,
-    ) -> None:
-        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0 and trust > 0):
-            raise ValueError(
-                f"lr is {lr}, momentum {momentum}, weight_decay {weight_decay} and trust {trust}; "
-                "give at least 0, below 1 for momentum, above 0 for trust"
-            )
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if p.ndim > 1:
@@ -83,26 +67,7 @@ class LAMB(_Layerwise):
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
     (arXiv:1904.00962), Algorithm 2, with φ the identity: `lr` is η, `betas` are of the running
     means of gradient and squared gradient, `eps` is ε and `weight_decay` λ.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        if not (lr >= 0 and all(0 <= b < 1 for b in betas) and eps > 0 and weight_decay >= 0):
-            raise ValueError(
-                f"lr is {lr}, betas {betas}, eps {eps} and weight_decay {weight_decay}; give at "
-                "least 0, below 1 for betas, above 0 for eps"
-            )
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if not state:

@@ -34,11 +34,7 @@ def fitted_to_paper(
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
     Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
-
-    Args:
-        task: One of `runs.TASKS`.
-        left_out: The strategy that is not fitted to.
-        overhead_samples: Cost of a step in samples; None fits it, between 0 and `overhead`.
+    The cost of a step, in samples, is fitted between 0 and `overhead` where it is None.
     """
     from repro.adaptive import ScalingModel
 

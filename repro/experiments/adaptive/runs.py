@@ -155,14 +155,9 @@ def controller(profile: str, task: str, strategy: str) -> dict[str, Any]:
 def training(
     profile: str, task: str, chosen: Chosen, strategy: str, changes: Config | None = None
 ) -> Run:
-    """The training of a task by a strategy.
+    """The training of a task by a strategy, at a profile's scale, on the chosen data set.
 
-    Args:
-        profile: At whose scale.
-        task: One of `TASKS`.
-        chosen: The data set of each task.
-        strategy: A key of `NAMES`; ``linear`` and ``theta`` also as ``linear_LARS`` (section V).
-        changes: Of the configuration.
+    `strategy` is a key of `NAMES`; ``linear`` and ``theta`` also as ``linear_LARS`` (section V).
     """
     name, _, optimizer = strategy.partition("_")
     config = _base(profile, task, chosen[task]) | {"strategy": strategy}

@@ -68,13 +68,6 @@ def fewer_updates(best: Sequence[Record], ours: Sequence[Record]) -> float:
     return float(np.mean(read.updates_of(best)) / np.mean(read.updates_of(ours)))
 
 
-def papers_updates(task: str, strategy: str) -> int:
-    """The updates of a training by the paper's schedule of a strategy."""
-    from repro.adaptive import updates
-
-    return updates(paper_schedule(task, strategy), PAPER[task]["samples"])
-
-
 # Tables
 
 
@@ -170,6 +163,7 @@ def figure(results: Results, task: str) -> "Figure":
     The paper's metric is hollow, by its own schedules; ours are means with 95 % intervals, and
     small points for seeds, whose K differs.
     """
+    from repro.adaptive import updates
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes
 
@@ -182,7 +176,8 @@ def figure(results: Results, task: str) -> "Figure":
         _by_epoch(curves[0], trainings, "train_cost", "training loss")
     for strategy in (*STRATEGIES, "large"):
         if value := reported_of(task, strategy).get("value"):
-            draw.point(paper, papers_updates(task, strategy), value, draw.LOOKS[strategy])
+            count = updates(paper_schedule(task, strategy), PAPER[task]["samples"])
+            draw.point(paper, count, value, draw.LOOKS[strategy])
     for strategy, records in trainings.items():
         look, counts = draw.LOOKS[strategy], read.updates_of(records)
         ends = read.final(results, records, name)
@@ -400,6 +395,7 @@ def theta_rises_less(results: Results) -> Cases:
 
 
 def _layers_gap(results: Results, one: str, other: str) -> Estimate:
+    """`end_gap` on CIFAR, under names that have the optimizer."""
     gap = end_gap(results, CIFAR, one, other)
     pairs = [strategy.partition("_") for strategy in (one, other)]
     label = " over ".join(f"{NAMES[name]} with {by or 'SGD'}" for name, _, by in pairs)

@@ -22,14 +22,7 @@ PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of θ, and the training that it is of.
-
-    Attributes:
-        task: One of `runs.TASKS`.
-        theta: θ after each epoch.
-        epochs: Epochs of the training.
-        decay_at: Epochs after which the rate decays.
-    """
+    """θ after each epoch, and the training: its task, epochs and epochs of decays of the rate."""
 
     task: str
     theta: Sequence[float]
@@ -38,12 +31,7 @@ class Curve:
 
 
 def rising(task: str, peak: int) -> Curve:
-    """A smooth curve that rises to a peak and then falls slowly, as in Figures 2 and 6.
-
-    Args:
-        task: One of `runs.TASKS`, which gives the length.
-        peak: Epoch of the peak, at least 1.
-    """
+    """A smooth curve that peaks in an epoch from 1 on, then falls slowly, as in Figures 2 and 6."""
     epochs = PAPER[task]["epochs"]
     relative = np.arange(1, epochs + 1) / peak
     theta = np.maximum(relative * np.exp(1 - relative), np.where(relative > 1, 0.35, 0))
