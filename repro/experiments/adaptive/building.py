@@ -1,4 +1,4 @@
-"""What a training of the paper is made of: model, data, optimizer, controller, metric."""
+"""The parts of a training: model, data, optimizer, controller, metric."""
 
 import math
 import warnings
@@ -85,7 +85,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple[Loader, Evaluate]:
-    """Build the loader of the training images, on the device, and what measures a model.
+    """Build the loader of the training images, on the device, and the function that measures a model.
 
     Raises:
         ValueError: The configuration measures PSNR by a choice that does not exist.

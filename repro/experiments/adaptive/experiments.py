@@ -1,4 +1,4 @@
-"""The experiments of θ-adaptive batch sizes: what is executed and measured."""
+"""The experiments of θ-adaptive batch sizes, as they are executed and measured."""
 
 import math
 import time
@@ -32,7 +32,7 @@ STABLE = 0.10  # share by which norms of stable batch sizes may differ; the pape
 
 @dataclass
 class Training:
-    """A training under way, and what was measured so far."""
+    """A training under way, with its measurements so far."""
 
     config: Config
     model: nn.Module

@@ -1,7 +1,7 @@
 """Optimizers whose step of a layer follows the layer's norm: LARS and LAMB (section V).
 
-Differs from the papers: vectors (biases, and what normalisation scales and shifts by) take the
-plain step, without weight decay, since the norm of what begins at 0 says nothing.
+Differs from the papers: vectors (biases, scales and shifts of normalisation) take the plain step,
+without weight decay, since the norm of a vector that begins at 0 says nothing.
 """
 
 from collections.abc import Callable, Iterable

@@ -154,14 +154,14 @@ def hidden(row: Mapping[str, Any]) -> Estimate:
 
 
 def _rows(results: Results) -> dict[int, dict[str, Any]]:
-    """What was measured, by nodes modelled."""
+    """The measured times, by nodes modelled."""
     record = results.first("asleep")
     ratios = record.metrics["ratios"] if record else {}
     return {nodes: ratios[str(nodes)] for nodes in sorted(map(int, ratios))}
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """By nodes of the modelled cluster what hides, and what blocks beside the model's."""
+    """Hidden and blocked time by nodes of the modelled cluster, beside the model's."""
     modelled, rows = projection.breakdowns()["fitted"][1], []
     for nodes, row in _rows(results).items():
         after, within = (statistics.median(row[name]) for name in ("after_s", "within_s"))
@@ -215,7 +215,7 @@ OVERLAP = Exhibit(
 
 @record
 def main() -> None:
-    """Measure what the first argument's file asks for; rank 0 writes the second."""
+    """Measure by the configuration in the first argument's file; rank 0 writes the second."""
     asked, answered = sys.argv[1:]
     found = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
     if os.environ["RANK"] == "0":

@@ -92,9 +92,9 @@ def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredS
 def fitted_here(
     measurement: Mapping[str, Any], without: int | None = None
 ) -> "ScalingModel | None":
-    """Fit the model to what was measured of a task here, without the steps of one batch size.
+    """Fit the model to a task's steps measured here, without those of one batch size.
 
-    The steps left out are those of several processes; what one process computes is always known.
+    Steps of several processes are left out; those of one process are always known.
     None where nothing was measured together, or times do not grow with the samples: steps of a
     toy model cost the same whatever they compute, and two processes slow each other down.
     """

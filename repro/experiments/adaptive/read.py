@@ -20,7 +20,7 @@ from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record
 from repro.report import DASH
 
-# What the paper trains for each task, on what, and the metric in records, in words, its unit.
+# The paper's network and data of each task; its metric in the records, in words, and the unit.
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}
@@ -140,7 +140,7 @@ def papers_title(task: str) -> str:
 def caption(
     artefact: str, facts: Callable[[Results], Iterable[str]] | None = None
 ) -> Callable[[Results], str]:
-    """The caption of an artefact in ``paper.toml``, completed by what its records are."""
+    """The caption of an artefact in ``paper.toml``, completed by warnings of its records."""
     return captions.caption(ARTEFACTS[artefact]["caption"], facts or warnings)
 
 

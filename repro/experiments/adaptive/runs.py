@@ -18,7 +18,7 @@ CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
 STRATEGIES = ("best", "linear", "scheduled", "theta")
 # θ-adaptive with the paper's K instead of one that is found, and with section III-E's decay.
 GIVEN, DECAY = "given", "decay"
-# Section III-E's SGD; and ours, not the paper's: what is used most today.
+# Section III-E's SGD; and ours, not the paper's: the batch size by the noise scale.
 MORE = ("large", "noise")
 NAMES = {
     "best": "best fixed batch",
@@ -100,7 +100,7 @@ def _dataset(at: Any, task: str, name: str, train: int, test: int) -> dict[str, 
 
 
 def _base(profile: str, task: str, name: str) -> dict[str, Any]:
-    """What all trainings of a task have in common, on the data set of this name."""
+    """The configuration that all trainings of a task share, on the data set of this name."""
     at, wanted = PROFILES[profile][task], PROFILES[profile][task]["samples"]
     train, test = map(min, wanted, (1_400, 355) if name == "digits" else wanted)
     last = PROFILES[profile].get("channels_last", False)
@@ -171,7 +171,7 @@ def training(
     if profile in ("gpu", "paper"):  # choices that the paper leaves open; see `Paper.options`
         config |= {"last_batch": "full_rate"} | ({} if task == CIFAR else {"psnr": "rgb"})
     config |= changes or {}
-    # What `experiments.train` did not know when its records were made is a variant.
+    # A variant has options that are younger than the first records of `train`.
     variant = optimizer or "saturation" in own or "last_batch" in config
     label = f"{task}, {NAMES.get(name, name)}{f', {optimizer}' if optimizer else ''}"
     return Run("variant" if variant else "train", config, label=label)

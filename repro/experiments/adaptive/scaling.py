@@ -30,7 +30,7 @@ NEAR = 0.2  # of a speed-up, as a share: the checks' margin is ours, as of steps
 def measured(results: Results) -> dict[str, Any]:
     """The measured steps of processes by task, empty where there are none.
 
-    Turns of one launch share what it drew, such as where its memory lies: of several launches each
+    Turns of one launch correlate, since its memory lies where it lies: of several launches each
     counts once, by the medians of its turns; the difference of weights is the largest of all.
     """
     launches = results.processes("parallel")
@@ -127,7 +127,7 @@ def figure(results: Results, task: str) -> "Figure":
 
     Left the time by a fit to all of the paper's speed-ups. Then the paper's speed-ups, hollow,
     beside bands that have not seen them: a band comes from the other two strategies alone. Then
-    what two processes measured here, solid with intervals, and what is projected from them.
+    the speed-up of two processes here, solid with intervals, and its projection.
     """
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes

@@ -148,7 +148,7 @@ def similar_up_to(results: Results) -> Cases:
 
 
 def lower_beyond(results: Results) -> Cases:
-    """The norm at twice B_s over the lower end of what counts as similar.
+    """The norm at twice B_s over the lower end of similar norms.
 
     The mean of more gradients has a lower norm in any case: it has to be that much lower.
     """

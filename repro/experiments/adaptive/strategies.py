@@ -1,4 +1,4 @@
-"""What does growing the batch cost in accuracy, and what does it save in updates?
+"""What does growing the batch cost in accuracy, and how many updates does it save?
 
 Figures 4, 5 and 10 with Tables I to III: θ-adaptive training beside the best fixed batch, linear
 scaling and a batch that grows at a fixed rate. Figure 3: θ after the decay of the rate. Section V:
@@ -99,7 +99,7 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
 
 
 def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, Any]:
-    """What trainings by a strategy came to, and over another strategy's."""
+    """The results of a strategy, and its metric over another strategy's."""
     records, lost = read.trained(results, task, strategy), read.diverged(results, task, strategy)
     stages = consecutive(records[0].metrics["batch_size"]) if records else []
     rates = records[0].metrics["lr"] if records else []
@@ -123,7 +123,7 @@ def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, An
 
 
 def _grown(reported: Mapping[str, Any], name: str) -> str:
-    """A batch size or rate of the paper's, and to what it grows."""
+    """A batch size or rate of the paper's, with the largest to which it grows."""
     if not reported:
         return DASH
     growth = reported.get("max_batch", reported["batch"]) / reported["batch"]
@@ -198,7 +198,7 @@ def figure(results: Results, task: str) -> "Figure":
     return drawn
 
 
-def _by_epoch(axis: Any, trainings: Mapping[str, Sequence[Record]], name: str, what: str) -> None:
+def _by_epoch(axis: Any, trainings: Mapping[str, Sequence[Record]], name: str, label: str) -> None:
     """Draw a quantity by epoch; a line for each optimizer, thin where the paper compares none."""
     from repro.experiments.adaptive import draw
 
@@ -209,7 +209,7 @@ def _by_epoch(axis: Any, trainings: Mapping[str, Sequence[Record]], name: str, w
         line = {"lw": width, "ls": LINES[optimizer or "SGD"]}
         looks[name_of(strategy)] = {**draw.LOOKS[own], **line}
     curves = {name_of(strategy): records for strategy, records in trainings.items()}
-    draw.by_epoch(axis, curves, looks, name, what)
+    draw.by_epoch(axis, curves, looks, name, label)
 
 
 def layers_figure(results: Results) -> "Figure":

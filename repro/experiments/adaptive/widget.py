@@ -78,7 +78,7 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     """Draw θ, batch sizes, rates and simulated speed-ups beside the paper's other strategies.
 
-    Axes are the same for all curves of a task: only what changed moves.
+    Axes are the same for all curves of a task: only the changed parts move.
     """
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
