@@ -85,7 +85,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple[Loader, Evaluate]:
-    """Build the loader of the training images, on the device, and the function that measures a model.
+    """Build the loader of the training images, on the device, and a function to measure a model.
 
     Raises:
         ValueError: The configuration measures PSNR by a choice that does not exist.

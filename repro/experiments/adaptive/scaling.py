@@ -30,7 +30,7 @@ NEAR = 0.2  # of a speed-up, as a share: the checks' margin is ours, as of steps
 def measured(results: Results) -> dict[str, Any]:
     """The measured steps of processes by task, empty where there are none.
 
-    Turns of one launch correlate, since its memory lies where it lies: of several launches each
+    Turns of one launch correlate: of several launches each
     counts once, by the medians of its turns; the difference of weights is the largest of all.
     """
     launches = results.processes("parallel")
