@@ -9,26 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import made
-from invented import make_record
 
 from repro.adaptive import ScalingModel
-from repro.experiments.adaptive import settings
-from repro.experiments.adaptive.peaks import FIRST_EPOCHS
-from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.design import Results, Run
 from repro.experiments.judge import Verdict
 
 CHOSEN = {CIFAR: "cifar10", DIV2K: "div2k", PHANTOM: "phantom"}
-FACTS = {
-    "cifar10": ("real", "CIFAR-10, all of it."),
-    "digits": ("real", "Handwritten digits inside scikit-learn."),
-    "div2k": ("real", "DIV2K photographs in high resolution."),
-    "bsds500": ("real", "Photographs of BSDS500, a stand-in for DIV2K."),
-    "photos": ("real", "Patches of photographs inside scikit-image."),
-    "phantom": ("synthetic", "Phantom, generated as the paper's was: grey images."),
-    "synthetic": ("synthetic", "Drawn from a generator."),
-}
+KINDS = {"phantom": "synthetic"}  # of data sets that are not real
 # What the paper does not print: of linear scaling and the third method on CIFAR-10, and between;
 # of LARS and LAMB.
 UNSAID = {
@@ -136,38 +125,17 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[st
     }
 
 
-def recorded_job(task, processes, model=MODEL, jitter=0.01, profile="gpu", way="all_to_all"):
-    """Return the record of a job whose steps follow a model."""
-    config = settings.recorded_job(profile, task, way, processes, accelerated=True).config
-    ways = [way] if processes > 1 else []
-    found = measured_task(config["sizes"], ways, model, jitter, processes)
-    found |= {"machines": processes, "messages": found["messages"] or {way: []}}
-    device = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
-    values = {"paper": "adaptive", "config": config, "metrics": found, "device": device}
-    return make_record("nodes", dataset=None, **values)
-
-
 @dataclass(frozen=True)
 class World:
     """Outcomes of all runs: as the paper has it, but for what is given.
 
-    Attributes:
-        final: Final metric of a training, given its configuration.
-        spread: Between one seed and the next, in all trainings alike.
-        scatter: The same in each strategy by itself; see `OWN`.
-        peak: Epoch in which θ peaks, given the seed too, as in the following.
-        rise: θ at the end over θ at the first decay.
-        cost: Training cost at the end, of 2.3 at the start.
-        height: Of θ's peak.
-        interval: K; None where it is not found.
-        norm: Of the gradient, given the batch size over B_s at scale.
-        model: What steps of processes follow.
-        jitter: Between one turn of a step and the next, as a share.
-        length: Epochs after which a training diverges; None for never.
-        edit: By experiment (``train`` for both of training), changes metrics in place, given them
-            and the configuration.
-        status: What a record is instead, such as `made.FAILED`; None for no record.
-        device: Of every record.
+    Functions are given a training's configuration and seed. `spread` is between one seed and the
+    next in all trainings alike, `scatter` in each strategy by itself (see `OWN`), `jitter` between
+    one turn of a step and the next, as a share. `rise` is θ at the end over θ at the first decay,
+    `cost` the training cost at the end, of 2.3 at the start, `height` that of θ's peak; `norm` is
+    given the batch size over B_s at scale. After `length` epochs a training diverges. `edit`
+    changes metrics in place, by experiment (``train`` for all trainings); `status` is a record
+    instead, such as `made.FAILED`, None for no record.
     """
 
     final: Callable[[Config], float] = paper_final
@@ -276,14 +244,21 @@ class World:
         dataset = None
         if "dataset" in config:
             name = config["dataset"]["name"]
-            kind, provenance = FACTS[name]
-            dataset = {"name": name, "fingerprint": name, "kind": kind, "provenance": provenance}
+            kind = KINDS.get(name, "real")
+            dataset = {"name": name, "fingerprint": name, "kind": kind, "provenance": name}
         device = {"device": dict(self.device)} if self.device else {}
         return {"metrics": metrics, "dataset": dataset, **device, **changed}
 
 
 def nothing(run: Run) -> None:
     return None
+
+
+def lost_some(run: Run) -> Mapping[str, Any] | None:
+    """No record of linear scaling, a failed one of the best batch, none of processes."""
+    if run.config.get("strategy", "linear").startswith("linear"):
+        return None
+    return made.FAILED if run.config["strategy"] == "best" else {}
 
 
 def only_strategies(*strategies):

@@ -6,7 +6,7 @@ import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
-from repro.experiments.adaptive.settings import FIRST_EPOCHS
+from repro.experiments.adaptive.runs import FIRST_EPOCHS
 from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES, claims_of
 from repro.experiments.mbs.settings import ROLES

@@ -1,4 +1,4 @@
-"""What a training of the paper is made of: model, data, optimizer, controller, metric."""
+"""The parts of a training: model, data, optimizer, controller, metric."""
 
 import math
 import warnings
@@ -31,6 +31,7 @@ from repro.datasets import (
     low_resolution,
     noisy,
 )
+from repro.experiments.adaptive.layerwise import LAMB, LARS
 from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
 from repro.training import evaluate_classifier
@@ -38,21 +39,28 @@ from repro.training import evaluate_classifier
 Config = Mapping[str, Any]
 Loader = TensorLoader | PatchLoader
 Evaluate = Callable[[nn.Module], dict[str, float]]
+_LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)  # ITU-R BT.601, of colours in [0, 1]
 
 
 def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean loss: cross-entropy, or EDSR's mean absolute error."""
+    """The mean loss: cross-entropy, or EDSR's mean absolute error."""
     classes = config["task"] == "CIFAR"
     return nn.functional.cross_entropy if classes else nn.functional.l1_loss
 
 
 def metric_of(config: Config) -> str:
-    """Name the metric that is to be high: ``accuracy`` or ``psnr``."""
+    """The metric that is to be high: ``accuracy`` or ``psnr``."""
     return "accuracy" if config["task"] == "CIFAR" else "psnr"
 
 
+def low_precision(config: Config) -> torch.dtype | None:
+    """The type of the forward pass under autocast, None for none."""
+    name = config.get("autocast")
+    return None if name is None else getattr(torch, name)
+
+
 def build_model(config: Config, classes: int, device: str) -> nn.Module:
-    """Return the model with fresh weights."""
+    """Build the model with fresh weights."""
     options = dict(config["model"])
     name = options.pop("name")
     if config["task"] == "CIFAR":
@@ -64,80 +72,54 @@ def build_model(config: Config, classes: int, device: str) -> nn.Module:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; the controller sets its rate."""
+    """Build the optimizer; the controller sets its rate."""
     options = dict(config["optimizer"])
-    fused = {"fused": True} if accelerator.is_accelerator(next(model.parameters()).device) else {}
-    if (name := options.pop("name")) == "Adam":
+    name = options.pop("name")
+    if "betas" in options:
         options["betas"] = tuple(options["betas"])
-    kind: Any = getattr(torch.optim, name)
-    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=1e-3, **options, **fused)
+    kind: Any = {"LARS": LARS, "LAMB": LAMB}.get(name) or getattr(torch.optim, name)
+    if kind not in (LARS, LAMB) and accelerator.is_accelerator(next(model.parameters()).device):
+        options["fused"] = True
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=1e-3, **options)
     return optimizer
 
 
 def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple[Loader, Evaluate]:
-    """Return the loader of the training images, on the device, and what measures a model."""
+    """Build the loader of the training images, on the device, and a function to measure a model.
+
+    Raises:
+        ValueError: The configuration measures PSNR by a choice that does not exist.
+    """
     train = _some(data.train, config["train_samples"])
     test = _some(data.val or data.test, config["test_samples"])
-    low = low_precision(config)
-
-    def autocast() -> Any:
-        return torch.autocast(torch.device(device).type, low) if low else nullcontext()
-
+    size = config["controller"]["batch"]
+    loader: Loader
+    measure: Evaluate
     if config["task"] == "CIFAR":
         assert train.labels is not None and test.labels is not None
         images, shown = _three_channels(train.images), _three_channels(test.images)
         mean, std = channel_statistics(images)
-        loader = TensorLoader(
-            images,
-            train.labels,
-            config["controller"]["batch"],
-            seed=seed,
-            mean=mean,
-            std=std,
-            padding=config["padding"],
-            flip=config["flip"],
-            device=device,
-        )
-        held = TensorLoader(
-            shown,
-            test.labels,
-            min(500, len(shown)),
-            shuffle=False,
-            mean=mean,
-            std=std,
-            device=device,
-        )
+        options: dict[str, Any] = {"mean": mean, "std": std, "device": device}
+        moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
+        loader = TensorLoader(images, train.labels, size, **moved, **options)
+        held = TensorLoader(shown, test.labels, min(500, len(shown)), shuffle=False, **options)
+        measure = partial(evaluate_classifier, batches=held, device=device)
+    else:
+        many = config["train_samples"]
+        inputs, targets = (_as_many(images, many) for images in _pairs(config, train, 1))
+        options = {"patch": config["patch"], "device": device}
+        loader = PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
+        # One crop of each image, as in the paper ("1-crop validation PSNR").
+        few, crop = min(100, len(test)), "center"
+        crops = PatchLoader(*_pairs(config, test, 2), few, shuffle=False, crop=crop, **options)
+        measure = _psnr(config, crops, device)
+    low = low_precision(config)
 
-        def evaluate(model: nn.Module) -> dict[str, float]:
-            with autocast():
-                return evaluate_classifier(model, held, device)
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        with torch.autocast(torch.device(device).type, low) if low else nullcontext():
+            return measure(model)
 
-        return loader, evaluate
-    inputs, targets = (_as_many(im, config["train_samples"]) for im in _pairs(config, train, 1))
-    pairs = PatchLoader(
-        inputs,
-        targets,
-        config["controller"]["batch"],
-        patch=config["patch"],
-        seed=seed,
-        augment=True,
-        device=device,
-    )
-    # One crop of each image, as in the paper ("1-crop validation PSNR").
-    crops = PatchLoader(
-        *_pairs(config, test, 2),
-        min(100, len(test)),
-        patch=config["patch"],
-        shuffle=False,
-        crop="center",
-        device=device,
-    )
-
-    def restored(model: nn.Module) -> dict[str, float]:
-        with autocast():
-            return evaluate_psnr(model, crops, device)
-
-    return pairs, restored
+    return loader, evaluate
 
 
 def _some(split: Split, count: int) -> Split:
@@ -145,7 +127,7 @@ def _some(split: Split, count: int) -> Split:
 
 
 def _as_many(images: Tensor, count: int) -> Tensor:
-    """Return so many pictures: each several times where they are fewer, for as many patches."""
+    """So many pictures: each several times where they are fewer, for as many patches."""
     return images[torch.arange(count) % len(images)] if count > len(images) else images
 
 
@@ -154,7 +136,7 @@ def _three_channels(images: Tensor) -> Tensor:
 
 
 def _pairs(config: Config, split: Split, seed: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets: noisy and clean, or small and large."""
+    """Inputs and targets: noisy and clean, or small and large."""
     if "sigma" in config:
         return noisy(split.images, config["sigma"], seed), split.images
     scale = config["model"].get("scale", 2)
@@ -163,10 +145,43 @@ def _pairs(config: Config, split: Split, seed: int) -> tuple[Tensor, Tensor]:
     return small, split.images[..., :height, :width].contiguous()
 
 
+def _psnr(config: Config, crops: PatchLoader, device: str) -> Evaluate:
+    """Measure a model's PSNR on the chosen part of each crop.
+
+    ``rgb``: all of it; ``rgb_shaved``: without a border of the scale and 6 pixels (EDSR's own
+    validation on DIV2K); ``y_shaved``: the luma (ITU-R BT.601) without a border of the scale.
+    """
+    choice, scale = config.get("psnr", "rgb"), config["model"].get("scale", 2)
+    borders = {"rgb": 0, "rgb_shaved": scale + 6, "y_shaved": scale}
+    if choice not in borders:
+        raise ValueError(f"psnr is {choice!r}; choose {', '.join(borders)}")
+    border = borders[choice]
+
+    def shown(images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        images = images[..., border : height - border, border : width - border]
+        if choice == "y_shaved" and images.shape[1] == 3:
+            weights = images.new_tensor(_LUMA).view(1, 3, 1, 1)
+            images = (images * weights).sum(1, keepdim=True) + 16 / 255
+        return images
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        # Images are clipped and then cut, as targets are.
+        hook = model.register_forward_hook(lambda _, x, y: shown(y.float().clamp(0, 1)))
+        try:
+            return evaluate_psnr(model, ((x, shown(y)) for x, y in crops), device)
+        finally:
+            hook.remove()
+
+    if choice == "rgb":
+        return lambda model: evaluate_psnr(model, crops, device)
+    return measure
+
+
 def build_controller(
     config: Config, model: nn.Module, loader: Loader, seed: int
 ) -> BatchController:
-    """Return the controller of a strategy."""
+    """Build the controller of a strategy."""
     options = dict(config["controller"])
     if rule := options.pop("saturation", None):
         options["decay_at"] = Saturation(**rule)
@@ -179,19 +194,12 @@ def build_controller(
     if kind == "scheduled":
         return ScheduledBatch(size, largest, lr, **options)
     if kind == "noise":
-        measure = partial(
-            noise_scale,
-            model,
-            loader,
-            size,
-            loss_fn=loss_of(config),
-            batches=options.pop("batches"),
-            seed=seed,
-        )
+        count = options.pop("batches")
+        given = {"loss_fn": loss_of(config), "batches": count, "seed": seed}
+        measure = partial(noise_scale, model, loader, size, **given)
         # A single estimate, followed at once, as the records were made.
-        return NoiseScaleBatch(
-            size, largest, lr, lambda: float(measure()), factors=math.inf, **options
-        )
+        options["factors"] = math.inf
+        return NoiseScaleBatch(size, largest, lr, lambda: float(measure()), **options)
     return ThetaController(size, largest, lr, **options)
 
 
@@ -199,7 +207,7 @@ _DEFAULTS = {"growth": 2, "tolerance": 0.1, "decay": 0.1, "lr_exponent": 1.0}
 
 
 def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return batch sizes, rates and K of a training's epochs, by its recorded costs and θ.
+    """Derive batch sizes, rates and K of a training's epochs from its recorded costs and θ.
 
     The controller is driven anew, with one parameter that has moved as far as cost and θ say
     (equation 4). Options equal to the paper's are left out, so that a changed default is noticed.
@@ -221,9 +229,3 @@ def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]
             setting = controller.observe(cost, [moved])
             rows["interval"].append(setting.interval)
     return rows
-
-
-def low_precision(config: Config) -> torch.dtype | None:
-    """Return the type of the forward pass under autocast, None for none."""
-    name = config.get("autocast")
-    return None if name is None else getattr(torch, name)

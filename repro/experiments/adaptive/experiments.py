@@ -1,7 +1,7 @@
-"""The experiments of θ-adaptive batch sizes: what is executed and measured."""
+"""The experiments of θ-adaptive batch sizes, as they are executed and measured."""
 
+import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from repro.experiments.adaptive.building import Config, Loader
 from repro.experiments.captured import CapturedStep
 from repro.experiments.outcome import Outcome
 from repro.measure import Timing
+from repro.training import Step as TrainingStep
 from repro.training import fit
 
 COST_BATCH = 500  # images computed at once for F of the whole training set
@@ -31,7 +32,7 @@ STABLE = 0.10  # share by which norms of stable batch sizes may differ; the pape
 
 @dataclass
 class Training:
-    """A training under way: everything that a checkpoint needs, and what was measured so far."""
+    """A training under way, with its measurements so far."""
 
     config: Config
     model: nn.Module
@@ -46,53 +47,45 @@ class Training:
 
     @classmethod
     def start(cls, config: Config, seed: int, data: ImageData, device: str) -> "Training":
-        """Build a training, and show the controller w_0."""
+        """Build a training, and show the controller w_0.
+
+        Raises:
+            ValueError: The configuration has a choice that does not exist.
+        """
         torch.manual_seed(seed)
         loader, evaluate = building.build_data(config, data, seed, device)
         model = building.build_model(config, data.num_classes, device)
         controller = building.build_controller(config, model, loader, seed)
         cost = full_cost(model, loader, COST_BATCH, loss_fn=building.loss_of(config))
         setting = controller.observe(cost, model.parameters())
-        rule = config["stop"]
-        names = (
-            "train_cost",
-            "theta",
-            "batch_size",
-            "lr",
-            "updates",
-            "interval",
-            "time_s",
-            "control_s",
-            building.metric_of(config),
-            "test_loss",
-        )
-        return cls(
-            config,
-            model,
-            building.build_optimizer(config, model),
-            loader,
-            controller,
-            evaluate,
-            setting,
-            NoImprovement(**rule) if rule else None,
-            {name: [] for name in names} | {"initial_cost": [cost]},
-        )
+        optimizer = building.build_optimizer(config, model)
+        stop = NoImprovement(**config["stop"]) if config["stop"] else None
+        names = ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
+                 "control_s", building.metric_of(config), "test_loss")  # fmt: skip
+        history: dict[str, list[Any]] = {name: [] for name in names}
+        history["initial_cost"] = [cost]
+        return cls(config, model, optimizer, loader, controller, evaluate, setting, stop, history)
 
-    def epoch(
-        self,
-        step: Callable[[Tensor, Tensor], Tensor],
-        device: str,
-        mean: Callable[[float], float] = float,
-        ended: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Train and measure one epoch; return whether to go on.
+    def stepping(self, step: TrainingStep) -> TrainingStep:
+        """The step by the choice for a last, shorter mini-batch: at full rate or in proportion.
 
-        Args:
-            step: Updates the model by a mini-batch and returns its loss.
-            device: Waited for at the end.
-            mean: Makes one number of those of all processes.
-            ended: Called when the last step is made, before anything is measured.
+        Raises:
+            ValueError: There is no such choice.
         """
+        chosen = self.config.get("last_batch", "full_rate")
+        if chosen not in ("full_rate", "in_proportion"):
+            raise ValueError(f"last_batch is {chosen!r}; choose full_rate, in_proportion")
+
+        def in_proportion(inputs: Tensor, targets: Tensor) -> Tensor:
+            share = len(inputs) / self.setting.batch_size
+            if share < 1:  # the last of an epoch
+                set_lr(self.optimizer, share * self.setting.lr)
+            return step(inputs, targets)
+
+        return step if chosen == "full_rate" else in_proportion
+
+    def epoch(self, step: TrainingStep, device: str) -> bool:
+        """Train and measure one epoch by a step that returns a mini-batch's loss; go on or not."""
         setting, config = self.setting, self.config
         self.loader.set_batch_size(setting.batch_size)
         self.loader.set_epoch(setting.epoch - 1)
@@ -105,14 +98,9 @@ class Training:
             return step(inputs, targets)
 
         result = fit(self.model, at_its_rate, self.loader, epochs=1, device=device)[0]
-        ended()
         start = time.perf_counter()
-        cost = mean(result.train_loss)
-        name = building.metric_of(config)
+        cost, name = result.train_loss, building.metric_of(config)
         try:
-            if config["cost"] == "full":
-                loss_fn = building.loss_of(config)
-                cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
             self.setting = self.controller.observe(cost, self.model.parameters())
             control_s = time.perf_counter() - start
             metrics = self.evaluate(self.model)
@@ -138,7 +126,7 @@ class Training:
 
 
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by one strategy in one process (Figures 1 to 6 and 10, Tables I to III).
+    """Train by one strategy in one process (Figures 1 to 6 and 10, Tables I to III, section V).
 
     A training that diverges ends there; that is a result.
     """
@@ -152,47 +140,39 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         config["captured"],
         config["channels_last"],
     )
-    while run.epoch(step, device):
+    stepping = run.stepping(step)
+    while run.epoch(stepping, device):
         pass
-    completed = len(run.history["train_cost"])
-    stopped = run.stop is not None and run.stop.patience <= completed - run.stop.best_epoch
-    return Outcome(
-        metrics=run.history
-        | {
-            "completed": completed,
-            "diverged": run.diverged,
-            "stopped": stopped,
-            "best_epoch": run.stop.best_epoch if run.stop else None,
-        },
-        timings={"epoch": Timing(tuple(run.history["time_s"]), warmup=0)},
-    )
+    completed, stop = len(run.history["train_cost"]), run.stop
+    summary = {
+        "completed": completed,
+        "diverged": run.diverged,
+        "stopped": stop is not None and stop.patience <= completed - stop.best_epoch,
+        "best_epoch": stop.best_epoch if stop else None,
+    }
+    timings = {"epoch": Timing(tuple(run.history["time_s"]), warmup=0)}
+    return Outcome(metrics=run.history | summary, timings=timings)
 
 
 def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure gradient norms by batch size at w_0 and after some epochs (section III-D)."""
     assert data is not None
     run = Training.start(config, seed, data, device)
-    step = CapturedStep(run.model, building.loss_of(config), run.optimizer, captured=False)
+    loss_fn = building.loss_of(config)
+    step = CapturedStep(run.model, loss_fn, run.optimizer, captured=False)
     sizes = [size for size in config["sizes"] if size <= config["train_samples"]]
+    given: dict[str, Any] = {"loss_fn": loss_fn, "batches": config["batches"], "seed": seed}
     points = []
     for epoch in range(max(config["after"]) + 1):
         if epoch in config["after"]:
-            measured = gradient_norms(
-                run.model,
-                run.loader,
-                sizes,
-                loss_fn=building.loss_of(config),
-                batches=config["batches"],
-                seed=seed,
-            )
+            measured = gradient_norms(run.model, run.loader, sizes, **given)
+            errors = [None if math.isnan(norm.error) else norm.error for norm in measured]
             points.append(
                 {
                     "epochs": epoch,
                     "stable": stable_batch(measured, STABLE),
                     "norms": [norm.mean for norm in measured],
-                    "errors": [
-                        None if norm.error != norm.error else norm.error for norm in measured
-                    ],
+                    "errors": errors,
                 }
             )
         if epoch < max(config["after"]):

@@ -1,7 +1,7 @@
 """Optimizers whose step of a layer follows the layer's norm: LARS and LAMB (section V).
 
-Differs from the papers: vectors (biases, and what normalisation scales and shifts by) take the
-plain step, without weight decay, since the norm of what begins at 0 says nothing.
+Differs from the papers: vectors (biases, scales and shifts of normalisation) take the plain step,
+without weight decay, since the norm of a vector that begins at 0 says nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,10 +12,13 @@ from torch import Tensor
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """What both share: going through the parameters that have a gradient."""
+    """Goes through the parameters that have a gradient; options are those of the update."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, **options})
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return what `closure` returns."""
+        """Update every parameter that has a gradient; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,46 +35,19 @@ class _Layerwise(torch.optim.Optimizer):
 
 
 def _ratio(weights: Tensor, update: Tensor, more: Tensor | float = 0.0) -> Tensor:
-    """Return ‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
+    """‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
     weights_norm, update_norm = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
-    both_nonzero = (weights_norm > 0) & (update_norm > 0)
-    return torch.where(
-        both_nonzero, weights_norm / (update_norm + more), torch.ones_like(weights_norm)
-    )
+    both = (weights_norm > 0) & (update_norm > 0)
+    return torch.where(both, weights_norm / (update_norm + more), torch.ones_like(weights_norm))
 
 
 class LARS(_Layerwise):
     """Momentum SGD with a rate of each layer's own.
 
     Source: You, Gitman, Ginsburg, "Scaling SGD batch size to 32K for ImageNet training"
-    (arXiv:1708.03888), equation 6 and Algorithm 1.
-
-    Args:
-        params: As torch's optimizers take them.
-        lr: γ, the global rate.
-        momentum: m.
-        weight_decay: β.
-        trust: η, the share of its norm by which a layer moves at a rate of 1.
-
-    Raises:
-        ValueError: An argument is out of range.
+    (arXiv:1708.03888), equation 6 and Algorithm 1: `lr` is γ, `momentum` m, `weight_decay` β and
+    `trust` η, the share of its norm by which a layer moves at a rate of 1.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        trust: float = 0.001,
-    ) -> None:
-        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0 and trust > 0):
-            raise ValueError(
-                f"lr is {lr}, momentum {momentum}, weight_decay {weight_decay} and trust {trust}; "
-                "give at least 0, below 1 for momentum, above 0 for trust"
-            )
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if p.ndim > 1:
@@ -89,34 +65,9 @@ class LAMB(_Layerwise):
     """Adam with a rate of each layer's own.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
-    (arXiv:1904.00962), Algorithm 2, with φ the identity.
-
-    Args:
-        params: As torch's optimizers take them.
-        lr: η.
-        betas: Of the running means of gradient and squared gradient.
-        eps: ε.
-        weight_decay: λ.
-
-    Raises:
-        ValueError: An argument is out of range.
+    (arXiv:1904.00962), Algorithm 2, with φ the identity: `lr` is η, `betas` are of the running
+    means of gradient and squared gradient, `eps` is ε and `weight_decay` λ.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        if not (lr >= 0 and all(0 <= b < 1 for b in betas) and eps > 0 and weight_decay >= 0):
-            raise ValueError(
-                f"lr is {lr}, betas {betas}, eps {eps} and weight_decay {weight_decay}; give at "
-                "least 0, below 1 for betas, above 0 for eps"
-            )
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if not state:

@@ -1,4 +1,4 @@
-"""How much of the averaging hides under computation? (Section IV-B, Figure 9)
+"""How much of the averaging hides under computation? Section IV-B, Figure 9.
 
 The paper's overlap is measured where processes share two cores: layers sleep for as long as they
 would compute, since a process asleep takes no core from those that average. The ratio of
@@ -11,17 +11,20 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
+from repro.experiments.adaptive.read import caption
+from repro.experiments.adaptive.steps import blocked_share
 from repro.experiments.adaptive.worker import TIMEOUT_S, launch
-from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run
 from repro.experiments.judge import Estimate, mean_of
 from repro.experiments.outcome import Outcome
@@ -30,12 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NODES = (64, 128, 256)  # of the paper's cluster: few of them leave little to hide
-_SCALE = {  # processes, gradients a layer (one bucket each), repeats
-    "smoke": (2, 2**12, 2),
-    "quick": (8, 2**15, 9),
-    "gpu": (8, 2**15, 9),  # on the CPU, as the paper's nodes are
-    "paper": (8, 2**15, 9),
-}
 
 
 class _Sleep(torch.autograd.Function):
@@ -54,11 +51,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class SleepingLayer(nn.Module):
-    """A layer that sleeps where it would compute.
-
-    Attributes:
-        seconds: For which each of them sleeps in the forward pass.
-    """
+    """A layer that sleeps where it would compute, for `seconds` in the forward pass."""
 
     seconds = 0.0
 
@@ -67,7 +60,7 @@ class SleepingLayer(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x plus the first weight."""
+        """Add the first weight to x (B, ...)."""
         moved: torch.Tensor = _Sleep.apply(x, self.weight, SleepingLayer.seconds)
         return moved
 
@@ -78,7 +71,7 @@ def asleep(config: dict[str, Any], seed: int, data: None, device: str) -> Outcom
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """Measure in this process with the others; return what rank 0 found, by ratio.
+    """Measure in this process with the others; rank 0 returns the times by ratio.
 
     Of each ratio the seconds of computation of a step, and by round those of a step whose layers
     sleep (``within``) and of one that sleeps first (``after``).
@@ -95,7 +88,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     x = torch.zeros(processes, 1)
 
     def a_step(seconds: float, within: bool) -> float:
-        """Return the seconds of a step that computes for some seconds a layer and pass."""
+        """Time a step that computes for some seconds a layer and pass."""
         SleepingLayer.seconds = seconds if within else 0.0
         torch.distributed.barrier()
         start = time.perf_counter()
@@ -129,8 +122,9 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the measurement at the ratios of the modelled cluster."""
-    processes, size, repeats = _SCALE[profile]
+    """The measurement at the ratios of the modelled cluster."""
+    # Processes, gradients a layer (one bucket each) and repeats; on the CPU, as the paper's nodes.
+    processes, size, repeats = (2, 2**12, 2) if profile == "smoke" else (8, 2**15, 9)
     modelled = projection.breakdowns()["fitted"][1]
     ratios = {
         str(n): round(modelled[n]["communication"] / modelled[n]["computation"], 3) for n in NODES
@@ -146,52 +140,44 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     return [Run("asleep", config, seeds=(0,), label=f"{processes} processes, layers asleep")]
 
 
-def hidden(row: dict[str, Any]) -> Estimate:
-    """Return the share of what can hide that does, in percent, by the rounds.
+def hidden(row: Mapping[str, Any]) -> Estimate:
+    """The hidden share of the time that can hide, in percent, by the rounds.
 
     That is the time which the averaging within a step saves, over the shorter of computation and
     communication.
     """
     computation = row["computation_s"]
     can_hide = min(computation, statistics.median(row["after_s"]) - computation)
-    shares = [
-        100 * (after - within) / can_hide
-        for after, within in zip(row["after_s"], row["within_s"], strict=True)
-    ]
+    pairs = zip(row["after_s"], row["within_s"], strict=True)
+    shares = [100 * (after - within) / can_hide for after, within in pairs]
     return mean_of(shares, unit="%", digits=0, trials="rounds")
 
 
+def _rows(results: Results) -> dict[int, dict[str, Any]]:
+    """The measured times, by nodes modelled."""
+    record = results.first("asleep")
+    ratios = record.metrics["ratios"] if record else {}
+    return {nodes: ratios[str(nodes)] for nodes in sorted(map(int, ratios))}
+
+
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return by nodes of the modelled cluster what hides, and what blocks beside the model's."""
-    modelled = projection.breakdowns()["fitted"][1]
-    return [
-        {
-            "nodes modelled": int(nodes),
-            "communication over computation": f"×{record.config['ratios'][nodes]:.2f}",
-            "processes here": record.config["processes"],
-            "computation, asleep (ms)": f"{1e3 * row['computation_s']:.1f}",
-            "step, averaging after (ms)": f"{1e3 * statistics.median(row['after_s']):.1f}",
-            "step, averaging within (ms)": f"{1e3 * statistics.median(row['within_s']):.1f}",
-            "hidden, of what can (%)": str(hidden(row)),
-            "blocked, measured (%)": f"{100 * _blocked(row):.0f}",
-            "blocked, model (%)": f"{100 * _modelled(modelled[int(nodes)]):.0f}",
-        }
-        for record in results.ok("asleep")
-        for nodes, row in _in_order(record.metrics["ratios"]).items()
-    ]
-
-
-def _in_order(ratios: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(ratios.items(), key=lambda item: int(item[0])))
-
-
-def _blocked(row: dict[str, Any]) -> float:
-    step = statistics.median(row["within_s"])
-    return 1 - float(row["computation_s"]) / step
-
-
-def _modelled(row: dict[str, float]) -> float:
-    return row["blocked"] / (row["computation"] + row["blocked"])
+    """Hidden and blocked time by nodes of the modelled cluster, beside the model's."""
+    modelled, rows = projection.breakdowns()["fitted"][1], []
+    for nodes, row in _rows(results).items():
+        after, within = (statistics.median(row[name]) for name in ("after_s", "within_s"))
+        rows.append(
+            {
+                "nodes modelled": nodes,
+                "computation, asleep (ms)": f"{1e3 * row['computation_s']:.1f}",
+                "step, averaging after (ms)": f"{1e3 * after:.1f}",
+                "step, averaging within (ms)": f"{1e3 * within:.1f}",
+                "hidden, of what can (%)": str(hidden(row)),
+                "blocked, measured (%)": f"{100 * (1 - row['computation_s'] / within):.0f}",
+                "blocked, model (%)": f"{100 * blocked_share(modelled[nodes]):.0f}",
+                "n": len(row["after_s"]),
+            }
+        )
+    return rows
 
 
 def figure(results: Results) -> "Figure":
@@ -199,30 +185,21 @@ def figure(results: Results) -> "Figure":
     from repro.plots import legend_below, new_axes
 
     drawn, axes = new_axes(1, 1, 7, 3.2)
-    axis = axes[0, 0]
-    record = results.first("asleep")
-    rows = _in_order(record.metrics["ratios"]) if record else {}
-    for place, row in enumerate(rows.values()):
-        for shift, (name, seconds, colour) in enumerate(
-            (
-                ("computation, asleep", [row["computation_s"]], "#0072b2"),
-                ("step, averaging after", row["after_s"], "#d8dde6"),
-                ("step, averaging within", row["within_s"], "#e69f00"),
-            )
-        ):
-            middle = statistics.median(seconds)
-            spread = [[middle - min(seconds)], [max(seconds) - middle]]
-            axis.bar(
-                place + 0.27 * (shift - 1),
-                1e3 * middle,
-                0.25,
-                yerr=None if len(seconds) < 2 else [[1e3 * s for s in end] for end in spread],
-                color=colour,
-                label=None if place else name,
-            )
-    axis.set_xticks(range(len(rows)), list(rows))
-    axis.set_xlabel("nodes modelled")
-    axis.set_ylabel("time of a step (ms)")
+    axis, rows = axes[0, 0], _rows(results)
+    bars = (
+        ("computation, asleep", "computation_s", "#0072b2"),
+        ("step, averaging after", "after_s", "#d8dde6"),
+        ("step, averaging within", "within_s", "#e69f00"),
+    )
+    for shift, (label, name, colour) in enumerate(bars):
+        times = [1e3 * np.atleast_1d(row[name]) for row in rows.values()]
+        middle = np.array([np.median(own) for own in times])
+        ends = np.array([[own.min(), own.max()] for own in times]).reshape(-1, 2)
+        error = np.abs(ends.T - middle)
+        at = np.arange(len(rows)) + 0.27 * (shift - 1)
+        axis.bar(at, middle, 0.25, yerr=error, color=colour, label=label)
+    axis.set_xticks(range(len(rows)), [str(nodes) for nodes in rows])
+    axis.set(xlabel="nodes modelled", ylabel="time of a step (ms)")
     axis.grid(axis="x", visible=False)
     axis.set_title(
         "ours: layers asleep, gloo; ratios of the paper's cluster (SIMULATED)", fontsize=9
@@ -232,21 +209,13 @@ def figure(results: Results) -> "Figure":
 
 
 OVERLAP = Exhibit(
-    runs=runs,
-    table=table,
-    figure=figure,
-    caption=caption(
-        "Layers sleep for as long as they would compute at the ratio of the modelled cluster "
-        "(SIMULATED); averaging is real, over gloo. Blocked: share of a step that is not "
-        "computation.",
-        lambda results: (),
-    ),
+    runs=runs, table=table, figure=figure, caption=caption("overlap", lambda results: ())
 )
 
 
 @record
 def main() -> None:
-    """Measure what the first argument's file asks for; rank 0 writes the second."""
+    """Measure by the configuration in the first argument's file; rank 0 writes the second."""
     asked, answered = sys.argv[1:]
     found = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
     if os.environ["RANK"] == "0":

@@ -5,8 +5,8 @@ from functools import cache, partial
 from typing import Any
 from unittest import mock
 
-from repro.experiments.adaptive import building, experiments, variants
-from repro.experiments.adaptive.settings import TRAININGS
+from repro.experiments.adaptive import building, experiments
+from repro.experiments.adaptive.runs import TRAININGS
 from repro.experiments.captured import CapturedStep
 from repro.experiments.design import Run
 from repro.experiments.imagining import imagined_data, said
@@ -53,7 +53,7 @@ def _first_steps(text: str, batch: int) -> tuple[str, str, int, Work]:
         mock.patch.object(experiments, "full_cost", lambda *_, **__: 1.0),
     ):
         data = imagined_data(config["dataset"])
-        run = variants.start(config, 0, data, "cpu")
+        run = experiments.Training.start(config, 0, data, "cpu")
         run.loader.set_batch_size(batch)
         inputs, targets = next(iter(run.loader))
         step = CapturedStep(

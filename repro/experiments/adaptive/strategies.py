@@ -1,408 +1,427 @@
-"""What does growing the batch cost in accuracy, and what does it save in updates?
+"""What does growing the batch cost in accuracy, and how many updates does it save?
 
 Figures 4, 5 and 10 with Tables I to III: θ-adaptive training beside the best fixed batch, linear
-scaling and a batch that grows at a fixed rate.
+scaling and a batch that grows at a fixed rate. Figure 3: θ after the decay of the rate. Section V:
+with LARS, which changes line 6 of Algorithm 1 alone, and with LAMB, which the paper does not name.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.contrasts import as_high_after, of_counts
-from repro.experiments.adaptive.describing import CURVES, facts, papers_title, ran, title
-from repro.experiments.adaptive.peaks import intervals
-from repro.experiments.adaptive.projection import paper_schedule
-from repro.experiments.adaptive.settings import (
+from repro.experiments import judge
+from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive.batch_sizes import of_counts
+from repro.experiments.adaptive.runs import (
     CIFAR,
     DECAY,
     DIV2K,
     GIVEN,
-    MORE,
     NAMES,
     PAPER,
     PHANTOM,
     STRATEGIES,
     consecutive,
-    curves,
-    diverged,
-    final,
-    has_learned,
-    heading,
-    metric,
-    printed,
-    span,
-    trained,
-    training,
-    unit,
-    updates_of,
+    paper_schedule,
 )
-from repro.experiments.captions import caption
-from repro.experiments.design import Check, Chosen, Exhibit, Results, Run, check
-from repro.experiments.judge import (
-    BySeed,
-    Cases,
-    Estimate,
-    Exact,
-    NotRun,
-    cases,
-    difference,
-    mean_of,
-)
+from repro.experiments.design import Check, Exhibit, Results, check
+from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
-SHOWN = (*STRATEGIES, GIVEN, DECAY, *MORE)
+LAYERWISE = [f"{name}{by}" for by in ("", "_LARS", "_LAMB") for name in ("linear", "theta")]
+LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
 
 
-def runs(profile: str, chosen: Chosen, task: str) -> list[Run]:
-    """Return a training by each strategy, θ-adaptive with the paper's K too.
-
-    On CIFAR by two more; on the others, whose decays the paper does not give, with section III-E's.
-    """
-    names = (*STRATEGIES, GIVEN, *(MORE if task == CIFAR else (DECAY,)))
-    return [training(profile, task, chosen, name) for name in names]
+def name_of(strategy: str) -> str:
+    """A strategy in words, with an optimizer that is not the paper's: ``LARS, θ-adaptive``."""
+    name, _, optimizer = strategy.partition("_")
+    return f"{optimizer}, {NAMES[name]}" if optimizer else NAMES[name]
 
 
 def reported_of(task: str, strategy: str) -> dict[str, Any]:
-    """Return what the paper's table has of a strategy, empty where it has nothing."""
+    """The row of a strategy in the paper's table, empty where it has none."""
     reported: dict[str, Any] = PAPER[task].get("theta" if strategy in PROPOSED else strategy, {})
     return reported
 
 
-def by_strategy(results: Results, task: str) -> dict[str, list[Record]]:
-    """Return the trainings of a task by strategy, of those that have any."""
-    trainings = {name: trained(results, task, name) for name in SHOWN}
+def by_strategy(
+    results: Results, task: str, strategies: Iterable[str] = NAMES
+) -> dict[str, list[Record]]:
+    """The trainings of a task by strategy, of those that have any."""
+    trainings = {name: read.trained(results, task, name) for name in strategies}
     return {name: records for name, records in trainings.items() if records}
 
 
-def schedule(record: Record) -> list[tuple[int, int]]:
-    """Return the batch sizes of a training and for how many epochs each was used."""
-    return consecutive(record.metrics["batch_size"])
+def fewer_updates(best: Sequence[Record], ours: Sequence[Record]) -> float:
+    """How many times fewer updates trainings make than those with the best batch."""
+    return float(np.mean(read.updates_of(best)) / np.mean(read.updates_of(ours)))
+
+
+# Tables
 
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:
-    """Return Table I, II or III with what came out."""
-    name, shown = metric(task), heading(task)
-    trainings = by_strategy(results, task)
-    best = trainings.get("best", [])
-    paper_best = PAPER[task]["best"]["value"]
+    """Table I, II or III beside ours."""
+    best, paper_best = read.trained(results, task, "best"), PAPER[task]["best"]["value"]
     rows = []
-    for strategy in SHOWN:
-        records, lost = trainings.get(strategy, []), diverged(results, task, strategy)
-        if strategy not in STRATEGIES and not records and not lost:
+    for strategy in NAMES:
+        records, row = read.trained(results, task, strategy), ours(results, task, strategy, "best")
+        if strategy not in STRATEGIES and not row["n"]:
             continue
-        reported = reported_of(task, strategy)
-        value = reported.get("value")
-        compared = strategy != "best"
-        gap = f"{value - paper_best:+.2f}" if compared and value is not None else DASH
-        saved = f"{fewer_updates(best, records):.2f}" if records and best else DASH
-        row = {
-            "strategy": NAMES[strategy],
-            "b, paper": _range(reported),
-            "b, ours (epochs; seed 0)": _sizes(records),
-            "μ, paper": _paper_rate(strategy, reported),
-            "μ, ours": _rate(records),
-            "K, paper": PAPER[task]["interval"] if strategy in PROPOSED else DASH,
-            "K": span([k for k in intervals(records) if k]) if strategy in PROPOSED else DASH,
-            f"{shown}, paper": printed(reported),
-            shown: Summary.of(final(results, records, name)).text(),
-            "n": f"{len(records)}, {lost} diverged" if lost else len(records),
-            "over best, paper": gap,
-            "over best": _over(results, task, strategy) if compared else DASH,
-            "updates": span(updates_of(records)),
-            "best's over these": saved,
+        reported, proposed = reported_of(task, strategy), strategy in PROPOSED
+        gap = reported.get("value", math.nan) - paper_best
+        papers = {
+            "b, paper": _grown(reported, "batch"),
+            "μ, paper": _grown(reported, "lr"),
+            "K, paper": PAPER[task]["interval"] if proposed else DASH,
+            f"{read.HEADING[task]}, paper": read.printed(reported),
+            "over best, paper": DASH if math.isnan(gap) or strategy == "best" else f"{gap:+.2f}",
         }
+        saved = f"{fewer_updates(best, records):.2f}" if best and records else DASH
+        rows.append({"strategy": row.pop("strategy")} | papers | row | {"best's over these": saved})
         if task != CIFAR:
-            row |= {"epochs, paper": reported.get("epochs", DASH), "epochs": _epochs(records)}
-        rows.append(row)
+            counts = read.span([record.metrics["completed"] for record in records])
+            met = all(record.metrics["stopped"] for record in records)
+            rows[-1]["epochs, paper"] = reported.get("epochs", DASH)
+            rows[-1]["epochs"] = counts if met else f"{counts} (rule not met)"
     return rows
 
 
-def fewer_updates(best: Sequence[Record], ours: Sequence[Record]) -> float:
-    """Return how many times fewer updates trainings make than those with the best batch."""
-    return float(np.mean(updates_of(best)) / np.mean(updates_of(ours)))
-
-
-def _over(results: Results, task: str, strategy: str) -> str:
+def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, Any]:
+    """The results of a strategy, and its metric over another strategy's."""
+    records, lost = read.trained(results, task, strategy), read.diverged(results, task, strategy)
+    stages = consecutive(records[0].metrics["batch_size"]) if records else []
+    rates = records[0].metrics["lr"] if records else []
+    ends = rates[:1] if not records or "warmup" not in records[0].config["controller"] else []
+    ends += [max(rates)] if rates else []
     try:
-        return str(end_gap(results, task, strategy, "best"))
+        gap = DASH if strategy == other else str(end_gap(results, task, strategy, other))
     except NotRun:
-        return DASH
-
-
-def _range(reported: dict[str, Any]) -> str:
-    if not reported:
-        return DASH
-    return (
-        f"{reported['batch']} ~ {reported['max_batch']}"
-        if "max_batch" in reported
-        else f"{reported['batch']}"
-    )
-
-
-def _sizes(records: Sequence[Record]) -> str:
-    if not records:
-        return DASH
-    stages = schedule(records[0])
-    if len(stages) == 1:
-        return f"{stages[0][0]}"
-    return ", ".join(f"{size} ({epochs})" for size, epochs in stages)
-
-
-def _paper_rate(strategy: str, reported: dict[str, Any]) -> str:
-    """Return the rate as the paper's tables print it."""
-    if not reported:
-        return DASH
-    if strategy == "linear":
-        return f"{reported['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
-    grown = reported["lr"] * reported.get("max_batch", reported["batch"]) / reported["batch"]
-    return f"{reported['lr']:g} ~ {grown:g}" if "max_batch" in reported else f"{reported['lr']:g}"
-
-
-def _rate(records: Sequence[Record]) -> str:
-    if not records:
-        return DASH
-    rates = records[0].metrics["lr"]
-    if warmup := records[0].config["controller"].get("warmup"):
-        return f"{max(rates):g}, {warmup} warm-up epoch{'s' * (warmup > 1)}"
-    return f"{rates[0]:g}" if max(rates) == rates[0] else f"{rates[0]:g} ~ {max(rates):g}"
-
-
-def _epochs(records: Sequence[Record]) -> str:
-    if not records:
-        return DASH
-    counts = span([record.metrics["completed"] for record in records])
-    return counts if all(r.metrics["stopped"] for r in records) else f"{counts} (rule not met)"
-
-
-def _curves(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
-    """Return a quantity's curves by strategy."""
+        gap = DASH
+    final = read.final(results, records, read.METRIC[task])
     return {
-        strategy: curves(records, name) for strategy, records in by_strategy(results, task).items()
+        "strategy": name_of(strategy),
+        "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages) or DASH,
+        "μ": " ~ ".join(dict.fromkeys(f"{rate:g}" for rate in ends)) or DASH,
+        "K": read.interval(records),
+        read.HEADING[task]: Summary.of(final).text(),
+        f"over {other.partition('_')[0]}": gap,
+        "updates": read.span(read.updates_of(records)),
+        "n": f"{len(records)}, {lost} diverged" if lost else len(records),
     }
 
 
-def draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: str) -> None:
-    """Draw a quantity by epoch and strategy, under a title that says whose numbers these are."""
-    from repro.experiments.adaptive.drawing import LOOKS, by_epoch
-
-    by_name = {NAMES[key]: seeds for key, seeds in _curves(results, task, name).items()}
-    # Those that the paper does not compare are thinner.
-    looks = {
-        NAMES[key]: {**look, "lw": 1.9 if key in STRATEGIES else 1.0}
-        for key, look in LOOKS.items()
-        if key in NAMES
-    }
-    by_epoch(axis, by_name, looks, ylabel)
-    every = [record for records in by_strategy(results, task).values() for record in records]
-    axis.set_title(title(every, task), fontsize=9)
+def _grown(reported: Mapping[str, Any], name: str) -> str:
+    """A batch size or rate of the paper's, with the largest to which it grows."""
+    if not reported:
+        return DASH
+    growth = reported.get("max_batch", reported["batch"]) / reported["batch"]
+    return f"{reported[name]:g}" + (f" ~ {reported[name] * growth:g}" if growth > 1 else "")
 
 
-def learning(results: Results, task: str) -> "Figure":
-    """Draw validation PSNR by strategy: by epoch, and against the number of updates."""
-    from repro.plots import legend_below, new_axes
-
-    drawn, axes = new_axes(1, 3, 10.6, 3.7)
-    first, *others = axes[0]
-    draw_curves(first, results, task, metric(task), f"validation {heading(task)}")
-    _draw_updates(others, results, task)
-    legend_below(drawn, 4)
-    return drawn
+def layers_table(results: Results) -> list[dict[str, Any]]:
+    """Section V in numbers; the paper shows no such training."""
+    pairs = [(strategy, strategy.replace("theta", "linear")) for strategy in LAYERWISE]
+    rows = [ours(results, CIFAR, strategy, linear) for strategy, linear in pairs]
+    return [row for row in rows if row["n"]]
 
 
-def figure10(results: Results) -> "Figure":
-    """Draw training loss and accuracy by strategy, and accuracy against the number of updates."""
-    from repro.experiments.adaptive.drawing import mark_epoch
-    from repro.plots import legend_below, new_axes
-
-    drawn, axes = new_axes(2, 2, 9.2, 6.8)
-    best = by_strategy(results, CIFAR).get("best", [])
-    for axis, name, ylabel in zip(
-        axes[0],
-        ("train_cost", metric(CIFAR)),
-        ("training loss", f"validation {heading(CIFAR)}"),
-        strict=True,
-    ):
-        draw_curves(axis, results, CIFAR, name, ylabel)
-        mark_epoch(axis, first_decay(best), "first decay of the rate")
-    _draw_updates(axes[1], results, CIFAR)
-    legend_below(drawn, 4)
-    return drawn
+def decay_table(results: Results) -> list[dict[str, Any]]:
+    """Figure 3 in numbers: θ at the first decay of the rate and at the end."""
+    rows = []
+    for strategy, records in by_strategy(results, CIFAR).items():
+        reached = [pair for record in records if (pair := _at_decay(record))]
+        rows.append(
+            {
+                "strategy": NAMES[strategy],
+                "θ before the decay": Summary.of(before for before, _ in reached).text(4),
+                "θ at the end": Summary.of(after for _, after in reached).text(4),
+                "rises by the factor": Summary.of(b / a for a, b in reached).text(3),
+                "n": len(records),
+            }
+        )
+    return rows
 
 
-def papers_updates(task: str, strategy: str) -> int:
-    """Return the updates of a training by the paper's schedule of a strategy."""
-    from repro.adaptive import updates
-
-    return updates(paper_schedule(task, strategy), PAPER[task]["samples"])
+# Figures
 
 
-def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
-    """Draw the final metric against the number of updates: the paper's, and ours.
+def figure(results: Results, task: str) -> "Figure":
+    """Draw trainings by epoch, and the final metric against the number of updates.
 
-    Ours are means over seeds with 95 % intervals; small points are seeds, whose K differs.
+    The paper's metric is hollow, by its own schedules; ours are means with 95 % intervals, and
+    small points for seeds, whose K differs.
     """
-    from repro.experiments.adaptive.drawing import (
-        HOLLOW,
-        LOOKS,
-        SOLID,
-        explain,
-        in_decimals,
-        our_point,
-        papers_point,
-        side_by_side,
-    )
+    from repro.adaptive import updates
+    from repro.experiments.adaptive import draw
+    from repro.plots import legend_below, new_axes
 
-    paper, ours = axes
+    rows, columns = (2, 2) if task == CIFAR else (1, 3)
+    drawn, axes = new_axes(rows, columns, 3.7 * columns, 3.4 * rows)
+    *curves, paper, here = axes.flat
+    trainings, name = by_strategy(results, task), read.METRIC[task]
+    _by_epoch(curves[-1], trainings, name, f"validation {read.HEADING[task]}")
+    if task == CIFAR:
+        _by_epoch(curves[0], trainings, "train_cost", "training loss")
     for strategy in (*STRATEGIES, "large"):
-        reported = reported_of(task, strategy)
-        if "value" in reported:
-            count = papers_updates(task, strategy)
-            papers_point(paper, count, reported["value"], LOOKS[strategy])
-    trainings = by_strategy(results, task)
-    means = {
-        strategy: float(np.mean(updates_of(records))) for strategy, records in trainings.items()
-    }
-    for strategy, x in side_by_side(means).items():
-        look, records = LOOKS[strategy], trainings[strategy]
-        counts = [count * x / means[strategy] for count in updates_of(records)]
-        seeds: dict[str, Any] = {
-            "ls": "none",
-            "marker": ".",
-            "ms": 5,
-            "alpha": 0.6,
-            "color": look["color"],
-        }
-        ours.plot(counts, final(results, records, metric(task)), **seeds)
-        if not diverged(results, task, strategy):
-            gap = end_of(results, task, strategy)
-            our_point(ours, x, gap.mean, look, gap.interval())
-    explain(
-        ours,
-        ("paper", HOLLOW),
-        ("ours, mean with 95 % interval", SOLID),
-        ("ours, each seed", {"marker": ".", "ls": "none", "ms": 6, "color": SOLID["color"]}),
-    )
+        if value := reported_of(task, strategy).get("value"):
+            count = updates(paper_schedule(task, strategy), PAPER[task]["samples"])
+            draw.point(paper, count, value, draw.LOOKS[strategy])
+    for strategy, records in trainings.items():
+        look, counts = draw.LOOKS[strategy], read.updates_of(records)
+        ends = read.final(results, records, name)
+        here.plot(counts, ends, ls="none", marker=".", alpha=0.6, color=look["color"])
+        if not read.diverged(results, task, strategy):
+            end = judge.mean_of(ends, trials="seeds")
+            draw.point(here, float(np.mean(counts)), end.mean, look, end.interval())
+    here.plot([], [], **draw.PAPERS)
+    here.plot([], [], "o-", color=draw.GREY, label="ours, mean with 95 % interval")
     every = [record for records in trainings.values() for record in records]
-    for axis, whose in ((paper, papers_title(task)), (ours, title(every, task))):
+    for axis, whose in ((paper, read.papers_title(task)), (here, read.title(every, task))):
         axis.set_xscale("log")
-        in_decimals(axis.xaxis)
+        draw.in_decimals(axis.xaxis)
         axis.margins(x=0.12, y=0.14)
         axis.set_title(whose, fontsize=9)
-        axis.set(xlabel="updates in the whole training", ylabel=f"final {heading(task)}")
+        axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
+    legend_below(drawn, 4)
+    return drawn
+
+
+def _by_epoch(axis: Any, trainings: Mapping[str, Sequence[Record]], name: str, label: str) -> None:
+    """Draw a quantity by epoch; a line for each optimizer, thin where the paper compares none."""
+    from repro.experiments.adaptive import draw
+
+    looks = {}
+    for strategy in trainings:
+        own, _, optimizer = strategy.partition("_")
+        width = 1.9 if own in STRATEGIES else 1.0
+        line = {"lw": width, "ls": LINES[optimizer or "SGD"]}
+        looks[name_of(strategy)] = {**draw.LOOKS[own], **line}
+    curves = {name_of(strategy): records for strategy, records in trainings.items()}
+    draw.by_epoch(axis, curves, looks, name, label)
+
+
+def layers_figure(results: Results) -> "Figure":
+    """Draw training loss and accuracy: a colour for each strategy, a line for each optimizer."""
+    from repro.plots import legend_below, new_axes
+
+    drawn, axes = new_axes(1, 2, 8.4, 3.4)
+    trainings = by_strategy(results, CIFAR, LAYERWISE)
+    _by_epoch(axes[0, 0], trainings, "train_cost", "training loss")
+    _by_epoch(axes[0, 1], trainings, "accuracy", "validation accuracy (%)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def figure3(results: Results) -> "Figure":
+    """Draw θ by strategy, and by which factor it rises after the first decay, with intervals."""
+    from repro.experiments.adaptive import draw
+    from repro.plots import legend_below, new_axes
+
+    drawn, axes = new_axes(1, 2, 9.2, 3.6)
+    curve, rise = axes[0]
+    trainings = by_strategy(results, CIFAR)
+    _by_epoch(curve, trainings, "theta", "θ after the epoch (logarithmic)")
+    curve.set_yscale("log")
+    draw.in_decimals(curve.yaxis)
+    for row, strategy in enumerate(trainings):
+        try:
+            gap = judge.mean_of(_rise(results, strategy), log=True, trials="seeds")
+        except NotRun:
+            continue  # of toys θ may be below 0
+        look = draw.LOOKS[strategy]
+        rise.plot(np.exp(gap.interval()), [row, row], color=look["color"], lw=2)
+        rise.plot([math.exp(gap.mean)], [row], ls="none", ms=8, **look)
+    same = PAPER["tolerance"]
+    label = f"within {100 * same:g} %: no change, as Algorithm 1 has it"
+    rise.axvspan(1 - same, 1 + same, color=draw.GREY, alpha=0.18, lw=0, label=label)
+    rise.set_yticks(range(len(trainings)), [NAMES[key] for key in trainings], fontsize=9)
+    rise.set_ylim(max(1, len(trainings)) - 0.5, -0.5)
+    rise.set_title(curve.get_title(), fontsize=9)
+    rise.set_xlabel("θ at the end over θ at the first decay (95 % interval)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+# The numbers behind the claims
 
 
 def ends_of(results: Results, task: str, strategy: str) -> BySeed:
-    """Return the final metric of a strategy, one value for each seed.
+    """The final metric of a strategy, one value for each seed.
 
     Raises:
         NotRun: There are no trainings of it, or one diverged.
     """
-    if lost := _lost(results, task, strategy):
-        raise NotRun(f"{NAMES[strategy]}: {lost}")
-    records = trained(results, task, strategy)
-    if not records:
-        raise NotRun(f"{NAMES[strategy]}: no records")
-    return final(results, records, metric(task))
+    records = read.trained(results, task, strategy)
+    if why := _lost(results, task, strategy) or "no records" * (not records):
+        raise NotRun(f"{name_of(strategy)}: {why}")
+    return read.final(results, records, read.METRIC[task])
 
 
 def _lost(results: Results, task: str, strategy: str) -> str:
-    """Say how many trainings diverged, nothing where none did."""
-    count = diverged(results, task, strategy)
+    """How many trainings diverged, in words, nothing where none did."""
+    count = read.diverged(results, task, strategy)
     return f"{count} training{'s' * (count > 1)} diverged" if count else ""
 
 
-def end_of(results: Results, task: str, strategy: str) -> Estimate:
-    """Return the final metric of a strategy.
+def _all_lost(results: Results, task: str, strategy: str) -> Exact:
+    """That a strategy ends below any, since its trainings diverged.
 
     Raises:
-        NotRun: There are no trainings of it, or one diverged.
+        NotRun: Others did not.
     """
-    return mean_of(ends_of(results, task, strategy), unit=unit(task), trials="seeds")
+    lost = _lost(results, task, strategy)
+    if not all(r.metrics["diverged"] for r in read.trained(results, task, strategy)):
+        raise NotRun(f"{lost}, and others did not")
+    return Exact(True, lost)
 
 
 def end_gap(results: Results, task: str, strategy: str, other: str) -> Estimate:
-    """Return the final metric of a strategy less that of another, seed by seed.
-
-    Raises:
-        NotRun: There are no trainings of one of them, or one diverged.
-    """
+    """The final metric of a strategy less that of another, seed by seed; see `ends_of`."""
     ends, others = (ends_of(results, task, name) for name in (strategy, other))
-    gap = difference(ends, others, unit(task))
-    ours = " beside ".join(f"{end_of(results, task, name).mean:.2f}" for name in (strategy, other))
+    note = " beside ".join(f"{judge.mean_of(cell).mean:.2f}" for cell in (ends, others))
     values = [reported_of(task, name).get("value") for name in (strategy, other)]
     if None not in values:
-        ours += f" (paper {values[0]:.2f} beside {values[1]:.2f})"
-    label = f"{NAMES[strategy]} over {NAMES[other]}, {ran(trained(results, task, strategy))}"
-    return replace(gap, label=label, note=ours)
+        note += f" (paper {values[0]:.2f} beside {values[1]:.2f})"
+    network = read.ran(read.trained(results, task, strategy))
+    label = f"{name_of(strategy)} over {name_of(other)}, {network}"
+    return replace(judge.difference(ends, others, read.UNIT[task]), label=label, note=note)
 
 
-def keeps_up(results: Results, task: str, strategies: Sequence[str]) -> Cases:
-    """Compare where strategies end with the best fixed batch; who diverges does not keep up."""
+def keeps_up(results: Results, task: str, strategy: str) -> Cases:
+    """Where a strategy ends less the best fixed batch; one that diverges does not keep up."""
     ends_of(results, task, "best")
-    has_learned(results, task)
-
-    def compared(name: str) -> Estimate | Exact:
-        strategy = _key(name)
-        if lost := _lost(results, task, strategy):
-            return Exact(False, lost)
-        gap = end_gap(results, task, strategy, "best")
-        if strategy == DECAY and not any(map(_decayed, trained(results, task, strategy))):
-            raise NotRun("the cost of no training saturated, so that no rate decayed")
-        by_name = by_strategy(results, task)
-        fewer = fewer_updates(by_name["best"], by_name[strategy])
-        return replace(gap, note=f"{gap.note}, {fewer:.1f} times fewer updates")
-
-    return cases((NAMES[strategy] for strategy in strategies), compared)
-
-
-def _key(name: str) -> str:
-    return next(key for key, called in NAMES.items() if called == name)
-
-
-def _decayed(record: Record) -> bool:
-    return any(after < before for before, after in itertools.pairwise(record.metrics["lr"]))
+    read.has_learned(results, task)
+    if lost := _lost(results, task, strategy):
+        return {NAMES[strategy]: Exact(False, lost)}
+    gap, own = end_gap(results, task, strategy, "best"), read.trained(results, task, strategy)
+    pairs = [pair for record in own for pair in itertools.pairwise(record.metrics["lr"])]
+    if strategy == DECAY and not any(after < before for before, after in pairs):
+        raise NotRun("the cost of no training saturated, so that no rate decayed")
+    fewer = fewer_updates(read.trained(results, task, "best"), own)
+    return {NAMES[strategy]: replace(gap, note=f"{gap.note}, {fewer:.1f} times fewer updates")}
 
 
 def ends_lower(results: Results, task: str, strategy: str) -> Cases:
-    """Compare where a strategy ends with the best fixed batch and with θ-adaptive training.
-
-    Who ends in no numbers ends below any.
-    """
-    has_learned(results, task)
+    """Where a strategy ends less the best fixed batch, and less θ-adaptive training."""
+    read.has_learned(results, task)
+    others = {NAMES[other]: other for other in ("best", "theta")}
 
     def compared(name: str) -> Estimate | Exact:
-        ends_of(results, task, _key(name))
-        if lost := _lost(results, task, strategy):
-            if not all(r.metrics["diverged"] for r in trained(results, task, strategy)):
-                raise NotRun(f"{lost}, and others did not")
-            return Exact(True, lost)
-        return end_gap(results, task, strategy, _key(name))
+        ends_of(results, task, others[name])
+        if _lost(results, task, strategy):
+            return _all_lost(results, task, strategy)
+        return end_gap(results, task, strategy, others[name])
 
-    return cases((NAMES["best"], NAMES["theta"]), compared)
+    return judge.cases(others, compared)
 
 
-def _pairs(results: Results, task: str) -> list[tuple[Record, Record]]:
-    """Return the best fixed batch's training and θ-adaptive's of each seed that has both."""
-    best = {record.seed: record for record in trained(results, task, "best")}
-    ours = {record.seed: record for record in trained(results, task, "theta")}
-    return [(best[seed], ours[seed]) for seed in sorted(best.keys() & ours.keys())]
+def as_many_epochs(results: Results, task: str) -> Cases:
+    """The epochs in which the stop rule ends trainings, θ-adaptive's over the best's."""
+    read.has_learned(results, task)
+    own, best = (read.trained(results, task, name) for name in ("theta", "best"))
+    if not own or not best:
+        raise NotRun("no records")
+    if not all(record.metrics["stopped"] for record in (*own, *best)):
+        raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
+    epochs = [results.cell(cell, lambda r: r.metrics["completed"]) for cell in (own, best)]
+    paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
+    # After which part of the other's epochs each seed is first as high as that ends.
+    parts, ends = [], {record.seed: record.metrics[read.METRIC[task]] for record in best}
+    for record in own:
+        if end := ends.get(record.seed):
+            numbers = enumerate(record.metrics[read.METRIC[task]], 1)
+            high = (n / len(end) for n, value in numbers if value is not None and value >= end[-1])
+            parts.append(next(high, None))
+    sooner = [part for part in parts if part]
+    note = f"paper ×{paper:.2f}; {len(sooner)} of {len(parts)} seeds get as high as the fixed batch"
+    if sooner:
+        note += f" ends, after ×{np.median(sooner):.2f} of its epochs (median)"
+    estimate = of_counts(epochs, [1.0, -1.0])
+    return {NAMES["theta"]: replace(estimate, label=f"epochs, {read.ran(own)}", note=note)}
+
+
+def _at_decay(record: Record) -> tuple[float, float] | None:
+    """θ at the first decay and at the end; None where the training ended before.
+
+    Of a training without decays at the same share of its epochs as the paper's first.
+    """
+    theta = record.metrics["theta"]
+    decays = record.config["controller"].get("decay_at")
+    share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
+    first = decays[0] if decays else round(share * record.config["epochs"])
+    return (theta[first - 1], theta[-1]) if len(theta) > first and theta[first - 1] else None
+
+
+def _rise(results: Results, strategy: str) -> BySeed:
+    """θ at the end over θ at the first decay, one value for each seed.
+
+    Raises:
+        NotRun: No training of the strategy came so far, or θ is not above 0 in one.
+    """
+    records = [r for r in read.trained(results, CIFAR, strategy) if _at_decay(r)]
+    if not records:
+        raise NotRun(f"{NAMES[strategy]}: no records")
+    pairs = {record.seed: _at_decay(record) or (1.0, 0.0) for record in records}
+    factors = results.cell(records, lambda record: pairs[record.seed][1] / pairs[record.seed][0])
+    if any(value <= 0 for value in factors):
+        raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
+    return factors
+
+
+def theta_rises_less(results: Results) -> Cases:
+    """The factor by which θ-adaptive training's θ rises, over each of the paper's others."""
+    others = {NAMES[name]: name for name in STRATEGIES if name != "theta"}
+
+    def compared(name: str) -> Estimate:
+        own, other = _rise(results, "theta"), _rise(results, others[name])
+        said = [f"×{math.exp(judge.mean_of(cell, log=True).mean):.2f}" for cell in (own, other)]
+        network = read.ran(read.trained(results, CIFAR, "theta"))
+        label, note = f"rise of θ over that with {name}, {network}", " beside ".join(said)
+        return replace(judge.ratio(own, other), label=label, note=note)
+
+    return judge.cases(others, compared)
+
+
+def _layers_gap(results: Results, one: str, other: str) -> Estimate:
+    """`end_gap` on CIFAR, under names that have the optimizer."""
+    gap = end_gap(results, CIFAR, one, other)
+    pairs = [strategy.partition("_") for strategy in (one, other)]
+    label = " over ".join(f"{NAMES[name]} with {by or 'SGD'}" for name, _, by in pairs)
+    return replace(gap, label=f"{label}, {read.ran(read.trained(results, CIFAR, one))}")
+
+
+def theta_above(results: Results, optimizer: str) -> Cases:
+    """θ-adaptive training less the large batch from the start, by one optimizer."""
+    grown, large = f"theta_{optimizer}", f"linear_{optimizer}"
+    if lost := _lost(results, CIFAR, grown):
+        return {optimizer: Exact(False, f"θ-adaptive: {lost}")}
+    if _lost(results, CIFAR, large) and read.trained(results, CIFAR, grown):
+        return {optimizer: _all_lost(results, CIFAR, large)}
+    return {optimizer: _layers_gap(results, grown, large)}
+
+
+def lars_keeps_up(results: Results) -> Cases:
+    """θ-adaptive training with LARS less that with SGD."""
+    lost = _lost(results, CIFAR, "theta_LARS")
+    if lost and not _lost(results, CIFAR, "theta"):
+        return {"LARS": Exact(False, lost)}
+    return {"LARS": _layers_gap(results, "theta_LARS", "theta")}
 
 
 def updates_as_scheduled(task: str) -> Check:
-    """Return the check that updates are those of the schedule, and fewer than the best batch's."""
+    """The check that updates are those of the schedule, and fewer than the best batch's."""
 
     @check(
         "Gradients are averaged once a mini-batch, and so less often the larger the batch "
@@ -411,13 +430,19 @@ def updates_as_scheduled(task: str) -> Check:
     def scheduled(results: Results) -> tuple[bool, str]:
         from repro.adaptive import updates
 
+        best, own = (
+            {record.seed: record for record in read.trained(results, task, name)}
+            for name in ("best", "theta")
+        )
         holds, said = [], []
-        for best, ours in _pairs(results, task):
-            made = updates_of([best, ours])
-            implied = [updates(schedule(r), r.config["train_samples"]) for r in (best, ours)]
+        for seed in sorted(best.keys() & own.keys()):
+            pair = best[seed], own[seed]
+            made = read.updates_of(pair)
+            stages = [consecutive(record.metrics["batch_size"]) for record in pair]
+            implied = [updates(sizes, pair[0].config["train_samples"]) for sizes in stages]
             holds.append(made == implied and made[0] > made[1])
             said.append(
-                f"seed {ours.seed}: {made[0]:,} and {made[1]:,}, {made[0] / made[1]:.1f} times "
+                f"seed {seed}: {made[0]:,} and {made[1]:,}, {made[0] / made[1]:.1f} times "
                 f"fewer (implied {implied[0] / implied[1]:.1f})"
             )
         if not said:
@@ -427,64 +452,49 @@ def updates_as_scheduled(task: str) -> Check:
     return scheduled
 
 
-def as_many_epochs(results: Results, task: str) -> Cases:
-    """Compare the epochs in which the stop rule ends trainings, θ-adaptive's over the best's."""
-    has_learned(results, task)
-    ours, best = (trained(results, task, name) for name in ("theta", "best"))
-    if not ours or not best:
-        raise NotRun("no records")
-    if not all(record.metrics["stopped"] for record in (*ours, *best)):
-        raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
-    epochs = [results.cell(own, lambda r: r.metrics["completed"]) for own in (ours, best)]
-    paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
-    parts = as_high_after(ours, best, metric(task))
-    sooner = [part for part in parts if part]
-    note = f"paper ×{paper:.2f}; {len(sooner)} of {len(parts)} seeds get as high as the fixed batch"
-    if sooner:
-        note += f" ends, after ×{np.median(sooner):.2f} of its epochs (median)"
-    estimate = of_counts(epochs, [1.0, -1.0])
-    return {NAMES["theta"]: replace(estimate, label=f"epochs, {ran(ours)}", note=note)}
-
-
-def _claims(task: str) -> dict[str, Callable[[Results], Cases]]:
-    """Return what gives the numbers of the claims on a task, by key."""
-    losing = ("linear", "scheduled", "large") if task == CIFAR else ("linear",)
-    found: dict[str, Callable[[Results], Cases]] = {
-        "keeps_up": partial(keeps_up, task=task, strategies=("theta",)),
-        "given_keeps_up": partial(keeps_up, task=task, strategies=(GIVEN,)),
+def _exhibit(
+    artefact: str, task: str, keeping: Mapping[str, str], losing: Sequence[str]
+) -> Exhibit:
+    """An artefact of a task; `keeping` and `losing` are the strategies that claims compare."""
+    claims: dict[str, Callable[[Results], Cases]] = {
+        **{key: partial(keeps_up, task=task, strategy=name) for key, name in keeping.items()},
+        **{f"{name}_ends_lower": partial(ends_lower, task=task, strategy=name) for name in losing},
     }
-    for strategy in losing:
-        found[f"{strategy}_ends_lower"] = partial(ends_lower, task=task, strategy=strategy)
     if task != CIFAR:
-        found["scheduled_keeps_up"] = partial(keeps_up, task=task, strategies=("scheduled",))
-        found["as_many_epochs"] = partial(as_many_epochs, task=task)
-    if task == DIV2K:
-        found["decay_keeps_up"] = partial(keeps_up, task=task, strategies=(DECAY,))
-    return found
-
-
-def _exhibit(task: str, lead: str) -> Exhibit:
+        claims["as_many_epochs"] = partial(as_many_epochs, task=task)
     return Exhibit(
         long=True,
-        runs=partial(runs, task=task),
+        runs=partial(runs.strategies, task=task),
         table=partial(table, task=task),
-        figure=figure10 if task == CIFAR else partial(learning, task=task),
-        caption=caption(f"{CURVES} {lead}", facts),
-        claims=_claims(task),
+        figure=partial(figure, task=task),
+        caption=read.caption(artefact),
+        claims=claims,
         checks=(updates_as_scheduled(task),),
     )
 
 
-FIGURE4, FIGURE5 = (
-    _exhibit(
-        task,
-        f"The paper's updates follow from its schedules ({NAMES['scheduled']}: ASSUMED). "
-        "Equal numbers stand side by side.",
-    )
-    for task in (DIV2K, PHANTOM)
+_CLASSES = {"keeps_up": "theta", "given_keeps_up": GIVEN}
+_IMAGES = _CLASSES | {"scheduled_keeps_up": "scheduled"}
+FIGURE4 = _exhibit("figure4", DIV2K, _IMAGES | {"decay_keeps_up": DECAY}, ["linear"])
+FIGURE5 = _exhibit("figure5", PHANTOM, _IMAGES, ["linear"])
+FIGURE10 = _exhibit("figure10", CIFAR, _CLASSES, ["linear", "scheduled", "large"])
+FIGURE3 = Exhibit(
+    long=True,
+    runs=partial(runs.strategies, task=CIFAR),
+    table=decay_table,
+    figure=figure3,
+    caption=read.caption("figure3"),
+    claims={"theta_rises_less": theta_rises_less},
 )
-FIGURE10 = _exhibit(
-    CIFAR,
-    "The paper's updates follow from its schedules. Equal numbers stand side by side. The noise "
-    "scale is not the paper's.",
+LARS = Exhibit(
+    long=True,
+    runs=runs.layerwise,
+    table=layers_table,
+    figure=layers_figure,
+    caption=read.caption("lars"),
+    claims={
+        "theta_above_lars": partial(theta_above, optimizer="LARS"),
+        "lars_keeps_up": lars_keeps_up,
+        "theta_above_lamb": partial(theta_above, optimizer="LAMB"),
+    },
 )

@@ -6,21 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro.adaptive import Step, ThetaController, updates
+from repro.experiments.adaptive import draw as look_of
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.drawing import (
-    HOLLOW,
-    LOOKS,
-    explain,
-    in_decimals,
-    in_powers_of_two,
-    papers_point,
-)
-from repro.experiments.adaptive.settings import NAMES, PAPER, consecutive, ticks_of_two
+from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.plots import INK, legend_below, new_axes, sign
 
 OTHERS = ("best", "scheduled")  # of the paper's strategies, drawn beside
@@ -30,14 +22,7 @@ PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of θ, and the training that it is of.
-
-    Attributes:
-        task: One of `settings.TASKS`.
-        theta: θ after each epoch.
-        epochs: Epochs of the training.
-        decay_at: Epochs after which the rate decays.
-    """
+    """θ after each epoch, and the training: its task, epochs and epochs of decays of the rate."""
 
     task: str
     theta: Sequence[float]
@@ -45,24 +30,16 @@ class Curve:
     decay_at: Sequence[int] = ()
 
 
-def rising(task: str, peak: int, sharpness: float = 1.0) -> Curve:
-    """Return a smooth curve that rises to a peak and then falls slowly, as in Figures 2 and 6.
-
-    Args:
-        task: One of `settings.TASKS`, which gives the length.
-        peak: Epoch of the peak, at least 1.
-        sharpness: How fast θ rises and falls.
-    """
+def rising(task: str, peak: int) -> Curve:
+    """A smooth curve that peaks in an epoch from 1 on, then falls slowly, as in Figures 2 and 6."""
     epochs = PAPER[task]["epochs"]
     relative = np.arange(1, epochs + 1) / peak
-    theta = np.maximum(
-        (relative * np.exp(1 - relative)) ** sharpness, np.where(relative > 1, 0.35, 0)
-    )
+    theta = np.maximum(relative * np.exp(1 - relative), np.where(relative > 1, 0.35, 0))
     return Curve(task, theta.tolist(), epochs, PAPER[task].get("decay_at", ()))
 
 
 def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
-    """Return the setting of every epoch, as the controller decides it from the curve."""
+    """Let the controller decide on the curve; the setting of every epoch."""
     paper = PAPER[curve.task]["theta"]
     controller = ThetaController(
         paper["batch"],
@@ -81,71 +58,69 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
 
 
 def describe(curve: Curve, steps: Sequence[Step]) -> str:
-    """Return a schedule in words: batch sizes, updates, time on a modelled cluster."""
-    paper = PAPER[curve.task]
-    schedule, best = (
-        consecutive([step.batch_size for step in steps]),
-        projection.paper_schedule(curve.task, "best"),
-    )
-    interval = steps[-1].interval
+    """A schedule in words: batch sizes, updates, time on a modelled cluster."""
+    schedule = consecutive(step.batch_size for step in steps)
+    best, samples = paper_schedule(curve.task, "best"), PAPER[curve.task]["samples"]
     model = projection.fitted_to_paper(curve.task)
-    samples = paper["samples"]
-    nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
     alone = model.training_time(best, samples, 1)
-    fastest = min(nodes, key=lambda n: model.training_time(schedule, samples, n))
+    nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
+    least, fastest = min((model.training_time(schedule, samples, n), n) for n in nodes)
     count, before = updates(schedule, samples), updates([(best[0][0], curve.epochs)], samples)
     listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in schedule)
     return (
-        f"K = {interval or 'not found'}; batch {listed};\n{count:,} updates, "
+        f"K = {steps[-1].interval or 'not found'}; batch {listed};\n{count:,} updates, "
         f"{before / count:.1f} times fewer than at {best[0][0]};\nsimulated on {fastest} nodes of "
         f"the paper's cluster: speed-up {model.speedup(schedule, samples, fastest):.1f}, "
-        f"{100 * model.training_time(schedule, samples, fastest) / alone:.2f} % of the best fixed "
-        "batch's time on one node"
+        f"{100 * least / alone:.2f} % of the best fixed batch's time on one node"
     )
 
 
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     """Draw θ, batch sizes, rates and simulated speed-ups beside the paper's other strategies.
 
-    Axes are the same for all curves of a task, so that what moves is what changed.
+    Axes are the same for all curves of a task: only the changed parts move.
     """
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
     paper, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
     theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=INK, lw=1.8, label="θ")
-    interval = steps[-1].interval
+    interval, own = steps[-1].interval, look_of.LOOKS
     when = f"epoch K = {interval}" if interval else "epoch K (not found)"
     theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
-    schedules = {"theta": consecutive([step.batch_size for step in steps])}
-    schedules |= {name: projection.paper_schedule(curve.task, name) for name in OTHERS}
+    schedules = {"theta": consecutive(step.batch_size for step in steps)}
+    schedules |= {name: paper_schedule(curve.task, name) for name in OTHERS}
+    model, samples = projection.fitted_to_paper(curve.task), PAPER[curve.task]["samples"]
     for strategy, schedule in schedules.items():
         sizes = [size for size, count in schedule for _ in range(count)]
         sizes = (sizes + sizes[-1:] * curve.epochs)[: curve.epochs]
         thin: dict[str, Any] = {} if strategy == "theta" else {"lw": 1.2, "ls": "--"}
-        look: dict[str, Any] = {"lw": 2.0, "color": LOOKS[strategy]["color"], **thin}
+        look: dict[str, Any] = {"lw": 2.0, "color": own[strategy]["color"], **thin}
         batches.step(epochs, sizes, where="mid", label=NAMES[strategy], **look)
         nodes = [n for n in projection.NODES if n <= sizes[-1]]
-        model, samples = projection.fitted_to_paper(curve.task), PAPER[curve.task]["samples"]
         speed.plot(nodes, [model.speedup(schedule, samples, n) for n in nodes], **look)
         at, value = PAPER[curve.task]["speedups"][strategy]
         if at:
-            papers_point(speed, at, value, LOOKS[strategy])
-    rates.step(epochs, [step.lr for step in steps], where="mid", color=LOOKS["theta"]["color"])
-    explain(speed, ("paper's speed-up", HOLLOW))
-    _fix(batches, (8, 2 * LARGEST), "mini-batch size")
-    _fix(speed, (0.8, 320), "speed-up (SIMULATED)")
+            look_of.point(speed, at, value, own[strategy])
+    rates.step(epochs, [step.lr for step in steps], where="mid", color=own["theta"]["color"])
+    speed.plot([], [], **{**look_of.PAPERS, "label": "paper's speed-up"})
+    for axis, ends, label in (
+        (batches, (8, 2 * LARGEST), "mini-batch size"),
+        (speed, (0.8, 320), "speed-up (SIMULATED)"),
+    ):
+        look_of.powers_of_two(axis)
+        axis.set_ylim(*ends)
+        axis.set_ylabel(label)
     theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)")
     rates.set_yscale("log")
-    rates.set_ylim(
-        paper["lr"] * PAPER["decay"] ** 2 / 2, 2 * paper["lr"] * LARGEST / paper["batch"]
-    )
-    in_decimals(rates.yaxis, digits=(1,))
+    low, high = paper["lr"] * PAPER["decay"] ** 2, paper["lr"] * LARGEST / paper["batch"]
+    rates.set_ylim(low / 2, 2 * high)
+    look_of.in_decimals(rates.yaxis)
     rates.set_ylabel("learning rate")
     for axis in (theta, batches, rates):
         shown = min(curve.epochs, PEAK_IN) if axis is theta else curve.epochs
         axis.set(xlabel="epoch", xlim=(0, shown + 1))
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
+    look_of.ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
     speed.set_xlim(0.8, 320)
     legend_below(drawn, 6)
     sign(
@@ -154,10 +129,3 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
         "paper's cluster fitted to its speed-ups; nothing was trained.",
     )
     return drawn
-
-
-def _fix(axis: Axes, ends: tuple[float, float], label: str) -> None:
-    """Fix a logarithmic y axis of batch sizes or speed-ups."""
-    in_powers_of_two(axis, [end * edge for end, edge in zip(ends, (1.25, 0.8), strict=True)])
-    axis.set_ylim(*ends)
-    axis.set_ylabel(label)

@@ -1,0 +1,172 @@
+"""The trainings among an artefact's records: selected, read, and named."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from repro.experiments import captions
+from repro.experiments.adaptive.runs import (
+    ARTEFACTS,
+    CIFAR,
+    DIV2K,
+    FIRST_EPOCHS,
+    PAPER,
+    PHANTOM,
+    TRAININGS,
+)
+from repro.experiments.design import Results
+from repro.experiments.judge import BySeed, NotRun
+from repro.records import Record
+from repro.report import DASH
+
+# The paper's network and data of each task; its metric in the records, in words, and the unit.
+ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
+DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
+METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}
+HEADING = {CIFAR: "accuracy (%)", DIV2K: "PSNR (dB)", PHANTOM: "PSNR (dB)"}
+UNIT = {CIFAR: "points", DIV2K: "dB", PHANTOM: "dB"}
+
+
+def trained(results: Results, task: str, strategy: str) -> list[Record]:
+    """The trainings by a strategy that completed an epoch, diverged ones too."""
+    return [r for r in _all(results, task, strategy) if r.metrics["completed"]]
+
+
+def diverged(results: Results, task: str, strategy: str) -> int:
+    """How many trainings by a strategy ended in numbers that are not finite."""
+    return sum(record.metrics["diverged"] for record in _all(results, task, strategy))
+
+
+def _all(results: Results, task: str, strategy: str) -> list[Record]:
+    return [r for name in TRAININGS for r in results.ok(name, task=task, strategy=strategy)]
+
+
+def by_size(results: Results, task: str) -> dict[int, list[Record]]:
+    """The trainings with one batch size all along, by the paper's size, without diverged ones."""
+    found: dict[int, list[Record]] = {}
+    for strategy in ("best", "fixed", "linear"):
+        for record in trained(results, task, strategy):
+            if not record.metrics["diverged"]:
+                found.setdefault(record.config["stands_for"], []).append(record)
+    return dict(sorted(found.items()))
+
+
+def batch_of(records: Sequence[Record]) -> int:
+    """The first batch size of trainings that are alike."""
+    return int(records[0].config["controller"]["batch"])
+
+
+def has_learned(results: Results, task: str) -> None:
+    """Refuse a setting whose best fixed batch learned so little that ends cannot be compared.
+
+    Of the paper's value it reaches less than half the accuracy, or ends 10 dB below the PSNR, at
+    ten times the squared error.
+
+    Raises:
+        NotRun: It is such a setting.
+    """
+    best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
+    ends = [record.metrics[METRIC[task]][-1] for record in best]
+    paper = PAPER[task]["best"]["value"]
+    if ends and np.mean(ends) < (paper / 2 if task == CIFAR else paper - 10):
+        shown = "%" if task == CIFAR else "dB"
+        raise NotRun(
+            f"our best fixed batch ends at {np.mean(ends):.1f} {shown} (paper {paper:.1f}): it has "
+            "learned too little for a comparison to tell"
+        )
+
+
+def final(results: Results, records: Sequence[Record], name: str) -> BySeed:
+    """A quantity after the last epoch, one value for each seed."""
+    return results.cell(records, lambda record: record.metrics[name][-1])
+
+
+def updates_of(records: Iterable[Record]) -> list[int]:
+    """The parameter updates of each training: its averagings of gradients."""
+    return [sum(record.metrics["updates"]) for record in records]
+
+
+def span(values: Sequence[float]) -> str:
+    """Counts as one number or as their range."""
+    ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
+    return " to ".join(ends) or DASH
+
+
+def interval(records: Iterable[Record]) -> str:
+    """K of θ-adaptive trainings, of those that found one."""
+    return span([k for record in records if (k := record.metrics["interval"][-1])])
+
+
+def printed(row: Mapping[str, Any]) -> str:
+    """The accuracy or PSNR that the paper prints in a row of its tables."""
+    spread = f" ± {row['std']:.1f}" if "std" in row else ""
+    return f"{row['value']:.2f}{spread}" if "value" in row else DASH
+
+
+def network(config: Mapping[str, Any]) -> str:
+    """A model in a word: ``ResNet-8``, ``EDSR 2×16`` (2 blocks of 16 channels)."""
+    model = config["model"]
+    if model["name"] == "edsr":
+        width = model.get("width", 256)
+        return "EDSR" if width == 256 else f"EDSR {model['blocks']}×{width}"
+    return f"ResNet-{model.get('depth', 20)}"
+
+
+def called(config: Mapping[str, Any]) -> str:
+    """A network, and the paper's in whose place it is: ``ResNet-8 (for ResNet-20)``."""
+    ours, role = network(config), ROLES[config["task"]]
+    return ours if ours == role else f"{ours} (for {role})"
+
+
+def ran(records: Sequence[Record]) -> str:
+    """The network that was trained; see `called`."""
+    return called(records[0].config)
+
+
+def title(records: Sequence[Record], task: str) -> str:
+    """The title of a panel of our trainings of a task."""
+    if not records:
+        return f"ours: {DATA[task]} was not run"
+    data = (records[0].dataset or {})["name"]
+    return captions.panel(ROLES[task], network(records[0].config), data)
+
+
+def papers_title(task: str) -> str:
+    """The title of a panel of the paper's numbers of a task."""
+    return f"paper: {ROLES[task]}, {DATA[task]}"
+
+
+def caption(
+    artefact: str, facts: Callable[[Results], Iterable[str]] | None = None
+) -> Callable[[Results], str]:
+    """The caption of an artefact in ``paper.toml``, completed by warnings of its records."""
+    return captions.caption(ARTEFACTS[artefact]["caption"], facts or warnings)
+
+
+def stand_ins(configs: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """The networks in the place of the paper's, each once."""
+    pairs = ((network(config), ROLES[config["task"]]) for config in configs)
+    return dict.fromkeys(f"{ours} for {role}" for ours, role in pairs if ours != role)
+
+
+def warnings(results: Results) -> Iterable[str]:
+    """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
+    records = [record for record in results.records if record.dataset]
+    stand_in, synthetic = stand_ins(record.config for record in records), dict[str, None]()
+    for record in records:
+        data, paper = record.dataset or {}, DATA[record.config["task"]]
+        if not data["name"].startswith(paper.lower().replace("-", "")):
+            stand_in[f"{data['name']} for {paper}"] = None
+        if data["kind"] == "synthetic":
+            synthetic[data["name"]] = None
+    if stand_in:
+        yield f"STAND-IN: {', '.join(stand_in)}."
+    if synthetic:
+        yield f"SYNTHETIC: {', '.join(synthetic)}."
+    # First epochs are drawn nowhere.
+    drawn = [r for r in results.records if r.status == "ok" and r.experiment != FIRST_EPOCHS]
+    if astray := sum(record.metrics.get("diverged", False) for record in drawn):
+        yield f"{astray} trainings DIVERGED; curves end there."
+    if results.first(FIRST_EPOCHS):
+        yield "θ's peak is judged by further seeds."

@@ -1,0 +1,175 @@
+"""What is the largest stable batch, by the norms of its gradients? Section III-D."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
+from repro.experiments.design import Exhibit, Results
+from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.records import Record
+from repro.report import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIMILAR = 0.10  # share by which norms may differ, as in `experiments.STABLE`; the paper names none
+
+
+def at_scale(record: Record) -> int:
+    """The paper's B_s at the scale of a record's batch sizes."""
+    paper = PAPER[record.config["task"]]
+    return round(paper["theta"]["batch"] * read.batch_of([record]) / paper["best"]["batch"])
+
+
+def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
+    """The norms by epochs trained, then by batch size, one value for each seed."""
+    records = results.ok("norms", task=task)
+    if not records:
+        return {}
+    sizes, points = records[0].metrics["sizes"], records[0].metrics["points"]
+
+    def cell(moment: int, place: int) -> BySeed:
+        return results.cell(records, lambda r: r.metrics["points"][moment]["norms"][place])
+
+    return {
+        point["epochs"]: {size: cell(moment, place) for place, size in enumerate(sizes)}
+        for moment, point in enumerate(points)
+    }
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Gradient norms by batch size, and the maximum stable one."""
+    rows = []
+    for task in TASKS:
+        records = results.ok("norms", task=task)
+        for moment, (epochs, norms) in enumerate(_norms(results, task).items()):
+            stable = [record.metrics["points"][moment]["stable"] for record in records]
+            listed = ", ".join(f"{size}: {np.mean(own):.3g}" for size, own in norms.items())
+            rows.append(
+                {
+                    "task": task,
+                    "after epochs": epochs,
+                    "‖∇w‖ by batch size": listed,
+                    "B_s, paper": PAPER[task]["theta"]["batch"],
+                    "B_s, paper, at scale": at_scale(records[0]),
+                    "B_s": read.span(stable),
+                    "n": len(stable),
+                }
+            )
+    return rows
+
+
+def figure(results: Results) -> "Figure":
+    """Draw gradient norms against the batch size: means over seeds, bars of one deviation."""
+    from repro.experiments.adaptive import draw
+    from repro.plots import legend_below, new_axes, styles
+
+    drawn, axes = new_axes(1, len(TASKS), 10.2, 3.4)
+    for axis, task in zip(axes[0], TASKS, strict=True):
+        records, moments = results.ok("norms", task=task), _norms(results, task)
+        looks = styles(map(str, moments)).values()
+        for (epochs, norms), look in zip(moments.items(), looks, strict=True):
+            own = [Summary.of(values) for values in norms.values()]
+            deviations = np.nan_to_num([summary.std for summary in own])
+            means = [summary.mean for summary in own]
+            label = f"after {epochs} epochs" if epochs else "with the first weights, w_0"
+            axis.errorbar(list(norms), means, deviations, capsize=3, label=label, **look)
+            limit = f"{100 * SIMILAR:g} % below the smallest batch's"
+            level = (1 - SIMILAR) * means[0]
+            axis.axhline(level, color=look["color"], ls=":", lw=1.3, label=limit)
+        if records:
+            label = "paper's B_s, at our scale"
+            axis.axvline(at_scale(records[0]), color=draw.GREY, ls="--", label=label)
+            draw.ticks_of_two(axis, records[0].metrics["sizes"], "batch size B")
+        axis.set_title(read.title(records, task), fontsize=9)
+        axis.set(xlabel="batch size B", ylabel="norm of the averaged gradient")
+        axis.set_ylim(bottom=0)
+    legend_below(drawn, 4)
+    return drawn
+
+
+def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
+    """The largest size up to which the mean norm is similar to that of the smallest."""
+    means = {size: float(np.mean(norms[size])) for size in sorted(norms)}
+    lowest = (1 - SIMILAR) * means[min(means)]
+    return max(itertools.takewhile(lambda size: means[size] >= lowest, means))
+
+
+def keeps_accuracy(results: Results) -> Cases:
+    """Ends with the size that the norms at w_0 find, less those with the smallest."""
+    first = {task: next(iter(_norms(results, task).values()), {}) for task in TASKS}
+    sizes = {task: (stable_by_norms(own), min(own)) for task, own in first.items() if own}
+    larger = [task for task, (stable, smallest) in sizes.items() if stable > smallest]
+    if sizes and not larger:
+        raise NotRun("by the norms no batch above the smallest is stable")
+
+    def compared(task: str) -> Estimate:
+        read.has_learned(results, task)
+        trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
+        own, smallest = (trainings.get(size, []) for size in sizes[task])
+        ends, others = (read.final(results, part, read.METRIC[task]) for part in (own, smallest))
+        gap = difference(ends, others, read.UNIT[task])
+        label = f"{task}, {read.ran(own)}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
+        return replace(gap, label=label)
+
+    return cases(larger, compared)
+
+
+def _over_smallest(results: Results, times: int) -> dict[str, Case]:
+    """The norm at a multiple of B_s over that at the smallest size, whenever measured.
+
+    Of another network or other batch sizes the paper tells no stable one.
+    """
+    found: dict[str, Case] = {}
+    for task in TASKS:
+        record = results.first("norms", task=task)
+        if record is None:
+            found[task] = NotRun("no records")
+            continue
+        whole = read.batch_of([record]) == PAPER[task]["best"]["batch"]
+        if not whole or record.config["model"] != PROFILES["paper"][task]["model"]:
+            found[task] = NotRun("another network or other batch sizes than the paper's")
+            continue
+        size = times * PAPER[task]["theta"]["batch"]
+        for epochs, norms in _norms(results, task).items():
+            found[f"{task}, after {epochs} epochs"] = ratio(norms[size], norms[min(norms)])
+    return found
+
+
+def similar_up_to(results: Results) -> Cases:
+    """The norms at B_s over those at the smallest size."""
+    return _over_smallest(results, 1)
+
+
+def lower_beyond(results: Results) -> Cases:
+    """The norm at twice B_s over the lower end of similar norms.
+
+    The mean of more gradients has a lower norm in any case: it has to be that much lower.
+    """
+    note = f"over {100 * (1 - SIMILAR):g} % of the smallest batch's"
+    return {
+        name: replace(case, mean=case.mean - math.log(1 - SIMILAR), note=note)
+        if isinstance(case, Estimate)
+        else case
+        for name, case in _over_smallest(results, 2).items()
+    }
+
+
+STABLE = Exhibit(
+    long=True,
+    runs=runs.stable,
+    table=table,
+    figure=figure,
+    caption=read.caption("stable"),
+    claims={
+        "keeps_accuracy": keeps_accuracy,
+        "similar_up_to": similar_up_to,
+        "lower_beyond": lower_beyond,
+    },
+)

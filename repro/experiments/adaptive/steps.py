@@ -1,0 +1,293 @@
+"""Where does the time of a step go? Figure 9, on two processes of ours and on the modelled cluster.
+
+`scaling` reads the measured steps; the model is in `projection`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.adaptive import projection, read, runs, scaling
+from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
+from repro.experiments.adaptive.scaling import measured, over, samples_of
+from repro.experiments.design import Check, Exhibit, Results, check
+from repro.experiments.judge import HALF, Case, Cases, NotRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Margins of the checks are ours, since the paper names none.
+BLOCKED = 0.1  # share of the time from which blocked time is significant: less is lost in a figure
+SIMILAR = 0.25  # of two times, as a share: twice the nodes change their ratio by more than ×2.5
+LESS = HALF  # share of the paper's effect that has to be there, as of measured effects
+PARTS = ("computation", "communication", "blocked")
+
+
+def steps_table(results: Results) -> list[dict[str, Any]]:
+    """Figure 9 in numbers: the parts of measured steps."""
+    return [
+        {
+            "task": task,
+            "averaging": step["averaging"].replace("none", "one process"),
+            "batch size": step["batch"],
+            "processes": step["processes"],
+            **{f"{part} (ms)": f"{1e3 * step[f'{part}_s']:.2f}" for part in ("total", *PARTS)},
+            "n": len(step["samples_s"]),
+        }
+        for task, measurement in measured(results).items()
+        for step in measurement["steps"]
+    ]
+
+
+def nodes_table(results: Results) -> list[dict[str, Any]]:
+    """Figure 9 on the modelled cluster of the paper, by nodes."""
+    return [
+        {
+            "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
+            "nodes": nodes,
+            **{f"{name} (%)": f"{100 * value:.2f}" for name, value in row.items()},
+        }
+        for label, (model, rows) in projection.breakdowns().items()
+        for nodes, row in rows.items()
+    ]
+
+
+def figure9(results: Results) -> "Figure":
+    """Draw where the time of measured steps goes, at the largest batch size of each task.
+
+    A step is its computation and the time in which that is blocked; communication goes on beside,
+    in the thin bar below. Whiskers reach over all turns or launches.
+    """
+    from repro.plots import legend_below, new_axes, styles
+
+    tasks = measured(results)
+    drawn, axes = new_axes(1, max(1, len(tasks)), 3.5 * max(1, len(tasks)), 3.1)
+    colours = {part: look["color"] for part, look in styles(PARTS).items()}
+    for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):
+        largest = max(step["batch"] for step in measurement["steps"])
+        steps = [step for step in measurement["steps"] if step["batch"] == largest]
+        for row, step in enumerate(steps):
+            computed, sent, blocked = (1e3 * step[f"{part}_s"] for part in PARTS)
+            bars = ((computed, 0, 0.4, -0.14), (sent, 0, 0.2, 0.2), (blocked, computed, 0.4, -0.14))
+            for part, (width, left, height, shift) in zip(PARTS, bars, strict=True):
+                label = None if row else part
+                at, colour = row + shift, colours[part]
+                axis.barh(at, width, left=left, height=height, color=colour, label=label)
+            ends = 1e3 * min(step["samples_s"]), 1e3 * max(step["samples_s"])
+            axis.plot(ends, [row - 0.14] * 2, "|-", color="#8d99ae", lw=2)
+        ways = [step["averaging"].replace("_", "-") for step in steps]
+        labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
+        axis.set_yticks(range(len(labels)), labels, fontsize=9)
+        axis.invert_yaxis()
+        axis.set_xlim(left=0)
+        axis.grid(axis="y", visible=False)
+        axis.set_title(f"{scaling.panel(results, task)}\nB = {largest}", fontsize=9)
+        axis.set_xlabel("time of one step (ms)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def nodes_figure(results: Results) -> "Figure":
+    """Draw times over one node's computation on the modelled cluster; then shares of all time."""
+    from repro.experiments.adaptive.draw import ticks_of_two
+    from repro.plots import legend_below, new_axes, styles
+
+    modelled = projection.breakdowns()
+    drawn, axes = new_axes(1, len(modelled) + 1, 10.2, 3.6)
+    *panels, shares = axes[0]
+    whose = f"{read.papers_title(DIV2K)}, its cluster SIMULATED"
+    ticks = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    for axis, (label, (_, rows)) in zip(panels, modelled.items(), strict=True):
+        for kind, look in styles((*PARTS, "computation at B_m")).items():
+            shown = {n: row[kind] for n, row in rows.items() if row[kind] > 1e-4}
+            name = kind.replace("B_m", "the largest batch")
+            axis.plot(list(shown), list(shown.values()), lw=1.6, ms=5, label=name, **look)
+        axis.set_yscale("log")
+        axis.set_ylim(5e-5, 2.0)
+        axis.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
+        axis.set_ylabel("time over computation on 1 node")
+        before = [100 * row["before B_m"] for row in rows.values()]
+        shares.plot(list(rows), before, "v-", label=f"before the largest batch, cost {label}")
+    for axis in axes[0]:
+        ticks_of_two(axis, projection.NODES, "nodes")
+    shares.set_ylim(bottom=0)
+    shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
+    shares.set_ylabel("share of all time (%)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def _network(results: Results, task: str) -> str:
+    return read.called(results.need("parallel").config["jobs"][task])
+
+
+def few_samples(results: Results) -> Cases:
+    """The time of a sample in the smallest step over the largest's, on one process.
+
+    The paper's effect is its own cost of a step in samples, at our sizes.
+    """
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        times = samples_of(measurement, "none")
+        few, many = min(times), max(times)
+        small, large = ([time / size for time in times[size]] for size in (few, many))
+        label = f"{task}, {_network(results, task)}: time of a sample at B = {few} over {many}"
+        found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
+    return found
+
+
+def all_to_all_faster(results: Results) -> Cases:
+    """The time of a step with the paper's averaging over that with an allreduce, at every size.
+
+    Raises:
+        NotRun: The processes leave no core free to communicate, so that nothing can be hidden.
+    """
+    record = results.need("parallel")
+    cores = re.fullmatch(r"cpu-(\d+)-cores", record.device["slug"])
+    processes = record.config["processes"]
+    if cores and int(cores[1]) < 2 * processes:
+        raise NotRun(
+            f"{processes} processes on {cores[1]} cores leave no core free to communicate while "
+            "others compute, so that no averaging can hide its communication"
+        )
+    gaps: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
+        for size in ours:
+            label = f"{task}, {_network(results, task)}, B = {size}"
+            gap = over(ours[size], plain[size], measurement)
+            gaps[f"{task}, B = {size}"] = replace(gap, label=label)
+    return gaps
+
+
+def steps_predicted(results: Results) -> Cases:
+    """Steps of two processes, as the model has them from other sizes, over measured ones.
+
+    Randomness of a launch is common to its sizes. The prediction is taken as it is.
+    """
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        times = samples_of(measurement, projection.OURS)
+        for size, said in projection.steps_without(measurement).items():
+            name = f"{task}, B = {size}"
+            if math.isnan(said):
+                found[name] = NotRun("measured times do not grow with the samples")
+                continue
+            gap = over([said] * len(times[size]), times[size], measurement)
+            label = f"{task}, {_network(results, task)}, B = {size}"
+            found[name] = replace(gap, label=label)
+    return found
+
+
+@check("The three ways of averaging give the same weights")
+def same_weights(results: Results) -> tuple[bool, str]:
+    """Compare weights after batches that grow."""
+    largest = {task: scaling.measured_of(results, task)["difference"] for task in TASKS}
+    said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
+    return all(value <= 1e-6 for value in largest.values()), said
+
+
+def blocked_share(row: Mapping[str, float]) -> float:
+    """The share of blocked time in a modelled step."""
+    return row["blocked"] / (row["computation"] + row["blocked"])
+
+
+_SIGNIFICANT = PAPER["section6b"]["blocked_from_nodes"]
+_NOT_LINEAR = PAPER["section6b"]["not_linear_from_nodes"]
+
+
+Rows = Mapping[int, Mapping[str, float]]  # by nodes, the parts of `projection.breakdown`
+
+
+def _modelled(text: str, compare: Callable[[Rows], tuple[bool, str]]) -> Check:
+    """A check of the modelled cluster, with either cost of small batches."""
+
+    def test(results: Results) -> tuple[bool, str]:
+        clusters = projection.breakdowns().items()
+        found = {label: compare(rows) for label, (_, rows) in clusters}
+        said = "; ".join(f"cost {label}: {text}" for label, (_, text) in found.items())
+        return all(holds for holds, _ in found.values()), said
+
+    return Check(text, test)
+
+
+def _blocked(rows: Rows) -> tuple[bool, str]:
+    few, many = (blocked_share(rows[n]) for n in (_SIGNIFICANT // 4, _SIGNIFICANT))
+    said = f"{100 * few:.0f} % on {_SIGNIFICANT // 4}, {100 * many:.0f} % on {_SIGNIFICANT}"
+    return many > BLOCKED >= few, said
+
+
+def _grows(rows: Rows) -> tuple[bool, str]:
+    few, many = (blocked_share(rows[n]) for n in (_SIGNIFICANT, 2 * _SIGNIFICANT))
+    said = f"{100 * few:.0f} % on {_SIGNIFICANT}, {100 * many:.0f} % on {2 * _SIGNIFICANT}"
+    return many >= few, said
+
+
+def _similar(rows: Rows) -> tuple[bool, str]:
+    ratio = rows[_SIGNIFICANT]["communication"] / rows[_SIGNIFICANT]["computation"]
+    return abs(math.log(ratio)) <= math.log1p(SIMILAR), f"×{ratio:.2f}"
+
+
+CLUSTER = (
+    _modelled(
+        f"Blocked time becomes significant at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; more "
+        f"than {100 * BLOCKED:g} % of the time, and no more at a quarter of them)",
+        _blocked,
+    ),
+    _modelled("Blocked time only grows with the nodes: no smaller share on twice as many", _grows),
+    _modelled(
+        f"Communication takes as long as computation at {_SIGNIFICANT} nodes (section VI-B; "
+        f"SIMULATED; within {100 * SIMILAR:g} %)",
+        _similar,
+    ),
+)
+
+
+@check(
+    f"Computation at B_m falls less than linearly from {_NOT_LINEAR} nodes on (section VI-B; "
+    "SIMULATED; by the cost of small batches that is fitted to the speed-ups, and at "
+    f"least {100 * LESS:g} % of what the paper's times of one and two samples would have it short)"
+)
+def not_linear(results: Results) -> tuple[bool, str]:
+    """Compare the factor by which computation falls on twice the nodes with the linear one of 2.
+
+    With the paper's times as the cost of small batches the fall could not be linear.
+    """
+    cost, rows = projection.overhead(), projection.breakdowns()["fitted"][1]
+    largest = PAPER[DIV2K]["theta"]["max_batch"]
+    holds, said = [], []
+    for nodes in (_NOT_LINEAR, 2 * _NOT_LINEAR):
+        falls = rows[nodes]["computation at B_m"] / rows[2 * nodes]["computation at B_m"] / 2
+        samples = largest / nodes
+        paper = (samples + cost) / (samples / 2 + cost) / 2
+        holds.append(math.log(falls) <= LESS * math.log(paper))
+        said.append(f"{nodes} to {2 * nodes} nodes ×{falls:.2f} (by the paper's ×{paper:.2f})")
+    return all(holds), f"fall over a linear one: {'; '.join(said)}"
+
+
+FIGURE9 = Exhibit(
+    long=True,
+    runs=runs.parallel,
+    table=steps_table,
+    figure=figure9,
+    caption=read.caption("figure9", scaling.warnings),
+    claims={
+        "few_samples": few_samples,
+        "all_to_all_faster": all_to_all_faster,
+        "steps_predicted": steps_predicted,
+    },
+    checks=(same_weights,),
+)
+BREAKDOWN = Exhibit(
+    runs=runs.parallel,
+    table=nodes_table,
+    figure=nodes_figure,
+    caption=read.caption("breakdown", lambda results: ()),
+    checks=(*CLUSTER, not_linear),
+)

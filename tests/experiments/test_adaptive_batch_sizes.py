@@ -1,0 +1,416 @@
+"""Figures 1, 2 and 6 and section III-D: the batch size, θ's peak, the largest stable batch."""
+
+import math
+
+import pytest
+from made_adaptive import (
+    CHOSEN,
+    World,
+    judge,
+    nothing,
+    only_strategies,
+    paper_final,
+    results_of,
+)
+
+from repro.experiments import load_paper
+from repro.experiments.adaptive import batch_sizes, experiments, read, stable_batch
+from repro.experiments.adaptive.runs import (
+    CIFAR,
+    DIV2K,
+    FIRST_EPOCHS,
+    PAPER,
+    PHANTOM,
+    PROFILES,
+    TASKS,
+)
+from repro.experiments.captions import signature
+from repro.experiments.judge import BySeed, ratio
+from repro.report import DASH
+
+DESIGN = load_paper("adaptive")
+ARTEFACTS = ("figure1", "figure2", "figure6", "stable")
+CLAIMS = [f"{name}/{key}" for name in ARTEFACTS for key in DESIGN.artefacts[name].exhibit.claims]
+SHOWN = {"figure2": (CIFAR,), "figure6": (DIV2K, PHANTOM)}
+LATER = ["figure2/later_peak", "figure6/later_peak"]
+RISES = ["figure2/rises_first", "figure6/rises_first"]
+
+
+def tasks_of(target):
+    return SHOWN[target.partition("/")[0]]
+
+
+def at(values):
+    """The final metric, by the paper's size that a training has."""
+    return lambda config: values.get(config.get("stands_for"), 33.59)
+
+
+def sized(best, start, rest=9):
+    """Epochs of the peak of the best batch, of B_s and of the others."""
+
+    def epoch(config, seed):
+        own = PAPER[config["task"]]
+        sizes = {own["best"]["batch"]: best, own["theta"]["batch"]: start}
+        return sizes.get(config.get("stands_for"), rest)
+
+    return epoch
+
+
+def papers_k(config, seed):
+    return PAPER[config["task"]]["interval"]
+
+
+def norms(up_to, beyond, scatter=0.01):
+    """The norm up to B_s (of the smallest it is 1, by every seed), and beyond."""
+
+    def norm(share, seed):
+        own = up_to if share == 1 else beyond
+        return 1.0 if share < 1 else own * (1 + scatter * (seed - 1))
+
+    return norm
+
+
+def lower_at_start(config):
+    start = PAPER[config["task"]]["theta"]["batch"]
+    return paper_final(config) - 5 * (config.get("stands_for") == start)
+
+
+REPRODUCED = {
+    "figure1": World(scatter=0.01),
+    "figure2/interval": World(interval=lambda c, seed: 5),
+    "figure2": World(scatter=0.01),
+    "stable": World(spread=0.01),
+}
+REFUTED = {
+    "large_lose": World(final=at({128: 34.0, 256: 34.0}), scatter=0.1),
+    "small_keep_up": World(final=at({32: 33.0, 64: 33.0}), scatter=0.01),
+    "slower": World(final=lambda config: 30.0),
+    "same_cost": World(cost=lambda c, seed: 0.1 + 0.5 * (c["strategy"] != "best")),
+    "sharpness": World(height=lambda c, seed: 1 / c["controller"]["batch"], scatter=0.01),
+    "later_peak": World(peak=sized(9, 5, 3)),
+    "rises_first": World(peak=lambda c, seed: 1),
+    "interval": World(interval=lambda c, seed: None),
+    "keeps_accuracy": World(final=lower_at_start, spread=0.01),
+    "similar_up_to": World(norm=norms(0.7, 0.5)),
+    "lower_beyond": World(norm=norms(1.0, 0.97)),
+}
+STARTS = [PAPER[task]["theta"]["batch"] for task in TASKS]
+OPEN = {
+    "large_lose": World(scatter=3.0),
+    "small_keep_up": World(scatter=0.5),
+    "slower": World(final=lambda config: 30.0, scatter=2.0),
+    "same_cost": World(cost=lambda c, s: 0.1 + 0.1 * (c["strategy"] != "best") * (s - 1)),
+    "sharpness": World(scatter=30.0),
+    "later_peak": World(
+        peak=lambda c, s: ((9, 5, 4) if c.get("stands_for") in STARTS else (2, 9, 4))[s]
+    ),
+    "rises_first": World(peak=lambda c, seed: (1, 1, 9)[seed]),
+    "interval": World(interval=lambda c, s: round(papers_k(c, s) * (0.6, 1.0, 1.7)[s])),
+    "keeps_accuracy": World(scatter=3.0),
+    "similar_up_to": World(norm=norms(0.93, 0.5, 0.05)),
+    "lower_beyond": World(norm=norms(1.0, 0.87, 0.05)),
+}
+
+
+@pytest.mark.parametrize("target", CLAIMS)
+class TestClaims:
+    def profile(self, target):
+        return "paper" if "stable" in target else "gpu"
+
+    def test_the_papers_numbers(self, target):
+        world = next((own for key, own in REPRODUCED.items() if key in target), None)
+        found = judge(target, world, self.profile(target))
+        assert found.word == "reproduced", found.evidence
+
+    @pytest.mark.parametrize(("worlds", "word"), [(REFUTED, "not reproduced"), (OPEN, "undecided")])
+    def test_refuted_and_open(self, target, worlds, word):
+        found = judge(target, worlds[target.partition("/")[2]], self.profile(target))
+        assert found.word == word, found.evidence
+
+    @pytest.mark.parametrize("world", [World(status=nothing), World(length=lambda config, seed: 0)])
+    def test_without_trainings_nothing_is_judged(self, target, world):
+        if "stable" not in target or world.status is nothing:
+            assert judge(target, world).word == "not run"
+
+
+class TestFigure1:
+    def test_every_size_beyond_64_has_to_lose(self):
+        found = judge("figure1/large_lose", World(final=at({128: 33.5, 256: 31.0}), scatter=0.4))
+        assert found.word == "undecided"
+        assert "B = 128 over 16, EDSR -0.09" in found.evidence and "paper -2.24" in found.evidence
+        found = judge("figure1/large_lose", World(final=at({128: 34.5, 256: 31.0}), scatter=0.1))
+        assert found.word == "partly"
+
+    def test_a_size_that_is_missing_leaves_it_open(self):
+        def status(run):
+            return None if run.config["stands_for"] == 128 else {}
+
+        found = judge("figure1/large_lose", World(status=status))
+        assert found.word == "undecided" and "B = 128: no records" in found.evidence
+
+    def test_epochs_to_a_common_level_are_counted_by_seed(self):
+        """Of a climb of 1 dB an epoch, to 30 dB after as many epochs as the batch size tells."""
+
+        def edit(metrics, config):
+            late = int(math.log2(config["stands_for"])) * 10 + round(metrics["psnr"][-1])
+            metrics["psnr"] = [30.0 + min(n - late, 0) for n in range(1, 121)]
+
+        world = World(final=lambda c: 0.0, spread=1.0, edit={"train": edit})
+        found = judge("figure1/slower", world)
+        assert found.word == "reproduced" and "epochs to 30.0 dB" in found.evidence
+        middle = {16: 40, 32: 50, 64: 60, 128: 70, 256: 80}
+        listed = ", ".join(f"B = {size}: {epochs}.0 ± 1.0" for size, epochs in middle.items())
+        assert listed in found.evidence
+
+
+class TestFigure2:
+    def test_costs_are_compared_when_trainings_have_converged(self):
+        """With B = 128 the cost has to fall below half of 2.3."""
+        found = judge("figure2/same_cost", World(cost=lambda c, seed: 1.2))
+        assert found.word == "not run" and "ends at 1.20 of 2.30" in found.evidence
+        assert judge("figure2/same_cost", World(cost=lambda c, seed: 1.1)).word == "reproduced"
+
+    def test_an_order_of_theta_that_may_be_none_says_nothing(self):
+        assert judge("figure2/sharpness", World(height=lambda c, seed: 0.1)).word == "undecided"
+
+    def test_both_orders_have_to_be_certain(self):
+        """128 has a lower θ than 256 and a lower accuracy; the other pairs hold."""
+        world = World(final=at({128: 85.0, 256: 90.0, 2048: 84.0}), spread=0.1)
+        found = judge("figure2/sharpness", world)
+        assert found.word == "partly" and found.evidence.count("B = ") == 3
+
+
+def theta_of(*curves):
+    """θ after the first epochs, by the seed, at every size; then 0.001."""
+
+    def edit(metrics, config):
+        first = curves[round(metrics["psnr" if "psnr" in metrics else "accuracy"][-1]) - 40]
+        metrics["theta"][:] = [*first, *[0.001] * (len(metrics["theta"]) - len(first))]
+
+    return World(final=lambda c: 41.0, spread=1.0, edit={"train": edit})
+
+
+@pytest.mark.parametrize("target", RISES)
+class TestRise:
+    def test_by_the_second_epoch_over_the_first(self, target):
+        found = judge(target, theta_of(*([0.01, 0.01 * n] for n in (1.3, 1.4, 1.5))))
+        mean = math.prod((1.3, 1.4, 1.5)) ** (1 / 3)
+        assert f"over that after the first ×{mean:.2f} [" in found.evidence
+
+    def test_the_other_sizes_do_not_count(self, target):
+        assert judge(target, World(peak=sized(1, 9, 1))).word == "reproduced"
+        assert judge(target, World(peak=sized(9, 1, 9))).word == "not reproduced"
+
+    @pytest.mark.parametrize("first", [[-0.01, 0.02], [None, 0.02], [0.02, 0.0]])
+    def test_without_a_theta_above_0_there_is_no_ratio(self, target, first):
+        found = judge(target, theta_of([0.01, 0.02], first, [0.01, 0.02]))
+        assert found.word == "not run" and "seed 1: θ is not above 0" in found.evidence
+
+    def test_epochs_count_from_the_end_of_a_warm_up(self, target):
+        def edit(metrics, config):
+            config["controller"]["warmup"] = 2
+            metrics["theta"][:5] = [9.0, 8.0, 0.01, 0.03, 0.02]
+
+        found = judge(target, World(edit={"train": edit}))
+        assert found.word == "reproduced" and "×3.00" in found.evidence
+
+
+def begun_later(best, start, whole=(2, 1), **changes):
+    """Peaks of the best batch and of B_s in further seeds' first epochs, and in whole trainings."""
+
+    def epoch(config, seed):
+        cells = (best, start) if seed >= 100 else [[n] for n in whole]
+        own = cells[config.get("stands_for") != PAPER[config["task"]]["best"]["batch"]]
+        return own[seed % len(own)]
+
+    return World(peak=epoch, **changes)
+
+
+def first_epochs(target):
+    """How many first epochs there are, and of how many seeds."""
+    rules = [PROFILES["long"][task]["first_epochs"] for task in tasks_of(target)]
+    return rules[0]["epochs"], [rule["seeds"] for rule in rules]
+
+
+@pytest.mark.parametrize("target", LATER)
+class TestPeak:
+    def test_it_is_looked_for_before_the_decay_and_after_a_warm_up(self, target):
+        """On CIFAR-10 θ climbs again after the decay, by far more here; that is no peak."""
+        world = World(peak=sized(9, 15, 3), rise=lambda c, seed: 9.0)
+        found = judge(target, world)
+        for task in tasks_of(target):
+            size = PAPER[task]["linear"]["batch"]
+            assert f"B = {size}: by the end of its warm-up, not counted" in found.evidence
+        assert found.word == "reproduced" and "9.0 ± 0.0" in found.evidence
+
+    def test_peaks_before_the_end_of_the_first_epoch_have_no_order(self, target):
+        found = judge(target, World(peak=lambda c, seed: 1))
+        assert found.word == "undecided" and "falls from the first epoch on" in found.evidence
+
+    def test_further_seeds_judge_and_whole_trainings_are_told(self, target):
+        """Whole ones chose their number, and are judged no more: here by the other order."""
+        found = judge(target, begun_later([1], [2]), "long")
+        assert found.word == "reproduced"
+        assert "whole trainings, not counted: 2, 2, 2 at B = " in found.evidence
+        assert judge(target, begun_later([2], [1], (1, 2)), "long").word == "not reproduced"
+        rises = target.replace("later_peak", "rises_first")
+        found = judge(rises, begun_later([2], [1], whole=(1, 2)), "long")
+        assert found.word == "not reproduced" and "peaks in epochs 1 (" in found.evidence
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_where_theta_may_rise_on_none_of_either_size_counts(self, target, size):
+        later = [[1], [1]]
+        later[size] = [1, 1, first_epochs(target)[0]]
+        found = judge(target, begun_later(*later, whole=(1, 4)), "long", seeds=tuple(range(6)))
+        assert "end before θ falls are not counted" in found.evidence
+        assert found.word == "reproduced"
+
+    def test_one_that_diverged_is_not_counted(self, target):
+        def length(config, seed):
+            return 2 if seed == 101 else None
+
+        results = results_of(target.partition("/")[0], begun_later([1], [2], length=length), "long")
+        for task, seeds in zip(tasks_of(target), first_epochs(target)[1], strict=True):
+            begun = batch_sizes.further(results, task).values()
+            assert [len(records) for records in begun] == [seeds - 1] * 2
+
+    def test_further_seeds_are_drawn_nowhere_and_said(self, target):
+        artefact = DESIGN.artefacts[target.partition("/")[0]]
+        results = results_of(artefact.name, begun_later([1], [2]), "long")
+        begun = {id(record) for record in results.ok(FIRST_EPOCHS)}
+        drawn = {
+            id(r) for task in TASKS for own in read.by_size(results, task).values() for r in own
+        }
+        assert begun and not begun & drawn
+        assert "judged by further seeds" in artefact.caption(results)
+        assert " · 3 seeds" in signature(results, "")
+
+
+class TestInterval:
+    @pytest.mark.parametrize(
+        ("share", "word"), [(0.3, "not reproduced"), (1.1, "reproduced"), (2.0, "not reproduced")]
+    )
+    def test_k_is_compared_with_the_papers(self, share, word):
+        found = judge(
+            "figure6/interval", World(interval=lambda c, s: round(share * papers_k(c, s)))
+        )
+        assert found.word == word and f"K over the paper's ×{share:.2f}" in found.evidence
+
+    def test_one_k_that_is_not_found(self):
+        world = World(interval=lambda c, seed: None if seed == 1 else papers_k(c, seed))
+        found = judge("figure6/interval", world)
+        assert found.word == "partly" and "DIV2K, seed 1 K not found" in found.evidence
+
+    def test_equal_epochs_are_no_proof(self):
+        """A K of 5, three times, is rounded."""
+        found = judge("figure2/interval", World(interval=lambda c, seed: 5))
+        assert "×1.00 [×0.87, ×1.15]" in found.evidence
+
+    def test_under_long_the_seeds_after_the_first_look_judge_alone(self):
+        """K is the paper's in the two seeds of the first look alone."""
+        world = World(interval=lambda c, seed: papers_k(c, seed) if seed < 2 else 2)
+        found = judge("figure2/interval", world, "long", seeds=tuple(range(9)))
+        assert found.word == "not reproduced" and "×0.40" in found.evidence
+
+
+class TestTrend:
+    def cells(self, **values):
+        return {int(name[1:]): BySeed(cell, range(len(cell))) for name, cell in values.items()}
+
+    def test_equal_whole_counts_have_an_interval(self):
+        """A count of 2 is anything from 1.5 to 2.5: of a spread of 1 / √12."""
+        counts = self.cells(b4=[2, 2, 2], b16=[3, 3, 3])
+        estimate = batch_sizes.trend(counts, resolution=1)
+        error = math.sqrt((1 / 12 / 3) * (1 / 4 + 1 / 9)) / 2
+        assert (estimate.mean, estimate.error) == pytest.approx((math.log(1.5) / 2, error))
+        assert batch_sizes.trend(counts).error == pytest.approx(0, abs=1e-12)  # of no count
+
+    def test_a_factor_of_every_doubling(self):
+        estimate = batch_sizes.trend(self.cells(b4=[10, 10.1], b8=[15, 15.2], b32=[33.7, 33.8]))
+        assert math.exp(estimate.mean) == pytest.approx(1.5, rel=0.01)
+        counts = self.cells(b8=[2.0, 3.0, 2.5], b16=[4.0, 6.0, 5.5])
+        assert str(batch_sizes.trend(counts)) == str(ratio(counts[16], counts[8]))
+
+
+class TestStable:
+    @pytest.mark.parametrize(
+        ("values", "size"), [([1.0, 1.0, 1.0], 16), ([1.0, 0.91, 0.89], 8), ([1.0, 0.89, 1.0], 4)]
+    )
+    def test_by_hand(self, values, size):
+        found = {n: [value, value] for n, value in zip((4, 8, 16), values, strict=True)}
+        assert stable_batch.stable_by_norms(found) == size
+        assert stable_batch.SIMILAR == experiments.STABLE
+
+    @pytest.mark.parametrize("key", ["similar_up_to", "lower_beyond"])
+    def test_other_networks_say_nothing_of_the_papers_sizes(self, key):
+        found = judge(f"stable/{key}", profile="quick")
+        assert found.word == "not run" and "another network" in found.evidence
+        assert "CIFAR, after 0 epochs" in judge(f"stable/{key}").evidence
+
+    def test_where_too_little_is_learned_or_trained_nothing_is_said(self):
+        world = World(final=lambda c: paper_final(c) - 20 * (c["task"] == PHANTOM), scatter=0.01)
+        found = judge("stable/keeps_accuracy", world, "paper")
+        assert found.word == "undecided" and "Phantom: our best fixed batch ends" in found.evidence
+        found = judge("stable/keeps_accuracy", World(norm=lambda share, seed: 1 / share))
+        assert found.word == "not run" and "no batch above the smallest" in found.evidence
+        found = judge("stable/keeps_accuracy", World(status=only_strategies("norms", "best")))
+        assert found.word == "not run" and "CIFAR: no records" in found.evidence
+
+    def test_table_and_figure(self):
+        rows = stable_batch.table(results_of("stable"))
+        assert list(dict.fromkeys(row["task"] for row in rows)) == list(TASKS)
+        assert all(
+            row["B_s"] == str(row["B_s, paper"]) == str(row["B_s, paper, at scale"]) for row in rows
+        )
+        assert rows[0]["‖∇w‖ by batch size"].startswith("128: 1, 256: 1, 512: 0.25")
+        drawn = stable_batch.figure(results_of("stable"))
+        titles = [axis.get_title() for axis in drawn.axes]
+        assert titles == ["ours: ResNet-20, cifar10", "ours: EDSR, div2k", "ours: EDSR, phantom"]
+
+
+class TestShown:
+    def test_figure_1_and_2(self):
+        rows = batch_sizes.sizes_table(results_of("figure1"), DIV2K)
+        sizes = [16, 32, 64, 128, 256]
+        assert [row["B, paper"] for row in rows] == [row["B"] for row in rows] == sizes
+        assert [row["μ"] for row in rows] == [f"{1e-4 * n / 16:g}" for n in sizes]
+        assert [r["PSNR (dB), paper"] for r in rows] == ["33.59", DASH, DASH, DASH, "31.35"]
+        assert [row["θ peaks in epoch"] for row in rows] == ["8", "9", "10", "11", "12"]
+        rows = batch_sizes.sizes_table(results_of("figure2"), CIFAR)
+        assert [row["θ peaks in epoch, paper"] for row in rows] == [5, 5, DASH]
+
+    def test_figure_6(self):
+        rows = batch_sizes.peaks_table(results_of("figure6"))
+        assert [row["B"] for row in rows] == [16, 64, 256, "θ-adaptive", 16, 32, 128, "θ-adaptive"]
+        papers = [row["θ peaks in epoch, paper"] for row in rows]
+        assert papers == [DASH, "9 to 10", DASH, "9 to 10", DASH, "55 to 65", DASH, "55 to 65"]
+        assert (rows[3]["K, paper"], rows[3]["K"], rows[7]["θ peaks in epoch"]) == (10, "10", "59")
+
+    def test_a_theta_that_is_not_defined_is_no_peak(self):
+        def edit(metrics, config):
+            metrics["theta"][0] = None
+
+        results = results_of("figure1", World(edit={"train": edit}))
+        assert batch_sizes.first_peaks(results, results.ok("variant", strategy="best")) == [8] * 3
+
+    def test_figures_have_a_line_for_every_size(self):
+        def labels(artefact, profile):
+            drawn = DESIGN.artefacts[artefact].exhibit.figure(results_of(artefact, None, profile))
+            return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
+
+        assert labels("figure1", "gpu") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]
+        assert labels("figure1", "quick")[0] == "B = 4 (paper: 16)"
+        decay = "first decay of the rate"
+        assert labels("figure2", "gpu") == [*(f"B = {n}" for n in (128, 256, 2048)), decay]
+        multiples = [f"{n} × the best batch" for n in (2, 4, 8, 16)]
+        assert labels("figure6", "gpu") == ["best batch", *multiples]
+
+    def test_the_trainings_of_other_figures_are_shared(self):
+        stable = DESIGN.artefacts["stable"].runs("long", CHOSEN)
+        assert FIRST_EPOCHS not in {run.experiment for run in stable}
+        others = {
+            run
+            for name in ("figure1", "figure2", "figure6")
+            for run in DESIGN.artefacts[name].runs("long", CHOSEN)
+        }
+        assert {run for run in stable if run.experiment == "train"} < others

@@ -1,0 +1,107 @@
+"""Any θ curve, live: the schedule that follows from it, at the ends of every slider."""
+
+import itertools
+import math
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.adaptive.widget import Curve, describe, draw, follow, rising
+
+CORNERS = [*itertools.product(TASKS, (1, 80), (0.0, 0.5), (2**5, 2**13))]
+
+
+def by_hand(curve, tolerance, max_batch):
+    """Algorithm 1 with section III-E, written out: the batch size and rate of every epoch, K."""
+    own = PAPER[curve.task]["theta"]
+    size, rate, largest = own["batch"], own["lr"], max(max_batch, own["batch"])
+    found, interval, before, decayed = [(size, rate)], None, None, False
+    for n, theta in enumerate(curve.theta[: curve.epochs - 1], 1):
+        if interval is None and before is not None and abs(theta - before) <= tolerance * before:
+            interval = n
+        before = theta
+        if interval and n % interval == 0 and size < largest:
+            grown = min(2 * size, largest)
+            size, rate = grown, rate * grown / size
+        if n in curve.decay_at:
+            rate = (rate if decayed else own["lr"]) * 0.1
+            decayed = True
+        found.append((size, rate))
+    return found, interval
+
+
+@pytest.mark.parametrize("peak", [1, 5, 80])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_curve_rises_to_the_peak_and_then_falls(task, peak):
+    curve = rising(task, peak)
+    assert curve.epochs == len(curve.theta) == PAPER[task]["epochs"]
+    assert curve.theta.index(max(curve.theta)) == peak - 1 and min(curve.theta) > 0
+    assert max(curve.theta) == pytest.approx(1.0)
+    assert all(b > a for a, b in itertools.pairwise(curve.theta[:peak]))
+    assert all(b <= a for a, b in itertools.pairwise(curve.theta[peak - 1 :]))
+
+
+@pytest.mark.parametrize(("task", "peak", "tolerance", "largest"), CORNERS)
+def test_the_schedule_and_what_is_said_of_it(task, peak, tolerance, largest):
+    curve = rising(task, peak)
+    steps = follow(curve, tolerance, largest)
+    found, interval = by_hand(curve, tolerance, largest)
+    assert [step.batch_size for step in steps] == [size for size, _ in found]
+    assert [step.lr for step in steps] == pytest.approx([rate for _, rate in found])
+    assert steps[-1].interval == interval
+    said = describe(curve, steps)
+    assert f"K = {interval or 'not found'}; " in said and "nan" not in said
+    count = sum(math.ceil(PAPER[task]["samples"] / step.batch_size) for step in steps)
+    assert f";\n{count:,} updates, " in said
+    listed = [(int(n), int(e)) for n, e in re.findall(r"(\d+) for (\d+) epochs", said)]
+    assert sum(epochs for _, epochs in listed) == curve.epochs
+    assert int(re.search(r"on (\d+) nodes", said)[1]) <= steps[-1].batch_size
+    assert float(re.search(r"speed-up ([\d.]+)", said)[1]) >= 1
+
+
+def test_a_measured_curve_that_is_shorter():
+    steps = follow(Curve(DIV2K, [0.1, 0.2, 0.2], 4), 0.1, 256)
+    assert [step.batch_size for step in steps] == [64, 64, 64, 128]
+    curve = Curve(CIFAR, [0.01, 0.02, 0.019], 4, (2,))
+    FigureCanvasAgg(draw(curve, follow(curve, 0.1, 2048))).draw()
+    assert "K = 3" in describe(curve, follow(curve, 0.1, 2048))
+
+
+def test_what_is_drawn():
+    plt.close("all")
+    curve = rising(PHANTOM, 55)
+    steps = follow(curve, 0.1, 128)
+    drawn = draw(curve, steps)
+    theta, batches, rates, speed = drawn.axes
+    assert plt.get_fignums() == [] and "SIMULATED" in speed.get_ylabel()
+    assert list(theta.get_lines()[0].get_ydata()) == curve.theta
+    lines = {line.get_label(): list(line.get_ydata()) for line in batches.get_lines()}
+    assert lines["θ-adaptive"] == [step.batch_size for step in steps]
+    assert set(lines["best fixed batch"]) == {16}
+    assert lines["fixed μ, adaptive b"][:545] == [32] * 272 + [64] * 272 + [128]
+    assert list(rates.get_lines()[0].get_ydata()) == [step.lr for step in steps]
+    hollow = [line for line in speed.get_lines() if line.get_markerfacecolor() == "none"]
+    points = [tuple(v[0] for v in line.get_data()) for line in hollow if len(line.get_xdata())]
+    assert sorted(points) == sorted(map(tuple, PAPER[PHANTOM]["speedups"].values()))
+    (legend,) = drawn.legends
+    assert f"epoch K = {steps[-1].interval}" in [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_axes_stay_whatever_a_slider_does(task):
+    """Only what changed moves, and all of it is seen."""
+    ends = set()
+    for peak, tolerance, largest in itertools.product((1, 80), (0.0, 0.5), (2**5, 2**13)):
+        curve = rising(task, peak)
+        drawn = draw(curve, follow(curve, tolerance, largest))
+        if not ends:
+            FigureCanvasAgg(drawn).draw()  # a layout that does not fit warns
+        ends.add(tuple((axis.get_xlim(), axis.get_ylim()) for axis in drawn.axes))
+        for axis in drawn.axes[1:3]:
+            low, high = axis.get_ylim()
+            assert all(low < v < high for line in axis.get_lines() for v in line.get_ydata())
+    assert len(ends) == 1
