@@ -22,7 +22,7 @@ def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[R
     """
 
     def complete(results: Results) -> str:
-        if not results.records and not results.recorded:
+        if not results.records:
             return f"{lead} Not run yet."
         return " ".join([lead, *facts(results), *shortcomings(results)])
 
@@ -39,7 +39,7 @@ def signature(results: Results, said: str) -> str:
         results: That it is drawn from.
         said: Its caption, whose words in capitals come along.
     """
-    records = _drawn(results, [*results.records, *results.recorded])
+    records = _drawn(results, results.records)
     parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
     parts += sorted({record.dataset["name"] for record in records if record.dataset})
     trained = [record for record in records if isinstance(record.config.get("epochs"), int)]

@@ -159,12 +159,10 @@ class Results:
     Attributes:
         places: Where the records come from, as phrases, most records first.
         parts: Of an artefact that sums up others, the results of each, by name.
-        recorded: Records that no plan has, of jobs that a user ran; see `Exhibit.recorded`.
     """
 
     places: Sequence[str] = ()
     parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
-    recorded: Sequence[Record] = ()
 
     def __init__(
         self,
@@ -505,8 +503,6 @@ class Exhibit:
         figure: Draws them.
         claims: By key of ``paper.toml``: what gives the numbers that a claim is judged on.
         checks: What holds by construction, by arithmetic, or by what a simulator is fed with.
-        recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
-            a command of their own makes them, of whatever size.
         long: Whether the profile `long` runs it.
         parts: Artefacts of the paper that it sums up, each from the records that show it by itself.
     """
@@ -517,7 +513,6 @@ class Exhibit:
     figure: "Callable[[Results], Figure] | None" = None
     claims: Mapping[str, Callable[[Results], Cases]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
-    recorded: tuple[str, ...] = ()
     long: bool = False
     parts: tuple[str, ...] = ()
 
@@ -594,7 +589,7 @@ class Artefact:
         if self.exhibit.figure is None:
             raise ValueError(f"{self.name} has no figure")
         drawn = self.exhibit.figure(results)
-        if results.records or results.recorded:
+        if results.records:
             from repro.experiments.captions import signature
             from repro.plots import sign
 

@@ -111,7 +111,7 @@ def write_figure(
         raise UsageError(f"{target} has no figure; these have one: {drawn}")
     check_target(path, "the figure")
     ((source, artefact, results),) = found(target, profile, device, changes)
-    if results.expected and not results.records and not results.recorded:
+    if results.expected and not results.records:
         raise UsageError(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
@@ -175,8 +175,7 @@ def write_report(
 def record_rows(source: Source, results: Results) -> list[Row]:
     """Return a row for each record of an artefact: what ran, how it ended, the file."""
     runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
-    records = [*results.records, *results.recorded]
-    files = source.paths(records)
+    files = source.paths(results.records)
     return [
         {
             "run": str(runs.get(record.identity, record.experiment)),
@@ -185,7 +184,7 @@ def record_rows(source: Source, results: Results) -> list[Row]:
             "record": record.key,
             "file": "/".join(files[id(record)].parts[-5:]),
         }
-        for record in records
+        for record in results.records
     ]
 
 

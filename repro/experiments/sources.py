@@ -167,9 +167,7 @@ def results_of(
         first = real and on_a_gpu and share >= 0.5
         return real, first, share, COMPUTING_PROFILES.index(results.profile)
 
-    best = max(candidates, key=worth)
-    best.recorded = _recorded(artefact, source)
-    return best
+    return max(candidates, key=worth)
 
 
 def _joined(parts: Mapping[Artefact, Results]) -> Results:
@@ -180,7 +178,6 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     for artefact, part in parts.items():
         whole.expected += part.expected
         whole.records += part.records
-        whole.recorded = [*whole.recorded, *part.recorded]
         whole.places = [
             *whole.places,
             *(f"{artefact.source} from {place}" for place in part.places),
@@ -198,18 +195,6 @@ def _share(results: Results) -> float:
             seeds.setdefault(run, []).append(here)
     shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
     return sum(shares) / max(1, len(shares))
-
-
-def _recorded(artefact: Artefact, source: Source) -> list[Record]:
-    """Return the records of jobs that no plan has, of all profiles; the last of each."""
-    wanted = artefact.exhibit.recorded
-    latest = {
-        (record.identity, record.device["name"]): record
-        for held in source.records.values()
-        for record in held
-        if record.experiment in wanted and record.status == "ok"
-    }
-    return list(latest.values())
 
 
 def _of_profile(

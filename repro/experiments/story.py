@@ -284,7 +284,7 @@ def setup(source: Source) -> list[str]:
     """Return sentences on what holds for all that is shown of a paper, said once."""
     look = looking(source)
     every = [look(name) for name in source.paper.artefacts]
-    records = [record for results in every for record in (*results.records, *results.recorded)]
+    records = [record for results in every for record in results.records]
     if not records:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})

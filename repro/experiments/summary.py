@@ -100,7 +100,6 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
             part = copy(results)
             kept = {id(record) for record in records}
             part.records = [record for record in results.records if id(record) in kept]
-            part.recorded = [record for record in results.recorded if id(record) in kept]
             try:
                 with warnings.catch_warnings(action="ignore"):
                     artefact.table(part)
@@ -113,7 +112,7 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
                 return True
             return False
 
-        every = [*results.records, *results.recorded]
+        every = results.records
         guilty = [] if fails([]) else [record for record in every if fails([record])]
         guilty = guilty or [
             record for record in every if not fails([r for r in every if r is not record])

@@ -38,7 +38,6 @@ PAPER = Paper(
         ),
         Experiment("parallel", f"{_HERE}.worker:parallel", timed=("device", "messages")),
         Experiment("asleep", f"{_HERE}.overlap:asleep", timed=("ratios",)),
-        Experiment("nodes", f"{_HERE}.nodes:steps"),
     ),
     artefacts=by_name(
         Artefact(

@@ -1,12 +1,12 @@
 """Where does the time of a step go?
 
-Figure 9 has the parts of a step: measured on two processes and in jobs that a user recorded, and
-modelled on many nodes. `scaling` reads the jobs; the model is in `projection`.
+Figure 9 has the parts of a step: measured on two processes, and modelled on many nodes. `scaling`
+reads the measured steps; the model is in `projection`.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +15,18 @@ from repro.experiments.adaptive.describing import ROLES, called, network, papers
 from repro.experiments.adaptive.scaling import (
     LAUNCHES,
     SIMULATED,
-    jobs_by_kind,
-    jobs_of,
     launched,
     measured,
     measured_of,
-    network_of,
     over,
     runs,
     samples_of,
     step_facts,
-    title_of,
 )
 from repro.experiments.adaptive.settings import AVERAGING, DIV2K, PAPER, TASKS, ticks_of_two
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Exhibit, Results, check
 from repro.experiments.judge import HALF, Case, Cases, Estimate, NotRun
-from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,11 +40,6 @@ LESS = HALF  # share of the paper's effect that has to be there, as of what is m
 
 def steps_table(results: Results) -> list[dict[str, Any]]:
     """Return Figure 9 in numbers: where the time of a measured step goes."""
-    tasks = [*measured(results).items()]
-    for record in results.recorded:
-        config = record.config
-        where = f"{config['task']}, recorded: {network_of(config)}, {record.device['name']}"
-        tasks.append((where, record.metrics))
     return [
         {
             "task": task,
@@ -62,28 +52,13 @@ def steps_table(results: Results) -> list[dict[str, Any]]:
             "summation (ms)": f"{1e3 * step['summation_s']:.2f}",
             "blocked (ms)": f"{1e3 * step['blocked_s']:.2f}",
         }
-        for task, measurement in tasks
+        for task, measurement in measured(results).items()
         for step in measurement["steps"]
     ]
 
 
 def nodes_table(results: Results) -> list[dict[str, Any]]:
-    """Return Figure 9 on the modelled cluster of the paper, by nodes; and of recorded jobs."""
-    recorded = [
-        {
-            "cost of small batches": f"RECORDED: {record.device['name']}, "
-            f"{network_of(record.config)}",
-            "nodes": record.metrics["processes"],
-            **{
-                f"{name} (%)": f"{100 * value:.2f}"
-                for name, value in projection.measured_breakdown(
-                    record.metrics, record.config["averaging"]
-                ).items()
-            },
-        }
-        for record in jobs_of(results, DIV2K)
-        if record.metrics["processes"] > 1
-    ]
+    """Return Figure 9 on the modelled cluster of the paper, by nodes."""
     return [
         {
             "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
@@ -92,7 +67,7 @@ def nodes_table(results: Results) -> list[dict[str, Any]]:
         }
         for label, (model, rows) in projection.breakdowns().items()
         for nodes, row in rows.items()
-    ] + recorded
+    ]
 
 
 # Blue, orange and near black, which the colour-blind tell apart; lighter is a part of a part.
@@ -118,9 +93,6 @@ def figure9(results: Results) -> "Figure":
     for task, measurement in measured(results).items():
         job = pair.config["jobs"][task] if pair is not None else {}
         panels.append((panel(ROLES[task], network(job), "random images"), measurement))
-    for record in results.recorded:
-        name = f"ours, recorded: {record.config['task']}, {network_of(record.config)}"
-        panels.append((name, record.metrics))
     columns = max(1, len(panels))
     drawn, axes = new_axes(1, columns, 3.5 * columns, 3.1)
     for axis, (name, measurement) in zip(axes[0], panels, strict=False):
@@ -168,20 +140,19 @@ def _draw_step(axis: "Axes", row: int, step: Mapping[str, Any], trials: str) -> 
 
 
 def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster; then shares of all time.
-
-    Jobs that were recorded have a panel of times for each kind: solid marks, and the projection of
-    the largest.
-    """
+    """Draw times over one node's computation on the modelled cluster; then shares of all time."""
     from repro.plots import legend_below, new_axes
 
     modelled = projection.breakdowns()
-    jobs = jobs_by_kind(results, DIV2K)
-    columns = len(modelled) + 1 + len(jobs)
+    columns = len(modelled) + 1
     drawn, axes = new_axes(1, columns, 3.4 * columns, 3.6)
     whose = f"{papers_title(DIV2K)}, its cluster SIMULATED"
     for axis, (label, (_, rows)) in zip(axes[0], modelled.items(), strict=False):
-        _draw_times(axis, rows, {"lw": 1.6, "ms": 5}, named=True)
+        for kind, part_look in PARTS.items():
+            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
+            # In the legend in words.
+            label = kind.replace("B_m", "the largest batch")
+            axis.plot(*zip(*shown, strict=True), lw=1.6, ms=5, label=label, **part_look)
         ticks_of_two(axis, rows, "nodes")
         _in_percent(axis)
         axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
@@ -191,26 +162,12 @@ def nodes_figure(results: Results) -> "Figure":
         values = [100 * row[SHARE] for row in rows.values()]
         look: dict[str, Any] = {"color": "#009e73", "marker": "v", "ms": 5, "ls": line}
         shares.plot(list(rows), values, label=f"before the largest batch, cost {label}", **look)
-    for axis, records in zip(axes[0, len(modelled) + 1 :], jobs.values(), strict=True):
-        _draw_jobs(axis, shares, records)
     ticks_of_two(shares, projection.NODES, "nodes")
     shares.set_ylim(bottom=0)
     shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
     shares.set_ylabel("share of all time (%)")
     legend_below(drawn, 3)
     return drawn
-
-
-def _draw_times(
-    axis: "Axes", rows: Mapping[int, Mapping[str, float]], look: Mapping[str, Any], named: bool
-) -> None:
-    """Draw the parts of the time by nodes; `named` puts them into the legend."""
-    for kind, part_look in PARTS.items():
-        shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
-        if shown:
-            # In the legend in words.
-            label = {"label": kind.replace("B_m", "the largest batch")} if named else {}
-            axis.plot(*zip(*shown, strict=True), **{**part_look, **look, **label})
 
 
 def _in_percent(axis: "Axes") -> None:
@@ -220,28 +177,6 @@ def _in_percent(axis: "Axes") -> None:
     axis.set_ylim(5e-5, 2.0)
     axis.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axis.minorticks_off()
-
-
-def _draw_jobs(axis: "Axes", shares: "Axes", jobs: Sequence[Record]) -> None:
-    """Draw where the time of recorded jobs of one kind goes, beside the largest's projection."""
-    way = jobs[-1].config["averaging"]
-    model = projection.fitted_here(jobs[-1].metrics, averaging=way)
-    recorded = {
-        record.metrics["processes"]: projection.measured_breakdown(record.metrics, way)
-        for record in jobs
-        if record.metrics["processes"] > 1
-    }
-    projected = {n: projection.breakdown(model, n) for n in projection.NODES} if model else {}
-    _draw_times(axis, projected, {"marker": None, "ls": "--", "lw": 1}, named=False)
-    _draw_times(axis, recorded, {"ls": "none", "ms": 8}, named=False)
-    look: dict[str, Any] = {"ls": "none", "marker": "v", "ms": 9, "color": "#1c2230"}
-    points = [100 * row[SHARE] for row in recorded.values()]
-    shares.plot(list(recorded), points, label="before the largest batch, recorded", **look)
-    axis.plot([], [], ls="--", lw=1, color="#48536a", label="projected from recorded (SIMULATED)")
-    ticks_of_two(axis, [1, *recorded, *projected], "processes")
-    _in_percent(axis)
-    axis.set_title(f"ours, {title_of(jobs[-1])}", fontsize=8)
-    axis.set_ylabel("time over computation on 1 process")
 
 
 def few_samples(results: Results) -> Cases:
@@ -400,11 +335,6 @@ def not_linear(results: Results) -> tuple[bool, str]:
     return all(holds), f"fall over a linear one: {'; '.join(said)}"
 
 
-def _jobs_alone(results: Results) -> Iterable[str]:
-    """Yield what jobs were recorded: nothing else of ours is drawn on many nodes."""
-    return (said for said in step_facts(results, DIV2K) if said.startswith("RECORDED"))
-
-
 FIGURE9 = Exhibit(
     long=True,
     runs=runs,
@@ -421,7 +351,6 @@ FIGURE9 = Exhibit(
         "steps_predicted": steps_predicted,
     },
     checks=(same_weights,),
-    recorded=("nodes",),
 )
 BREAKDOWN = Exhibit(
     runs=runs,
@@ -430,8 +359,7 @@ BREAKDOWN = Exhibit(
     caption=caption(
         f"{SIMULATED} The paper's θ-adaptive training of EDSR on its cluster, a model that is "
         "fitted to its speed-ups.",
-        _jobs_alone,
+        lambda results: (),
     ),
     checks=(blocked, blocked_grows, communication, not_linear),
-    recorded=("nodes",),
 )

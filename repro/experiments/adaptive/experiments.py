@@ -78,20 +78,12 @@ class Training:
             {name: [] for name in names} | {"initial_cost": [cost]},
         )
 
-    def epoch(
-        self,
-        step: Callable[[Tensor, Tensor], Tensor],
-        device: str,
-        mean: Callable[[float], float] = float,
-        ended: Callable[[], None] = lambda: None,
-    ) -> bool:
+    def epoch(self, step: Callable[[Tensor, Tensor], Tensor], device: str) -> bool:
         """Train and measure one epoch; return whether to go on.
 
         Args:
             step: Updates the model by a mini-batch and returns its loss.
             device: Waited for at the end.
-            mean: Makes one number of those of all processes.
-            ended: Called when the last step is made, before anything is measured.
         """
         setting, config = self.setting, self.config
         self.loader.set_batch_size(setting.batch_size)
@@ -105,9 +97,8 @@ class Training:
             return step(inputs, targets)
 
         result = fit(self.model, at_its_rate, self.loader, epochs=1, device=device)[0]
-        ended()
         start = time.perf_counter()
-        cost = mean(result.train_loss)
+        cost = result.train_loss
         name = building.metric_of(config)
         try:
             if config["cost"] == "full":

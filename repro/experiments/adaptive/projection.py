@@ -105,9 +105,7 @@ def steps_of(measurement: dict[str, Any], averaging: str) -> "list[MeasuredStep]
     ]
 
 
-def fitted_here(
-    measurement: dict[str, Any], without: int | None = None, averaging: str = OURS
-) -> "ScalingModel | None":
+def fitted_here(measurement: dict[str, Any], without: int | None = None) -> "ScalingModel | None":
     """Fit the model to what was measured of a task here, without the steps of one batch size.
 
     The steps left out are those of several processes; what one process computes is always known.
@@ -116,16 +114,13 @@ def fitted_here(
     """
     from repro.adaptive import ScalingModel
 
-    together = [step for step in steps_of(measurement, averaging) if step.batch_size != without]
+    together = [step for step in steps_of(measurement, OURS) if step.batch_size != without]
     if not together:
         return None
     try:
         return ScalingModel.fit(
             [*steps_of(measurement, "none"), *together],
-            [
-                (size, number, seconds)
-                for size, number, seconds in measurement["messages"][averaging]
-            ],
+            [(size, number, seconds) for size, number, seconds in measurement["messages"][OURS]],
             measurement["gradient_bytes"],
             measurement["buckets"],
         )
@@ -195,35 +190,6 @@ def end_to_end(
         for size, count in counts.items()
     ]
     return [math.fsum(turn) for turn in zip(*turns, strict=True)]
-
-
-def measured_breakdown(measurement: dict[str, Any], averaging: str) -> dict[str, float]:
-    """Return `breakdown` of the paper's training on DIV2K by measured steps."""
-    scale = min(s["batch"] for s in measurement["steps"]) / PAPER[DIV2K]["best"]["batch"]
-    by_size = {(s["averaging"], s["batch"]): s for s in measurement["steps"]}
-    totals = {"alone": 0.0, "computation": 0.0, "communication": 0.0, "blocked": 0.0}
-    schedule = paper_schedule(DIV2K, "theta")
-    last = schedule[-1][0]
-    ends = {"computation": 0.0, "total": 0.0}
-    whole = 0.0
-    for size, epochs in schedule:
-        count = epochs * math.ceil(PAPER[DIV2K]["samples"] / size)
-        step = by_size[averaging, round(size * scale)]
-        totals["alone"] += count * by_size["none", round(size * scale)]["computation_s"]
-        for name in ("computation", "communication", "blocked"):
-            totals[name] += count * step[f"{name}_s"]
-        whole += count * step["total_s"]
-        if size == last:
-            ends = {name: count * step[f"{name}_s"] for name in ends}
-    alone = totals.pop("alone")
-    shares = {name: value / alone for name, value in totals.items()}
-    return {
-        "computation": shares["computation"],
-        "computation at B_m": ends["computation"] / alone,
-        "communication": shares["communication"],
-        "blocked": shares["blocked"],
-        "before B_m": 1 - ends["total"] / whole,
-    }
 
 
 def breakdown(model: "ScalingModel", nodes: int) -> dict[str, float]:

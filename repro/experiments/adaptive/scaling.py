@@ -1,14 +1,12 @@
 """Does a growing batch scale further?
 
-Figures 7, 8 and 11 have speed-ups: the paper's, those of a model of its cluster, those of two
-processes of ours, and those of jobs that a user recorded (``parallel --record``). The model is in
-`projection`; `breakdown` says where the time of a step goes.
+Figures 7, 8 and 11 have speed-ups: the paper's, those of a model of its cluster, and those of two
+processes of ours. The model is in `projection`; `breakdown` says where the time of a step goes.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +20,13 @@ from repro.experiments.adaptive.settings import (
     NAMES,
     PAPER,
     PHANTOM,
-    SCALE,
     parallel,
     ticks_of_two,
 )
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Check, Chosen, Exhibit, Results, Run, check
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, in_turns
+from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
 from repro.experiments.processes import of_processes
-from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -109,96 +105,31 @@ def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list
     return {step["batch"]: step["samples_s"] for step in steps}
 
 
-def jobs_of(results: Results, task: str) -> list[Record]:
-    """Return the recorded jobs of a task, by device, model and number of processes."""
-    jobs = [record for record in results.recorded if record.config["task"] == task]
-    return sorted(jobs, key=lambda r: (*_kind(r), r.metrics["processes"]))
-
-
-def _kind(record: Record) -> tuple[str, ...]:
-    """Return what jobs have in common whose numbers of processes compare."""
-    config = record.config
-    sizes = f"{config['sizes'][0]} to {config['sizes'][-1]}"
-    return record.device["name"], network_of(config), f"B = {sizes}", config["averaging"]
-
-
-def jobs_by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
-    """Return the recorded jobs of a task whose numbers of processes compare, together."""
-    by_kind: dict[tuple[str, ...], list[Record]] = {}
-    for record in jobs_of(results, task):
-        by_kind.setdefault(_kind(record), []).append(record)
-    return by_kind
-
-
-def title_of(record: Record) -> str:
-    """Return the title of the panel of recorded jobs of one kind, by one of them."""
-    name, network, sizes, way = _kind(record)
-    return f"RECORDED: {name[:32]},\n{network},\n{sizes}, {way}"
-
-
-def network_of(config: Mapping[str, Any]) -> str:
-    """Return the model of a configuration, with its options."""
-    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
-    return f"{config['model']['name']}{f' ({options})' if options else ''}"
-
-
-def recorded_gap(record: Record, strategy: str) -> Estimate:
-    """Return a recorded job's speed-up of the paper's training over one process, as a ratio."""
-    way = record.config["averaging"] if record.metrics["processes"] > 1 else "none"
-    return pace(record.metrics, record.config["task"], strategy, way)
-
-
-def pace(
-    measurement: Mapping[str, Any], task: str, strategy: str, averaging: str = projection.OURS
-) -> Estimate:
+def pace(measurement: Mapping[str, Any], task: str, strategy: str) -> Estimate:
     """Return the speed-up of processes over one for the paper's training, as a ratio.
 
     Args:
         measurement: Measured steps of a task.
         task: One of `settings.TASKS`.
         strategy: One of `projection.SCALED`.
-        averaging: Of the processes.
 
     Raises:
         NotRun: There are no steps of several processes.
     """
     alone, together = (
-        projection.end_to_end(dict(measurement), task, strategy, way) for way in ("none", averaging)
+        projection.end_to_end(dict(measurement), task, strategy, way)
+        for way in ("none", projection.OURS)
     )
     return over(alone, together, measurement)
 
 
-def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Record, float]]:
-    """Return the speed-ups of recorded jobs whose processes the strategy's batch can all use."""
-    paper = PAPER[task][strategy]
-    largest = paper.get("max_batch", paper["batch"]) / PAPER[task]["best"]["batch"]
-    return [
-        (record, math.exp(recorded_gap(record, strategy).mean))
-        for record in jobs_of(results, task)
-        if record.metrics["processes"] <= largest * record.config["sizes"][0]
-    ]
-
-
-def of_the_papers(record: Record) -> bool:
-    """Whether a recorded job trains a model of the paper's at the paper's batch sizes."""
-    config = record.config
-    models = [SCALE[profile][config["task"]]["model"] for profile in ("gpu", "paper")]
-    return (
-        config["model"] in models and config["sizes"][0] == PAPER[config["task"]]["best"]["batch"]
-    )
-
-
 def step_facts(results: Results, task: str | None = None) -> Iterable[str]:
-    """Yield what a caption warns of where steps were measured, and what jobs were recorded.
+    """Yield what a caption warns of where steps were measured.
 
     Args:
         results: Of an artefact.
-        task: The recorded jobs of this one alone.
+        task: The stand-in of this one alone.
     """
-    recorded = list(results.recorded) if task is None else jobs_of(results, task)
-    if recorded:
-        most = max(record.metrics["processes"] for record in recorded)
-        yield f"RECORDED jobs: {len(recorded)}, of up to {most} processes."
     pair = results.first("parallel")
     if pair is not None:
         jobs = pair.config["jobs"]
@@ -209,7 +140,7 @@ def step_facts(results: Results, task: str | None = None) -> Iterable[str]:
 
 
 def steps_in_full(results: Results) -> Iterable[str]:
-    """Yield how steps and jobs were measured and what is modelled, for the setup."""
+    """Yield how steps were measured and what is modelled, for the setup."""
     yield (
         f"Strong scaling is {SIMULATED} The paper's cluster is a model of latency and bandwidth "
         "that is fitted to the paper's speed-ups. What is predicted of a strategy comes from a fit "
@@ -230,21 +161,6 @@ def steps_in_full(results: Results) -> Iterable[str]:
             "projected: the paper's schedule on SIMULATED nodes that compute and communicate like "
             "these two."
         )
-    for record in results.recorded:
-        metrics, config = record.metrics, record.config
-        how = (
-            "computation and averaging timed by themselves, by the device's events"
-            if record.device["type"] != "cpu"
-            else "parts of a step as its threads tell them"
-        )
-        yield (
-            f"Recorded: {config['task']}, {network_of(config)}, batches of {config['sizes'][0]} to "
-            f"{config['sizes'][-1]}, processes: {metrics['processes']}, machines: "
-            f"{metrics['machines']}, each with {record.device['name']}, {config['averaging']}; "
-            f"{how}."
-        )
-    if results.recorded:
-        yield "Recorded speed-ups are of measured steps and the paper's epochs to its target."
 
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:
@@ -256,7 +172,6 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
         nodes, value = PAPER[task]["speedups"][strategy]
         low, high = sorted(projection.predicted(task, strategy))
         alone = projection.best_speedup(projection.fitted_to_paper(task), task, strategy)
-        points = recorded_points(results, task, strategy)
         possible = projection.nodes_of(task, strategy)
         row: dict[str, Any] = {
             "strategy": NAMES[strategy],
@@ -268,9 +183,6 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "two processes, projected": DASH,
             "two processes, measured": DASH,
         }
-        if results.recorded:
-            speedups = [f"{value:.2f} on {r.metrics['processes']}" for r, value in points]
-            row["recorded jobs"] = ", ".join(speedups) or DASH
         if model is not None:
             most, at = projection.largest_speedup(model, task, strategy)
             row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
@@ -288,15 +200,13 @@ def figure(results: Results, task: str) -> "Figure":
 
     Left the time by a fit to all of the paper's speed-ups. Then the paper's speed-ups, hollow,
     beside bands that have not seen them: a band comes from the other two strategies alone. Then
-    what two processes measured here, solid with intervals, and what is projected from them. Jobs
-    that were recorded have a panel for each kind, with the projection of the largest.
+    what two processes measured here, solid with intervals, and what is projected from them.
     """
     from repro.experiments.adaptive.drawing import GREY, HOLLOW, LOOKS, SOLID, explain
     from repro.plots import legend_below, new_axes
 
     measurement = measured(results).get(task)
-    jobs = jobs_by_kind(results, task)
-    columns = 2 + (measurement is not None) + len(jobs)
+    columns = 2 + (measurement is not None)
     drawn, axes = new_axes(1, columns, 3.4 * columns, 3.7)
     panels = list(axes[0])
     explain(
@@ -314,8 +224,6 @@ def figure(results: Results, task: str) -> "Figure":
         _draw_measured(panels[2], measurement, task)
         panels[2].set_title(f"{name}\nmeasured on 2 processes; more SIMULATED", fontsize=9)
         explain(panels[2], ("ours, measured (95 % interval)", SOLID))
-    for axis, own_jobs in zip(panels[columns - len(jobs) :], jobs.values(), strict=True):
-        _draw_recorded(axis, own_jobs, task)
     legend_below(drawn, 3)
     return drawn
 
@@ -415,34 +323,6 @@ def _draw_measured(axis: "Axes", measurement: dict[str, Any], task: str) -> None
     axis.set_ylabel("speed-up over 1 process")
 
 
-def _draw_recorded(axis: "Axes", jobs: Sequence[Record], task: str) -> None:
-    """Draw the speed-ups of recorded jobs of one kind, and the projection of the largest."""
-    from repro.experiments.adaptive.drawing import LOOKS, in_powers_of_two, our_point
-
-    config, samples = jobs[-1].config, PAPER[task]["samples"]
-    model = projection.fitted_here(jobs[-1].metrics, averaging=config["averaging"])
-    results = Results((), (), ())
-    results.recorded = jobs
-    shown, values = [1.0], [1.0]
-    for strategy in projection.SCALED:
-        look, nodes = LOOKS[strategy], projection.nodes_of(task, strategy)
-        if model is not None:
-            schedule = projection.paper_schedule(task, strategy)
-            speedups = [model.speedup(schedule, samples, n) for n in nodes]
-            label = "projected from recorded (SIMULATED)"
-            axis.plot(nodes, speedups, color=look["color"], ls="--", lw=1, label=label)
-            shown, values = shown + [float(n) for n in nodes], values + speedups
-        for record, value in recorded_points(results, task, strategy):
-            low, high = map(math.exp, recorded_gap(record, strategy).interval())
-            our_point(axis, record.metrics["processes"], value, look, (low, high))
-            shown.append(float(record.metrics["processes"]))
-            values.append(value)
-    in_powers_of_two(axis, values)
-    ticks_of_two(axis, shown, "processes")
-    axis.set_title(f"ours, {title_of(jobs[-1])}", fontsize=7)
-    axis.set_ylabel("speed-up over 1 process")
-
-
 _CALLED = {
     "best": "the best fixed batch",
     "scheduled": "an adaptive batch at a fixed rate",
@@ -485,33 +365,13 @@ def scales_further(task: str) -> Check:
 
 
 def speedup(results: Results, task: str) -> Cases:
-    """Return the largest speed-up over one process of each strategy, in jobs that were recorded."""
-    return cases((NAMES[name] for name in projection.SCALED), partial(_reached, results, task))
+    """Return how many nodes the paper's speed-up of each strategy takes: no cluster was at hand.
 
-
-def _reached(results: Results, task: str, name: str) -> Estimate:
-    strategy = next(key for key in projection.SCALED if NAMES[key] == name)
-    nodes, value = PAPER[task]["speedups"][strategy]
-    # A speed-up is at most the number of processes.
-    least = nodes or math.ceil(value)
-    # Toys scale otherwise.
-    points = [p for p in recorded_points(results, task, strategy) if of_the_papers(p[0])]
-    large_enough = [point for point in points if point[0].metrics["processes"] >= least]
-    if not large_enough:
-        largest = max(points, key=lambda p: p[0].metrics["processes"], default=None)
-        so_far = "no job was recorded"
-        if largest is not None:
-            so_far = (
-                f"the largest job that was recorded has {largest[0].metrics['processes']}, "
-                f"with a speed-up of {largest[1]:.2f}"
-            )
-        raise NotRun(f"needs a job of {least} processes (parallel --record); {so_far}")
-    record, _ = max(large_enough, key=lambda point: point[1])
-    return replace(
-        recorded_gap(record, strategy),
-        label=f"{name}, {record.metrics['processes']} processes over one",
-        candidates=len(large_enough),
-    )
+    Where the paper does not give their number, it is at least the speed-up.
+    """
+    paper = PAPER[task]["speedups"]
+    needed = {key: paper[key][0] or math.ceil(paper[key][1]) for key in projection.SCALED}
+    return {NAMES[key]: NotRun(f"needs a cluster of {n} nodes") for key, n in needed.items()}
 
 
 def _exhibit(task: str) -> Exhibit:
@@ -530,7 +390,6 @@ def _exhibit(task: str) -> Exhibit:
             scales_further(task),
             *(predicts(task, name) for name in reversed(projection.SCALED)),
         ),
-        recorded=("nodes",),
     )
 
 

@@ -460,43 +460,6 @@ def _job(profile: str, task: str) -> dict[str, Any]:
     }
 
 
-def recorded_job(
-    profile: str,
-    task: str,
-    averaging: str,
-    processes: int,
-    accelerated: bool,
-    micro_batch: int | None = None,
-    machines: int = 1,
-) -> Run:
-    """Return the measurement of a task's steps in a job of so many processes, on its devices.
-
-    The profile's model at its batch sizes and precision; no plan has it: a user records it.
-    """
-    job = _job(profile, task)
-    # As `DataParallel` has them; of a small model there would be one alone.
-    bucket = 2**14 if profile in ("smoke", "quick") else (25 if accelerated else 1) * 2**20
-    return Run(
-        "nodes",
-        job
-        | {
-            "profile": profile,
-            "averaging": averaging,
-            "processes": processes,
-            "machines": machines,
-            "micro_batch": micro_batch,
-            "bucket_bytes": bucket,
-            "messages": [2**n for n in range(12, 23, 2)],
-            "warmup": 1,
-            "repeats": 3 if profile == "smoke" else 5,
-            "row": 4,
-            **{k: v for k, v in _COMPUTE.get(profile, _WHOLE).items() if k != "captured"},
-        },
-        seeds=(0,),
-        label=f"{task}, steps of {processes} processes",
-    )
-
-
 def trained(results: Results, task: str, strategy: str) -> list[Record]:
     """Return the trainings of a strategy that ended, diverged ones too."""
     trainings = _trainings(results, task, strategy)
