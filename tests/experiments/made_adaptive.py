@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import made
-from invented import make_record
 
 from repro.adaptive import ScalingModel
-from repro.experiments.adaptive import settings
 from repro.experiments.adaptive.peaks import FIRST_EPOCHS
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
@@ -134,17 +132,6 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[st
         "gradient_bytes": BYTES,
         "buckets": BUCKETS,
     }
-
-
-def recorded_job(task, processes, model=MODEL, jitter=0.01, profile="gpu", way="all_to_all"):
-    """Return the record of a job whose steps follow a model."""
-    config = settings.recorded_job(profile, task, way, processes, accelerated=True).config
-    ways = [way] if processes > 1 else []
-    found = measured_task(config["sizes"], ways, model, jitter, processes)
-    found |= {"machines": processes, "messages": found["messages"] or {way: []}}
-    device = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
-    values = {"paper": "adaptive", "config": config, "metrics": found, "device": device}
-    return make_record("nodes", dataset=None, **values)
 
 
 @dataclass(frozen=True)

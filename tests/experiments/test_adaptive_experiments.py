@@ -17,7 +17,6 @@ from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import (
     building,
     experiments,
-    parallel,
     peaks,
     settings,
     worker,
@@ -449,22 +448,3 @@ class TestParallel:
         assert own["difference"] <= 1e-5 and own["buckets"] >= 1
         model = building.build_model(config["jobs"][CIFAR], 10, "cpu")
         assert own["gradient_bytes"] == 4 * sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize(("low", "seen"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
-def test_parallel_trains_in_the_precision_that_its_label_says(monkeypatch, low, seen):
-    kinds = set()
-
-    def loss_of(config):
-        def loss_fn(outputs, targets):
-            if outputs.requires_grad:
-                kinds.add(outputs.dtype)
-            return nn.functional.cross_entropy(outputs, targets)
-
-        return loss_fn
-
-    monkeypatch.setattr(parallel.building, "loss_of", loss_of)
-    config = theta(epochs=1, autocast=low)
-    report = []
-    parallel.train_in_parallel(config, load(config), "allreduce", report=report.append)
-    assert kinds == {seen} and len(report) == 1

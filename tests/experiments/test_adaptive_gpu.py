@@ -1,7 +1,6 @@
 """Captured steps on a GPU: the same training as without graphs, whatever the batch size."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from repro import datasets
 from repro.adaptive import DataParallel
 from repro.experiments import captured
-from repro.experiments.adaptive import experiments, nodes, settings
+from repro.experiments.adaptive import experiments, settings
 from repro.measure.precision import without_tf32
 
 pytestmark = pytest.mark.gpu
@@ -99,41 +98,3 @@ def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock(device):
         assert parallel.step(x, y).isfinite()
     parallel.close()
     assert parallel.timings == []
-
-
-def test_recorded_steps_of_one_process(device):
-    config = settings.recorded_job("smoke", "DIV2K", "all_to_all", 1, accelerated=True).config
-    config |= {"sizes": config["sizes"][:2], "repeats": 2}
-    found = nodes._steps(config, 0, str(device), ["none"])
-    assert [step["batch"] for step in found] == config["sizes"]
-    for step in found:
-        assert min(step["samples_s"]) > 0 and step["computation_s"] == step["total_s"]
-        assert step["blocked_s"] == step["communication_s"] == 0
-
-
-def test_recorded_steps_of_several_are_beside_this_ones_share_alone(device, monkeypatch):
-    """The averaging is a stand-in that computes each mini-batch four times over."""
-    config = settings.recorded_job("smoke", "CIFAR", "all_to_all", 2, accelerated=True).config
-    config |= {"sizes": [64], "repeats": 3, "micro_batch": 16}
-    shares = []
-    plain = nodes._plain
-
-    def noted(*given):
-        step = plain(*given)
-        return lambda x, y: (shares.append(len(x)), step(x, y))
-
-    whole = plain(config, 0, str(device))
-    monkeypatch.setattr(nodes, "_plain", noted)
-    trainer = SimpleNamespace(
-        step=lambda x, y: [whole(x, y) for _ in range(4)],
-        finish=lambda: None,
-        close=lambda: None,
-        timings=[],
-        processes=2,
-        rank=1,
-    )
-    monkeypatch.setattr(nodes, "_trainer", lambda *given: trainer)
-    (step,) = nodes._steps(config, 0, str(device), ["all_to_all"], averaging_s=0.25)
-    assert set(shares) == {32}
-    assert 0 < step["computation_s"] < step["total_s"]
-    assert step["communication_s"] == 0.25 and step["blocked_s"] > 0

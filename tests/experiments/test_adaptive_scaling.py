@@ -6,11 +6,11 @@ import statistics
 import made
 import pytest
 from invented import make_record
-from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, results_of
+from made_adaptive import MODEL, World, checked, judge, nothing, results_of
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper, summary
-from repro.experiments.adaptive import breakdown, projection, scaling, settings
+from repro.experiments.adaptive import breakdown, projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
 from repro.experiments.captions import signature
 from repro.experiments.design import Results, claims_of
@@ -536,130 +536,24 @@ class TestCaptions:
         assert "SYNTHETIC" not in DESIGN.artefacts[artefact].caption(none)
 
 
-def with_jobs(artefact, *jobs, world=None):
-    results = results_of(artefact, world)
-    results.recorded = jobs
-    return results
-
-
-def speedup_by_hand(task, strategy, model, processes):
-    """Every step of the paper's training, by the model that the job follows."""
-    counts = {
-        size: epochs * math.ceil(PAPER[task]["samples"] / size)
-        for size, epochs in projection.paper_schedule(task, strategy)
-    }
-    alone, together = (
-        sum(
-            count * (cost.computation_s + cost.blocked_s)
-            for size, count in counts.items()
-            for cost in [model.step(size, n)]
-        )
-        for n in (1, processes)
-    )
-    return alone / together
-
-
-FREE = ScalingModel(1.0, overlap=1.0)  # nothing but the computation of samples
-
-
-class TestRecorded:
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_without_jobs_of_that_size_nothing_is_judged(self, artefact):
-        task, target = STRONG[artefact], f"adaptive/{artefact}/speedup"
-        assert judge(f"{artefact}/speedup").evidence.count("no job was recorded") == 3
-        small = with_jobs(artefact, recorded_job(task, 2, FREE))
-        found = made.verdict(target, small)
-        assert found.word == "not run"
-        for nodes, value in PAPER[task]["speedups"].values():
-            assert f"needs a job of {nodes or math.ceil(value)} processes" in found.evidence
-        assert found.evidence.count("has 2, with a speed-up of 2.00") == 3
-        toys = with_jobs(artefact, recorded_job(task, 512, FREE, profile="smoke"))
-        assert made.verdict(target, toys).word == "not run"
-
-    @pytest.mark.parametrize("artefact", STRONG)
-    @pytest.mark.parametrize("strategy", projection.SCALED)
-    @pytest.mark.parametrize(
-        ("share", "word"), [(0.9, "reproduced"), (0.3, "partly"), (-0.1, "not reproduced")]
-    )
-    def test_speedups_of_the_papers_size(self, artefact, strategy, share, word):
-        """Reached by so much of the paper's, on a logarithmic scale."""
-        task = STRONG[artefact]
-        nodes, value = PAPER[task]["speedups"][strategy]
-        job = recorded_job(task, nodes or 128, FREE, jitter=0.001)
-        alone = {s["batch"]: s for s in job.metrics["steps"] if s["averaging"] == "none"}
-        for step in job.metrics["steps"]:
-            if step["averaging"] != "none":
-                own = alone[step["batch"]]["samples_s"]
-                step["samples_s"] = [s / value**share for s in own]
-        name, results = settings.NAMES[strategy], with_jobs(artefact, job)
-        case = {name: scaling.speedup(results, task)[name]}
-        found = claims_of("adaptive")[artefact]["speedup"].judge(case)
-        assert found.word == word, found
-        assert f"×{value**share:.2f}" in found.evidence
-
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_points_are_end_to_end_and_beside_projections(self, artefact):
-        task = STRONG[artefact]
-        jobs = [recorded_job(task, n) for n in (1, 4, 64)]
-        other = recorded_job(next(t for t in TASKS if t != task), 8)
-        results = with_jobs(artefact, *jobs, other)
-        rows = scaling.table(results, task)
-        for row, strategy in zip(rows, projection.SCALED, strict=True):
-            own = PAPER[task][strategy]
-            numbers = [n for n in (1, 4, 64) if n <= own.get("max_batch", own["batch"])]
-            told = [f"{speedup_by_hand(task, strategy, MODEL, n):.2f} on {n}" for n in numbers]
-            assert row["recorded jobs"] == ", ".join(told)
-        drawn = scaling.figure(results, task)
-        panel = drawn.axes[-1]
-        assert "RECORDED: NVIDIA X" in panel.get_title()
-        assert {n for n, _ in solid(panel)} == {1.0, 4.0, 64.0}
-        projected = [line for line in panel.get_lines() if line.get_linestyle() == "--"]
-        assert len(projected) == 3
-        # Of steps that follow the model exactly, the projection goes through the points.
-        ours = dict(zip(*projected[2].get_data(), strict=True))
-        assert ours[64] == pytest.approx(speedup_by_hand(task, "theta", MODEL, 64), rel=0.02)
-        assert "RECORDED jobs: 3, of up to 64 processes." in (
-            DESIGN.artefacts[artefact].caption(results)
-        )
-        said = " ".join(scaling.steps_in_full(results))
-        assert said.count("Recorded: ") == 4 and "the paper's epochs to its target" in said
-        assert "by the device's events" in said
-
-    def test_the_parts_of_a_step(self):
-        job = recorded_job(DIV2K, 8)
-        rows = breakdown.steps_table(with_jobs("figure9", job, world=World(status=nothing)))
-        assert {row["processes"] for row in rows} == {1, 8}
-        assert all("recorded: edsr" in row["task"] for row in rows)
-        figure = breakdown.figure9(with_jobs("figure9", job))
-        assert len(figure.axes) == len(TASKS) + 1
-        assert figure.axes[-1].get_title().startswith("ours, recorded: DIV2K, edsr")
-        labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
-        assert labels == ["1 process", "8, all-to-all"]
-        row = breakdown.nodes_table(with_jobs("breakdown", job))[-1]
-        drawn = breakdown.nodes_figure(with_jobs("breakdown", job))
-        wanted = projection.breakdown(MODEL, 8)
-        before = wanted.pop("before B_m")
-        assert sorted(value for _, value in solid(drawn.axes[-1])) == pytest.approx(
-            sorted(value for value in wanted.values() if value > 1e-4), rel=0.01
-        )
-        ((n, share),) = solid(drawn.axes[2])
-        assert n == 8 and share == pytest.approx(100 * before, rel=0.01)
-        assert row["nodes"] == 8 and row["cost of small batches"].startswith("RECORDED: NVIDIA X")
-        wanted = projection.breakdown(MODEL, 8)
-        for name in ("computation", "computation at B_m", "communication", "blocked"):
-            assert float(row[f"{name} (%)"]) == pytest.approx(100 * wanted[name], abs=0.02)
-
-
-def test_a_recorded_job_that_cannot_be_shown_is_named(tmp_path):
-    store = RecordStore(tmp_path)
-    job = recorded_job(DIV2K, 8)
-    del job.metrics["steps"][0]["samples_s"]
-    store.write(job)
+def test_a_record_that_cannot_be_shown_is_named(tmp_path):
+    store, artefact = RecordStore(tmp_path), DESIGN.artefacts["figure7"]
+    (record,) = results_of("figure7").records
+    del record.metrics["tasks"][DIV2K]["steps"][0]["samples_s"]
+    store.write(record)
     source = Source(DESIGN, {("local", "gpu"): store})
-    results = with_jobs("figure7", *source.records["local", "gpu"])
-    artefact = DESIGN.artefacts["figure7"]
+    results = results_of("figure7")
+    results.records = list(source.records["local", "gpu"])
     with (
-        pytest.raises(RecordError, match=f"cannot be shown for what is in .*nodes-{job.key}"),
+        pytest.raises(RecordError, match=f"cannot be shown for what is in .*parallel-{record.key}"),
         summary.blaming(source, artefact, results),
     ):
         artefact.table(results)
+
+
+@pytest.mark.parametrize("artefact", STRONG)
+def test_speedups_are_not_run_and_name_the_nodes_that_they_take(artefact):
+    found = judge(f"{artefact}/speedup")
+    assert found.word == "not run"
+    for nodes, value in PAPER[STRONG[artefact]]["speedups"].values():
+        assert f"needs a cluster of {nodes or math.ceil(value)} nodes" in found.evidence
