@@ -162,9 +162,9 @@ smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watche
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" PYTHONPATH=tests \
 	$(BIN)/python -m simulated_device smoke && rm -r "$$folder"
 
-recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are installed first
+recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, and examples/torchrun.py
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
-	@$(BIN)/python -m pytest tests/test_recipes.py
+	@$(BIN)/python -m pytest tests/test_recipes.py tests/test_torchrun.py
 
 # Not --quiet, which would keep warnings from --strict.
 docs: $(STAMP)  ## build the site of docs and notebooks into build/site, and follow every link

@@ -377,98 +377,6 @@ def pack(
 
 
 @app.command()
-def parallel(
-    task: Annotated[str, option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
-    strategy: Annotated[
-        str, option(help="best, linear, scheduled, theta, given (the paper's K), decay or noise.")
-    ] = "theta",
-    averaging: Annotated[
-        str, option(help="allreduce, all_to_all or reduce_scatter.")
-    ] = "all_to_all",
-    profile: Profile = None,
-    device: Device = None,
-    data: Data = None,
-    dataset: Datasets = None,
-    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
-    epochs: Annotated[int | None, typer.Option(help="Instead of the profile's.")] = None,
-    checkpoint: Annotated[
-        str | None, option(help="File written after each epoch, and gone on from.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Most samples that a process computes at a time.")
-    ] = None,
-    record: Annotated[
-        bool,
-        typer.Option(
-            "--record", help="Instead, measure steps of --task and keep them for Figures 7 to 11."
-        ),
-    ] = False,
-) -> None:
-    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node).
-
-    With --record nothing is trained to its end: steps of all batch sizes of the task are timed, in
-    one process and in all, on random images, and their record is shown beside the projections.
-
-    With --checkpoint, torchrun's --max-restarts=3 starts all processes again where one is lost, and
-    they go on after the last epoch. torchrun's store listens on every interface; on one machine,
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file
-    --rdzv-endpoint=FILE --local-addr=127.0.0.1 keeps all of a job on loopback.
-    """
-    from repro.experiments import arguments
-
-    for name, number, least, most in (
-        ("--seed", seed, 0, 2**32 - 1),
-        ("--epochs", epochs, 1, 10**6),
-        ("--micro-batch", micro_batch, 1, 2**31),
-    ):
-        if number is not None and not least <= number <= most:
-            raise arguments.UsageError(f"{name} is {number}; give {least} to {most}")
-    profile = arguments.check_profile(profile or arguments.default_profile())
-    device = arguments.device_of_each_process(
-        arguments.check_device(device or arguments.default_device()), device
-    )
-    if record:
-        for name, value in (
-            ("--epochs", epochs),
-            ("--checkpoint", checkpoint),
-            ("--dataset", dataset),
-            ("--data", data),
-            ("--strategy", strategy != "theta"),
-            ("--seed", seed),
-        ):
-            if value:
-                raise arguments.UsageError(
-                    f"--record measures steps of all batch sizes on random images, and takes no "
-                    f"{name}; leave it out"
-                )
-        from repro.experiments.adaptive.parallel import record_steps
-
-        if (written := record_steps(task, averaging, profile, device, micro_batch)) is not None:
-            typer.echo(f"recorded: {written}")
-        return
-    if checkpoint is not None:
-        path = arguments.user_path(checkpoint, "--checkpoint")
-        checkpoint = str(path)
-        if os.environ.get("RANK", "0") == "0":  # which reads and writes for all
-            arguments.check_target(path, "the checkpoint")
-    from repro.experiments.adaptive.parallel import run_parallel
-
-    run_parallel(
-        task,
-        strategy,
-        averaging,
-        profile,
-        device,
-        data,
-        dataset or (),
-        seed,
-        epochs,
-        checkpoint,
-        micro_batch,
-    )
-
-
-@app.command()
 def show(
     target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/table4.")],
     profile: Profile = None,
@@ -611,27 +519,6 @@ def data_(
     arguments.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
-
-
-caches = typer.Typer(help="Measured convolutions of several machines.", no_args_is_help=True)
-app.add_typer(caches, name="microconv-cache")
-
-
-@caches.command()
-def merge(
-    into: Annotated[str, typer.Argument(help="The cache that takes over; made if need be.")],
-    sources: Annotated[list[str], typer.Argument(help="Caches of other machines.")],
-) -> None:
-    """Take over what the caches of other nodes hold, for `repro.microconv.cached_times`."""
-    from repro.experiments.microconv.merging import merge as take_over
-
-    for line in take_over(into, sources):
-        typer.echo(_printable(line))
-
-
-@caches.callback()
-def _caches() -> None:
-    pass
 
 
 def _by_paper(targets: list[str] | None) -> list[Any]:

@@ -34,6 +34,7 @@ PROJECT = (
     ".pre-commit-config.yaml",
     "tests/**/*",
     "benchmarks/*",
+    "examples/*",
     "docs/**/*",
 )
 

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,19 @@ def both(context: ForkServerContext, work: Callable[..., None], folder: Path) ->
     """Run ``work(rank, port, folder)`` in two processes; return what each saved as ``RANK.pt``."""
     run(context, work, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def listening(process: int | str = "self") -> list[str]:
+    """Return the addresses that a process listens on, in /proc's hexadecimal."""
+    sockets = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(link.readlink()))
+    addresses = []
+    for name in ("tcp", "tcp6"):
+        table = Path(f"/proc/{process}/net/{name}").read_text(encoding="utf-8")
+        for line in table.splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                addresses.append(fields[1].rpartition(":")[0])
+    return addresses

@@ -58,7 +58,7 @@ def add(arguments: tuple[str, ...], *named: str, **environment: str) -> None:
 
 # Profiles: of every command that has one.
 OF_PROFILES = {
-    "run": ("run", "mbs"), "verify": ("verify", "mbs"), "parallel": ("parallel",),
+    "run": ("run", "mbs"), "verify": ("verify", "mbs"),
     "show": ("show", "mbs"), "status": ("status",), "report": ("report",), "pack": ("pack",),
     "notebooks": ("notebooks",),
 }  # fmt: skip
@@ -77,7 +77,6 @@ DEVICES = (
 for device in DEVICES:
     add((*FIGURE[:4], "--device", device), "is not available here; allowed are 'cpu'")
 for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
-    add(("parallel", "--profile", "smoke", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "-p", f"device={device}"), "allowed are 'cpu'")
     add(("doctor", "--device", device), "allowed are 'cpu'")
@@ -93,33 +92,12 @@ for seeds in SEEDS:
 for seeds in ("0", "x", "1,1", "18446744073709551616,"):
     add(("notebooks", "--seeds", seeds), "give how many (3), or a list")
     add(("notebooks", "-p", f"seeds={seeds}"), "give how many (3), or a list")
-for seed in ("-1", "4294967296", "18446744073709551616", "-18446744073709551617"):
-    add(("parallel", *SMOKE, "--seed", seed), f"--seed is {seed}; give 0 to 4294967295")
-
-# Numbers of `parallel`.
-for option, given in (
-    ("--seed", "1.5"), ("--seed", "one"), ("--epochs", "1e3"), ("--epochs", "many"),
-    ("--micro-batch", "x"), ("--micro-batch", "0.5"), ("--seed", ""),
-):  # fmt: skip
-    add(("parallel", *SMOKE, option, given), option, "--help")
-for option, given in (
-    ("--epochs", "0"), ("--epochs", "-5"), ("--epochs", "10000000"), ("--micro-batch", "0"),
-    ("--micro-batch", "-1"), ("--micro-batch", "99999999999"),
-):  # fmt: skip
-    add(("parallel", *SMOKE, option, given), f"{option} is {given}; give 1 to")
-for option, given, allowed in (
-    ("--task", "cifar", "CIFAR, DIV2K, Phantom"), ("--task", "ImageNet", "CIFAR, DIV2K, Phantom"),
-    ("--strategy", "Theta", "best, linear"), ("--strategy", "none", "noise"),
-    ("--averaging", "ring", "allreduce, all_to_all"), ("--averaging", "none", "reduce_scatter"),
-):  # fmt: skip
-    add(("parallel", *SMOKE, option, given), repr(given), allowed)
 
 # Options left empty, as by a variable that a script has not set; options without a value.
 OPTIONS = {
     "run mbs/figure2": "profile device data dataset seeds only set address",
     "verify mbs": "profile from data",
     "pack": "profile",
-    "parallel": "task strategy averaging profile device data dataset checkpoint",
     "show mbs/table4": "profile from set",
     "status": "profile",
     "report": "profile from output",
@@ -141,7 +119,6 @@ add(("list", "mbs"), "unexpected extra argument", "--help")
 add(("status", "mbs"), "unexpected extra argument", "--help")
 add(("doctor", "mbs"), "unexpected extra argument", "--help")
 add(("report", "mbs"), "unexpected extra argument", "--help")
-add(("parallel", "CIFAR"), "unexpected extra argument", "--help")
 add(("show",), "Missing argument", "--help")
 add(("show", "mbs/table4", "mbs/table5"), "unexpected extra argument", "--help")
 add(("list", "--profile", "smoke"), "No such option", "--help")
@@ -193,15 +170,13 @@ for name in ("mnist", "Digits", "digits ", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
 add(("run", *SMOKE, "--dataset", "imagenet"), "'imagenet' serves no experiment", "digits, photos")
 add(("run", "mbs", *QUICK, "--dataset", "digits", "--dataset", "flowers5"), "the same task")
-add(("parallel", *SMOKE, "--dataset", "mnist"), "unknown dataset 'mnist'")
-add(("parallel", *SMOKE, "--dataset", "camvid"), "'camvid' serves no experiment")
 add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
 for name in ("mnist", "CIFAR10", "", "../cifar10"):
     add(("data", name), "unknown dataset", "cifar10")
 
 # Folders of data. (What lies in {root} is made below.)
 for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
-    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE), ("doctor",)):
+    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("doctor",)):
         add((*command, "--data", f"{{root}}/{folder}"), folder)
 
 # Files that are to be written.
@@ -211,18 +186,11 @@ for path, *named in (
     (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
     add(("report", "--output", f"{{root}}/{path}"), *named)
-    add(("parallel", *SMOKE, "--checkpoint", f"{{root}}/{path}"), *named)
 add(("report", "--output", "{root}/new/"), "a folder", "give the path of a file")
 for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
     add(("report", "--output", path), "no such user", "give a path")
-    add(("parallel", *SMOKE, "--checkpoint", path), "no such user", "give a path")
 add(("report", "--output", "/proc/none/report.html"), "/proc/none")
 add(("report", "--output", "/dev/null"), "no regular file")
-add(
-    ("parallel", *SMOKE, "--checkpoint", "{root}/file"),
-    "is damaged, or no checkpoint",
-    "remove it",
-)
 
 # The folder of results.
 WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
@@ -363,7 +331,6 @@ def run(root, monkeypatch, capsys) -> Iterator[object]:
     def train(*arguments):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr("faulthandler.enable", lambda **options: None)  # torch's, of `parallel`
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(accelerator, "present", lambda: None)

@@ -241,24 +241,8 @@ class TestCommands:
             "report",
             "notebooks",
             "data",
-            "microconv-cache",
         ):
             assert command in out
-
-    def test_caches_of_several_machines_become_one(self, run, tmp_path):
-        from repro.microconv import BenchmarkCache
-        from repro.microconv.cache import Key
-
-        for name in ("one", "two"):
-            BenchmarkCache(tmp_path / name).store_times(Key(name), 1, {"torch:fft": [1.0]})
-        paths = [str(tmp_path / name) for name in ("all", "one", "two")]
-        code, out, err = run("microconv-cache", "merge", *paths)
-        assert (code, err) == (0, "") and out.count("1 times taken over") == 2
-        assert len(BenchmarkCache(tmp_path / "all")) == 2
-        (tmp_path / "text").write_text("this is no database at all, but it is a file")
-        for wrong in ("missing", "text"):
-            code, out, err = run("microconv-cache", "merge", paths[0], str(tmp_path / wrong))
-            assert code == 2 and wrong in err and len(err.splitlines()) == 1
 
     def test_data_says_what_became_of_each(self, run, tmp_path):
         code, out, err = run("data", "carvana", "cifar10", "--data", str(tmp_path))

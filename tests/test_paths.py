@@ -27,7 +27,6 @@ NO_FOLDERS = {
 COMMANDS = {
     "run": ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"),
     "verify": ("verify", "mbs"),
-    "parallel": ("parallel", "--profile", "smoke", "--device", "cpu"),
     "notebooks": ("notebooks", "00_overview"),
     "data": ("data",),
 }

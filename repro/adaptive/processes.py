@@ -123,8 +123,7 @@ def meeting_place() -> str:
         return connection
     return (
         f"{connection}; torchrun's store listens on every interface, port "
-        f"{os.environ['MASTER_PORT']}: keep that port closed to others, or see "
-        "`python -m repro parallel --help`"
+        f"{os.environ['MASTER_PORT']}: keep that port closed to others, or see docs/torchrun.md"
     )
 
 

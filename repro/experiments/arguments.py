@@ -145,23 +145,6 @@ def check_target(path: Path, what: str) -> None:
     check_writable(path.parent, what, "free some space, make it writable, or give another path")
 
 
-def device_of_each_process(checked: str, given: str | None) -> str:
-    """Return the device, without its number where each process of torchrun takes one of a kind.
-
-    Raises:
-        UsageError: One of several was given.
-    """
-    if checked == "cpu" or "RANK" not in os.environ:
-        return checked
-    kind = checked.partition(":")[0]
-    if given not in (None, kind):
-        raise UsageError(
-            f"--device is {given!r}, and each process of torchrun takes a device of its own; "
-            f"give {kind}"
-        )
-    return kind
-
-
 def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

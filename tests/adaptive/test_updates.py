@@ -429,23 +429,6 @@ def not_finite(method):
     return error, described(model, optimizer)["weights"], parallel.grad_norm is None
 
 
-def listening():
-    """Return the addresses that this process listens on, in /proc's hexadecimal."""
-    sockets = set()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            sockets.add(str(link.readlink()))
-        except OSError:
-            continue
-    addresses = []
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{name}").read_text(encoding="utf-8").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                addresses.append(fields[1].rpartition(":")[0])
-    return addresses
-
-
 @dataclass
 class Pair:
     x: torch.Tensor
@@ -962,7 +945,7 @@ def unused_in_bucket():
 
 def todo(rank):
     """Yield a name and a function of each case; the two split ways share most of their code."""
-    yield "listening", listening
+    yield "listening", joined.listening
     for method in METHODS:
         for name, made in OPTIMIZERS.items():
             yield (

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ from repro.measure import describe_device
 TIMEOUT_S = 120.0
 ALONE_S = 1800.0  # in which one process measures by itself
 GRACE_S = 40.0  # torchrun gives its processes 30 to end
-# With it `join_processes` hosts the store in which processes find each other, on loopback.
-OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -60,15 +59,22 @@ def launch(
             sys.executable,
             "-m",
             "torch.distributed.run",
-            *meeting_in(Path(folder) / "store"),
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={folder}/store",
+            "--rdzv-conf=store_type=file",
+            f"--local-addr={LOOPBACK}",
             f"--nproc-per-node={processes}",
             "-m",
+            __name__,
             module,
             str(asked),
             str(answered),
         ]
-        # One thread a process, as torchrun has it where nothing else is said.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ} | OWN_STORE
+        # One thread a process, as torchrun has it where nothing else is said. `join_processes`
+        # hosts the store in which processes find each other, on loopback.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         said = Path(folder) / "said.txt"  # no pipe, which a process that is left could keep open
         with said.open("wb") as file:
             run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=environment)
@@ -86,17 +92,6 @@ def launch(
             )
         outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
-
-
-def meeting_in(file: Path) -> list[str]:
-    """Return torchrun's options for one machine whose processes meet in a file; see `OWN_STORE`."""
-    return [
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={file}",
-        "--rdzv-conf=store_type=file",
-        f"--local-addr={LOOPBACK}",
-    ]
 
 
 def _end(run: "subprocess.Popen[bytes]") -> None:
@@ -213,11 +208,11 @@ def _weights(job: Config) -> float:
 
 @record
 def main() -> None:
-    """Measure what the first argument's file asks for; rank 0 writes the second."""
-    asked, answered = sys.argv[1:]
-    outcome = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
-    if outcome:
-        Path(answered).write_text(json.dumps(outcome), encoding="utf-8")
+    """Let a module measure what a file asks for; rank 0 writes the answer to another."""
+    module, asked, answered = sys.argv[1:]
+    found = import_module(module).measure(json.loads(Path(asked).read_text(encoding="utf-8")))
+    if os.environ["RANK"] == "0":
+        Path(answered).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
