@@ -6,6 +6,7 @@ from typing import Any
 
 from repro.experiments.arguments import plan
 from repro.experiments.design import LONG, SEEDS, Paper, Run, paper_toml
+from repro.report import DASH
 
 PROFILES = {"paper profile": "paper", "gpu": "gpu", "long": LONG, "quick": "quick"}  # by column
 
@@ -48,10 +49,9 @@ def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
     values: dict[str, None] = {}
     for run in runs:
         config = {"experiment": run.experiment, **run.config}
-        ours = [_at(config, key) for key in keys]
-        matches = all(_at(config, key) == value for key, value in row["where"].items())
-        if matches and ... not in ours:
-            values[", ".join(map(_text, ours))] = None
+        if all(_at(config, key) == value for key, value in row["where"].items()):
+            ours = [value for key in keys if (value := _at(config, key)) is not ...]
+            values[", ".join(map(_text, ours)) or DASH] = None
             if not row.get("every"):
                 break
     return ", ".join(values) or "not run"

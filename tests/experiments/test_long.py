@@ -7,12 +7,12 @@ import pytest
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
 from repro.experiments.adaptive.runs import FIRST_EPOCHS
-from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES, claims_of
-from repro.experiments.mbs.settings import ROLES
+from repro.experiments.mbs.runs import ROLES
 from repro.experiments.query import find_source, results_of
 from repro.experiments.run import Setting
 from repro.experiments.story import findings_of, setup
+from repro.experiments.view import signature
 from repro.records import RecordStore
 
 TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "files", "figure3", "batchnorm"),

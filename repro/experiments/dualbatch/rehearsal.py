@@ -11,7 +11,7 @@ from torch import nn
 from repro.dualbatch import Share
 from repro.experiments.design import Run
 from repro.experiments.dualbatch import building
-from repro.experiments.dualbatch.settings import SECTION_5_2_3
+from repro.experiments.dualbatch.runs import SECTION_5_2_3
 from repro.experiments.imagining import imagined_data, said
 from repro.experiments.rehearsing import Rehearsal
 from repro.measure.datasheets import DEVICES

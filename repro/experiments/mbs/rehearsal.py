@@ -11,8 +11,8 @@ import torch
 from repro.experiments.design import Run
 from repro.experiments.imagining import imagined_data, said
 from repro.experiments.mbs import training as building
-from repro.experiments.mbs.describing import side, side_in_paper
-from repro.experiments.mbs.settings import PAPER
+from repro.experiments.mbs.cells import side
+from repro.experiments.mbs.runs import INITIAL, SIDES
 from repro.experiments.rehearsing import Rehearsal
 from repro.measure.fake_tensors import Work, first_steps, imagined
 
@@ -38,9 +38,9 @@ def rehearse(run: Run) -> Rehearsal | None:
         config.get("train_samples"),
         wide,
     )
-    initial = PAPER["table2"][config["role"]]["mini_batch"]
+    initial = INITIAL[config["role"]]
     # Of the lower resolution the paper says nothing.
-    at_its_side = side(config) == side_in_paper(config["role"])
+    at_its_side = side(config) == SIDES[config["role"]]["high"]
     paper_tells = run.experiment in ("train", "step") and at_its_side
     epochs = config.get("epochs", 0) * (2 if run.experiment == "twins" else 1)
     return Rehearsal(
@@ -60,7 +60,7 @@ def _sizes(run: Run) -> tuple[int, int | None]:
     if run.experiment == "gradients":
         return max(mini for mini, _ in config["divisions"]), None
     if run.experiment in ("size", "epochs", "file_epochs"):
-        return PAPER["table2"][config["role"]]["mini_batch"], None
+        return INITIAL[config["role"]], None
     if run.experiment == "normalised" and config["normalization"] is None:
         return config["mini_batch"], None
     return config["mini_batch"], config["micro_batch"]
@@ -73,7 +73,7 @@ def _first_steps(
     config: Mapping[str, Any] = json.loads(text)
     with imagined(), mock.patch.object(building, "_statistics", lambda *_: GREY):
         data = imagined_data(config["dataset"])
-        model = building.build_model(config, data, "cpu")
+        model = building.build_model(config, data.num_classes, "cpu")
         optimizer = building.build_optimizer(config, model)
         loader = building.train_loader(config, data, batch, 0, samples)
         inputs, targets = next(iter(loader))

@@ -8,6 +8,7 @@ from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
 
 _TOML = paper_toml("mbs")
 PAPER, PROFILES, DATASETS = _TOML["reported"], _TOML["profiles"], _TOML["datasets"]
+SIDES: dict[str, dict[str, int]] = _TOML["sides"]  # of images in pixels
 PUBLISHED: dict[str, dict[str, Any]] = _TOML["models"]["published"]
 
 CLASSIFIERS = ("ResNet-50", "ResNet-101", "AmoebaNet-D")
@@ -79,7 +80,7 @@ def _images(profile: str, role: str, name: str, resolution: str) -> dict[str, An
     if task_of(role) == "classification":
         high, lower = (16, 4) if name == "digits" else (32, 16)
         if not small:
-            high, lower = (64, 32) if reduced else (_TOML["sides"][role]["high"], 32)
+            high, lower = (64, 32) if reduced else (SIDES[role]["high"], 32)
         size = lower if low else high
         dataset: dict[str, Any] = {"name": name, "image_size": size}
         if name == "flowers102" and resolution == AS_IN_PAPER:
@@ -303,7 +304,7 @@ def file_epochs(profile: str, chosen: Chosen) -> Run:
         return _repeated(file_epochs("quick", _of_quick(chosen)), 11)
     config = measured_config(profile, FILES_ROLE, chosen, limited=False)
     seen = config["dataset"]["image_size"]
-    stored = 48 if profile == "smoke" else _TOML["sides"][FILES_ROLE]["high"]
+    stored = 48 if profile == "smoke" else SIDES[FILES_ROLE]["high"]
     config["dataset"] |= {"image_size": stored}
     if config["dataset"]["name"] == "flowers5":
         config["dataset"]["per_class"] = 110  # as many as an epoch, decoded in seconds
@@ -343,7 +344,7 @@ def sizes(profile: str, chosen: Chosen) -> list[Run]:
 
 def _predicted(role: str) -> Run:
     """Return the memory that a published model takes at the published sizes."""
-    initial, side = INITIAL[role], _TOML["sides"][role]["high"]
+    initial, side = INITIAL[role], SIDES[role]["high"]
     config = {
         "role": role,
         "model": PUBLISHED[role],
