@@ -12,7 +12,7 @@ import pytest
 
 from repro import notebooks, paths
 from repro.experiments import PAPERS, load_paper, story, summary
-from repro.experiments.running import UsageError
+from repro.experiments.run import UsageError
 from repro.report import LONG
 
 FOLDER = paths.ROOT / "notebooks"

@@ -545,11 +545,3 @@ class Paper:
 def by_name(*items: Any) -> dict[str, Any]:
     """Return experiments or artefacts by their names, in order."""
     return {item.name: item for item in items}
-
-
-def __getattr__(name: str) -> Any:  # until all papers are moved
-    if name in ("Results", "one_machine"):
-        from repro.experiments import query
-
-        return getattr(query, name)
-    raise AttributeError(name)

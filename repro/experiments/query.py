@@ -107,9 +107,6 @@ class Results:
             raise NotRun("no records")
         return record
 
-    processes = ok
-    recorded: Sequence[Record] = ()
-
     def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
         """Read a value of every record of one cell, which is to be compared seed by seed.
 

@@ -6,8 +6,9 @@ from typing import Any
 from invented import make_record
 
 from repro.experiments import load_paper
-from repro.experiments.design import COMPUTING_PROFILES, LONG, Results, Run, claims_of
+from repro.experiments.design import COMPUTING_PROFILES, LONG, Run, claims_of
 from repro.experiments.judge import NotRun, Verdict
+from repro.experiments.query import Results
 
 SEEDS = (0, 1, 2)
 WHOLE = tuple(name for name in COMPUTING_PROFILES if name != LONG)  # run every artefact

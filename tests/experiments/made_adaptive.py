@@ -13,8 +13,9 @@ import made
 from repro.adaptive import ScalingModel
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.judge import Verdict
+from repro.experiments.query import Results
 
 CHOSEN = {CIFAR: "cifar10", DIV2K: "div2k", PHANTOM: "phantom"}
 KINDS = {"phantom": "synthetic"}  # of data sets that are not real

@@ -11,10 +11,11 @@ import numpy as np
 
 from repro.datasets import TIMES
 from repro.experiments import load_paper
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.dualbatch import building, measuring, training
 from repro.experiments.dualbatch.runs import CIFAR, IMAGENET, SCHEMES, SECTION_5_2, SECTION_5_2_3
 from repro.experiments.dualbatch.runs import PAPER as REPORTED
+from repro.experiments.query import Results
 
 PAPER = load_paper("dualbatch")
 CHOSEN = {CIFAR: "cifar100", "times": TIMES, IMAGENET: "imagenet"}

@@ -24,8 +24,8 @@ from repro.experiments.adaptive.runs import (
     PROFILES,
     TASKS,
 )
-from repro.experiments.captions import signature
 from repro.experiments.judge import BySeed, ratio
+from repro.experiments.view import signature
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")

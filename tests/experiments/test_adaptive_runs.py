@@ -6,7 +6,7 @@ from made_adaptive import World, lost_some, nothing, results_of
 from repro.experiments import load_paper
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
-from repro.experiments.outcome import paper_toml
+from repro.experiments.design import paper_toml
 
 DESIGN = load_paper("adaptive")
 PROFILES = ("smoke", "quick", "gpu", "paper")

@@ -20,8 +20,9 @@ from repro.experiments.adaptive.runs import (
     TASKS,
     paper_schedule,
 )
-from repro.experiments.captions import signature
-from repro.experiments.design import Results, claims_of
+from repro.experiments.design import claims_of
+from repro.experiments.query import Results
+from repro.experiments.view import signature
 
 DESIGN = load_paper("adaptive")
 STRONG = {"figure7": DIV2K, "figure8": PHANTOM, "figure11": CIFAR}

@@ -20,10 +20,11 @@ from made_dualbatch import (
     rows,
 )
 
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.dualbatch import accuracy, cells
 from repro.experiments.dualbatch.runs import RATES, K
 from repro.experiments.judge import NotRun, difference
+from repro.experiments.query import Results
 from repro.report import DASH
 
 

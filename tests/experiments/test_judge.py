@@ -10,8 +10,9 @@ from invented import make_record
 from scipy import stats
 
 from repro.experiments import design, judge
-from repro.experiments.design import LONG, Exhibit, Results, claims_of
+from repro.experiments.design import LONG, Exhibit, claims_of
 from repro.experiments.judge import BySeed, Estimate, NotRun, difference, direction, exactly
+from repro.experiments.query import Results
 
 equivalence, ratio = judge.equivalence, judge.ratio
 LEVELS = (0.90, 0.95)

@@ -8,7 +8,7 @@ import pytest
 from made import FAILED, OUT_OF_MEMORY
 from test_outofcore_settings import GPU, REACH, World, results, timing
 
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore import points, settings
 from repro.experiments.outofcore.points import Point
@@ -20,6 +20,7 @@ from repro.experiments.outofcore.settings import (
     SCHEDULE,
     SIMULATED,
 )
+from repro.experiments.query import Results
 
 
 def only(of: Mapping[tuple[str, int], Mapping[str, Any]], profile: str = "quick") -> Results:

@@ -11,7 +11,7 @@ import pytest
 from made import FAILED, OUT_OF_MEMORY, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Results, Run, claims_of
+from repro.experiments.design import Run, claims_of
 from repro.experiments.judge import Verdict
 from repro.experiments.outofcore import rates, settings
 from repro.experiments.outofcore.settings import (
@@ -27,6 +27,7 @@ from repro.experiments.outofcore.settings import (
     ROLES,
     SIMULATED,
 )
+from repro.experiments.query import Results
 from repro.experiments.story import promises
 
 PAPER = load_paper("outofcore")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from repro.experiments import run as running
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, by_name
-from repro.experiments.outcome import UsageError
+from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
 from repro.experiments.run_lock import NoLocksWarning, locked
 from repro.records import RecordStore
 

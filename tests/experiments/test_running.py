@@ -25,12 +25,11 @@ from repro.experiments.design import (
     LibraryMissing,
     Outcome,
     Paper,
-    Results,
     Run,
     by_name,
 )
 from repro.experiments.judge import NotRun
-from repro.experiments.query import LOCAL, Source
+from repro.experiments.query import LOCAL, Results, Source
 from repro.experiments.run import Setting, UsageError
 from repro.measure import Timing, accelerator
 from repro.records import CorruptRecordWarning, RecordError, RecordStore

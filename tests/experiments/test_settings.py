@@ -12,13 +12,13 @@ from repro.experiments.design import (
     SIMULATED,
     SMALLER,
     Exhibit,
-    Results,
     Run,
     claims_of,
     paper_toml,
     setting_of,
 )
 from repro.experiments.judge import Exact
+from repro.experiments.query import Results
 
 RUN = Run("train", {"x": 1}, seeds=(0,))
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper
-from repro.experiments.design import LONG, SEEDS, Results, claims_of, paper_toml
+from repro.experiments.design import LONG, SEEDS, claims_of, paper_toml
 from repro.experiments.judge import NotRun
+from repro.experiments.query import Results
 from repro.experiments.together import (
     accuracy,
     advice,

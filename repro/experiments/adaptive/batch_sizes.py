@@ -16,8 +16,9 @@ import numpy as np
 from repro.experiments import judge
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
-from repro.experiments.design import LONG, SEEDS, Exhibit, Results
+from repro.experiments.design import LONG, SEEDS, Exhibit
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 

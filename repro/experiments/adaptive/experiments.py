@@ -21,7 +21,7 @@ from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config, Loader
 from repro.experiments.captured import CapturedStep
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.measure import Timing
 from repro.training import Step as TrainingStep
 from repro.training import fit

@@ -25,9 +25,9 @@ from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.read import caption
 from repro.experiments.adaptive.steps import blocked_share
 from repro.experiments.adaptive.worker import TIMEOUT_S, launch
-from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.design import Chosen, Exhibit, Outcome, Run
 from repro.experiments.judge import Estimate, mean_of
-from repro.experiments.outcome import Outcome
+from repro.experiments.query import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments import captions
+from repro.experiments import view
 from repro.experiments.adaptive.runs import (
     ARTEFACTS,
     CIFAR,
@@ -15,8 +15,8 @@ from repro.experiments.adaptive.runs import (
     PHANTOM,
     TRAININGS,
 )
-from repro.experiments.design import Results
 from repro.experiments.judge import BySeed, NotRun
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 
@@ -129,7 +129,7 @@ def title(records: Sequence[Record], task: str) -> str:
     if not records:
         return f"ours: {DATA[task]} was not run"
     data = (records[0].dataset or {})["name"]
-    return captions.panel(ROLES[task], network(records[0].config), data)
+    return view.panel(ROLES[task], network(records[0].config), data)
 
 
 def papers_title(task: str) -> str:
@@ -141,7 +141,7 @@ def caption(
     artefact: str, facts: Callable[[Results], Iterable[str]] | None = None
 ) -> Callable[[Results], str]:
     """The caption of an artefact in ``paper.toml``, completed by warnings of its records."""
-    return captions.caption(ARTEFACTS[artefact]["caption"], facts or warnings)
+    return view.caption(ARTEFACTS[artefact]["caption"], facts or warnings)
 
 
 def stand_ins(configs: Iterable[Mapping[str, Any]]) -> dict[str, None]:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Run, reported
-from repro.experiments.outcome import paper_toml
+from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml, reported
 
 PAPER = reported("adaptive")
 _DATA: dict[str, Any] = paper_toml("adaptive")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments import captions
+from repro.experiments import view
 from repro.experiments.adaptive import projection, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM, paper_schedule
-from repro.experiments.design import Check, Exhibit, Results, check
+from repro.experiments.design import Check, Exhibit, check
 from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
-from repro.experiments.processes import of_processes
+from repro.experiments.query import Results, of_processes
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def measured(results: Results) -> dict[str, Any]:
     Turns of one launch correlate: of several launches each
     counts once, by the medians of its turns; the difference of weights is the largest of all.
     """
-    launches = results.processes("parallel")
+    launches = results.ok("parallel")
     if not launches:
         return {}
     tasks: dict[str, Any] = of_processes(launches).metrics["tasks"]
@@ -98,7 +98,7 @@ def warnings(results: Results, task: str | None = None) -> Iterable[str]:
 def panel(results: Results, task: str) -> str:
     """The title of a panel of steps that were measured here."""
     ours = read.network(results.need("parallel").config["jobs"][task])
-    return captions.panel(read.ROLES[task], ours, "random images")
+    return view.panel(read.ROLES[task], ours, "random images")
 
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
-from repro.experiments.design import Exhibit, Results
+from repro.experiments.design import Exhibit
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.adaptive import projection, read, runs, scaling
 from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
 from repro.experiments.adaptive.scaling import measured, over, samples_of
-from repro.experiments.design import Check, Exhibit, Results, check
+from repro.experiments.design import Check, Exhibit, check
 from repro.experiments.judge import HALF, Case, Cases, NotRun
+from repro.experiments.query import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

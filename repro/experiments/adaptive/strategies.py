@@ -29,8 +29,9 @@ from repro.experiments.adaptive.runs import (
     consecutive,
     paper_schedule,
 )
-from repro.experiments.design import Check, Exhibit, Results, check
+from repro.experiments.design import Check, Exhibit, check
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -24,7 +24,7 @@ from repro.adaptive import (
 from repro.adaptive.processes import LOOPBACK, check_loopback
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.measure import describe_device
 
 TIMEOUT_S = 120.0

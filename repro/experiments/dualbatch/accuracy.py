@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
     batch_sizes,
@@ -29,6 +28,7 @@ from repro.experiments.dualbatch.cells import (
 from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
 from repro.experiments.dualbatch.runs import FACTORS, PAPER, RATES, SCHEMES, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 

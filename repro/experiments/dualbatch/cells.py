@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.labels import said_of, trained
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -47,7 +47,7 @@ def final(results: Results, records: Records, metric: str) -> BySeed:
 
 def by_process(results: Results, experiment: str, values: Sequence[float]) -> Cell:
     """One value of each process with its number; of one process its rounds as they are."""
-    records = results.processes(experiment)
+    records = results.ok(experiment)
     if len(records) < 2:
         return values
     of = dict(zip((record.seed for record in records), values, strict=True))

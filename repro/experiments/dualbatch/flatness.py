@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, difference
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 

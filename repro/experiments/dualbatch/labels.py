@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Check, Exhibit, Results
+from repro.experiments.design import Check, Exhibit
 from repro.experiments.dualbatch import runs
 from repro.experiments.judge import Cases, Estimate
+from repro.experiments.query import Results
+from repro.experiments.view import caption, panel
 from repro.records import Record
 
 if TYPE_CHECKING:

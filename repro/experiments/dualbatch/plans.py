@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, Results
+from repro.experiments.design import Exhibit
 from repro.experiments.dualbatch.labels import exhibit
 from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
 from repro.experiments.judge import NotRun
+from repro.experiments.query import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

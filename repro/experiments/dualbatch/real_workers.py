@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import (
     batch_sizes,
@@ -24,6 +23,7 @@ from repro.experiments.dualbatch.cells import (
 from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
 
@@ -45,7 +45,7 @@ def kinds_of(results: Results, of: str) -> list[Kind]:
         NotRun: Nothing was timed; the text says why.
     """
     results.need("wall")
-    first, *others = (_kinds_of(record, of) for record in results.processes("wall"))
+    first, *others = (_kinds_of(record, of) for record in results.ok("wall"))
     for number, kind in enumerate(first if others else ()):
         same = [kind, *(process[number] for process in others)]
         error = next((each["error"] for each in same if each["error"]), None)
@@ -85,7 +85,7 @@ def epoch_seconds(kind: Kind) -> list[float]:
 
 def trials_of(results: Results) -> str:
     """The unit of repetition of wall times: processes, or the rounds of one."""
-    return "processes" if len(results.processes("wall")) > 1 else "rounds"
+    return "processes" if len(results.ok("wall")) > 1 else "rounds"
 
 
 def rounds(results: Results) -> dict[str, list[float]]:
@@ -97,7 +97,7 @@ def rounds(results: Results) -> dict[str, list[float]]:
         NotRun: Nothing was timed, or processes had other epochs, for want of a plan.
     """
     results.need("wall")
-    records = results.processes("wall")
+    records = results.ok("wall")
     kinds = [_kinds_of(record, OWN) for record in records]
     if len({tuple(kind["error"] is None for kind in of) for of in kinds}) > 1:
         raise NotRun("not all processes found a plan for the times that they measured")

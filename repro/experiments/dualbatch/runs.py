@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Run
-from repro.experiments.outcome import paper_toml
+from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
 
 _TOML = paper_toml("dualbatch")
 PAPER: dict[str, Any] = _TOML["reported"]

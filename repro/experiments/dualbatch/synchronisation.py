@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import Records, by_process, change, final
 from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
 from repro.experiments.dualbatch.real_workers import rounds, trials_of
 from repro.experiments.judge import Cases, NotRun, cases, ratio
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Results
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import by_process
 from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
@@ -19,6 +18,7 @@ from repro.experiments.dualbatch.real_workers import coefficients
 from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 
@@ -39,7 +39,7 @@ def _measured(results: Results, experiment: str = "times", role: str = CIFAR) ->
 
 
 def _trials(results: Results) -> str:
-    return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
+    return "processes" if len(results.ok("times", role=CIFAR)) > 1 else "rounds"
 
 
 def _frameworks(results: Results, needed: bool = False) -> dict[str, dict[str, Any]]:
@@ -381,7 +381,7 @@ def shares_predicted(results: Results) -> Cases:
     """
     results.need("times", role=CIFAR)
     ratios: dict[tuple[float, str], dict[int, float]] = {}  # by k and share, then by process
-    records = {record.seed: record for record in results.processes("times", role=CIFAR)}
+    records = {record.seed: record for record in results.ok("times", role=CIFAR)}
     for seed, record in records.items():
         for row in _shares(record):
             share = row["k"], f"{row['kind']} batches, n_S = {row['n_small']}"

@@ -10,6 +10,7 @@ import torch
 
 from repro.datasets import ImageData, TensorLoader, dense
 from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
+from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
@@ -27,7 +28,6 @@ from repro.experiments.dualbatch.minima import (
     loss_of,
     worst_rise,
 )
-from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import Timing
 
 
@@ -93,7 +93,7 @@ def _trained(
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise
-        raise no_record(error) from error
+        raise cluster_error(error) from error
 
 
 def _outcome(config: Config, result: DualBatchResult) -> Outcome:

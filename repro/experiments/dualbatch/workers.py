@@ -24,10 +24,10 @@ from repro.dualbatch import (
     train_dual_batch,
 )
 from repro.dualbatch.worker import Batches
+from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
 from repro.experiments.dualbatch.measuring import fitted
 from repro.experiments.dualbatch.training import train
-from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import TimeModel, Timing, accelerator
 
 TWO = 2  # workers with a core or an accelerator each
@@ -147,7 +147,7 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
                 parts.append(metrics)
                 timings |= {f"part {number}, {key}": value for key, value in more.items()}
     except ClusterError as error:
-        raise no_record(error) from error
+        raise cluster_error(error) from error
     return Outcome({"devices": devices, "parts": parts}, timings=timings)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, one_machine
+from repro.experiments.design import Chosen, Exhibit, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, exactly
 from repro.experiments.microconv.comparing import FALLBACK
 from repro.experiments.microconv.describing import marks
@@ -28,6 +27,8 @@ from repro.experiments.microconv.settings import (
     own_scatter,
     settings_of,
 )
+from repro.experiments.query import Results, one_machine
+from repro.experiments.view import caption, panel
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import Results, one_machine
 from repro.experiments.judge import Estimate, NotRun
 from repro.experiments.microconv.settings import (
     MIB,
@@ -17,6 +16,7 @@ from repro.experiments.microconv.settings import (
     own_scatter,
     ran,
 )
+from repro.experiments.query import Results, one_machine
 from repro.records import Record
 
 

@@ -6,11 +6,12 @@ Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV
 from collections.abc import Iterable
 from typing import Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.microconv import benchmark, deepbench, devices, networks, shared_workspace
 from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import HALF, NATIVE, NETWORK_TYPES, PAPER, mib
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 
 NOT_RUN = "not run"
 TRUE_HALF = "cudnn_half:"  # algorithms that compute float16 in float16 begin so

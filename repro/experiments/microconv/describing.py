@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 
-from repro.experiments.captions import panel
-from repro.experiments.design import LONG, Results
+from repro.experiments.design import LONG
 from repro.experiments.microconv.settings import (
     BATCHES,
     CAFFE,
@@ -12,6 +11,8 @@ from repro.experiments.microconv.settings import (
     PAPER,
     TABLE5_ALEXNET,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import panel
 from repro.records import Record
 
 CAFFES = "Caffe's AlexNet"  # the paper's, but in Table V

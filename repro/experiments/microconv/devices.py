@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.microconv.describing import marks, whose
 from repro.experiments.microconv.settings import LIMITS_MIB, PAPER, cluster, ms, times
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from repro.experiments.captions import device_name, panel
-from repro.experiments.design import Results
 from repro.experiments.microconv.describing import whose
 from repro.experiments.microconv.layers import draw_front
 from repro.experiments.microconv.settings import (
@@ -16,6 +14,8 @@ from repro.experiments.microconv.settings import (
     label,
 )
 from repro.experiments.microconv.shared_workspace import draw_shares, share_out
+from repro.experiments.query import Results
+from repro.experiments.view import device_name, panel
 from repro.records import Record
 
 if TYPE_CHECKING:

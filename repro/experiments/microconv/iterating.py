@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
+from repro.experiments.design import Outcome
 from repro.experiments.microconv.building import (
     Config,
     build_network,
@@ -25,7 +26,6 @@ from repro.experiments.microconv.building import (
     rounding,
     shared,
 )
-from repro.experiments.outcome import Outcome
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine

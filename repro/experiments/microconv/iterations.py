@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import LONG, Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv.comparing import FALLBACK
 from repro.experiments.microconv.describing import marks, network_name
@@ -30,6 +29,8 @@ from repro.experiments.microconv.settings import (
     rivals,
     times,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH
 

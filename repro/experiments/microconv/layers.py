@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
 from repro.experiments.microconv.describing import CAFFES, caffe_marks, scaled_marks, whose
 from repro.experiments.microconv.settings import (
@@ -39,6 +38,8 @@ from repro.experiments.microconv.settings import (
     times,
     told_limit,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH
 
@@ -449,7 +450,7 @@ def conv2_gain(results: Results, cell: Cell) -> Estimate:
         NotRun: A process has no division within the limit, or none undivided.
     """
     gains = []
-    for record in results.processes("candidates", layer="conv2"):
+    for record in results.ok("candidates", layer="conv2"):
         held = _cells(record)
         divided, undivided = held.get(cell), held.get((cell[0], "undivided"))
         if divided is None or undivided is None:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, one_machine
+from repro.experiments.design import LONG, Chosen, Exhibit, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
 from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import (
@@ -20,6 +19,8 @@ from repro.experiments.microconv.settings import (
     solver,
     tunings,
 )
+from repro.experiments.query import Results, one_machine
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Run, reported
 from repro.experiments.judge import Estimate, exactly
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 
@@ -508,7 +509,7 @@ def _joined(records: Sequence[Record]) -> Record | None:
 
 def tunings(results: Results, policy: str) -> list[Record]:
     """Return the first tunings of AlexNet by a policy, one of each process."""
-    records = results.processes("candidates", policy=policy)
+    records = results.ok("candidates", policy=policy)
     if not any(record.config.get("layer") for record in records):
         return records
     whole = _joined(records)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, unsure
 from repro.experiments.microconv.comparing import (
     beside_torch,
@@ -45,6 +44,8 @@ from repro.experiments.microconv.settings import (
     times,
     told_limit,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from repro.experiments import microconv
-from repro.experiments.design import Results
 from repro.experiments.judge import Estimate, NotRun
 from repro.experiments.microconv import describing
 from repro.experiments.microconv.benchmark import LIMIT_MIB, TORCH, measured_gain
@@ -20,6 +19,7 @@ from repro.experiments.microconv.iterations import (
     wd_over_wr,
 )
 from repro.experiments.microconv.settings import ITERATED, PAPER
+from repro.experiments.query import Results
 from repro.experiments.story import Effect, Look, Story
 from repro.records import Record
 

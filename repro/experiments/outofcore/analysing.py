@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.experiments import (
     Config,
     modelled_row,

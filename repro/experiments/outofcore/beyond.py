@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, exactly, unsure
 from repro.experiments.outofcore.drawing import figure
 from repro.experiments.outofcore.points import (
@@ -60,6 +59,8 @@ from repro.experiments.outofcore.settings import (
     packed,
     resnet,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.report import DASH
 
 # Ways that are simulated.

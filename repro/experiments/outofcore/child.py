@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.measuring import is_refusal, measure
 from repro.measure import Timing
 from repro.measure.accelerator import HostMemoryError

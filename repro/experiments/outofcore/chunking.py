@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore.panels import no_records, set_sizes, styles
 from repro.experiments.outofcore.settings import (
@@ -17,6 +16,8 @@ from repro.experiments.outofcore.settings import (
     facts,
     gib,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

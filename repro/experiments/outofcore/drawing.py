@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repro.experiments.captions import panel
-from repro.experiments.design import Results
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore.panels import (
     OF_THE_PAPER,
@@ -36,6 +34,8 @@ from repro.experiments.outofcore.settings import (
     SIMULATED,
     TO_THE_LETTER,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.experiments.captions import panel
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.experiments.outofcore.panels import BEYOND, CEILING
 from repro.experiments.outofcore.settings import (
@@ -20,6 +19,7 @@ from repro.experiments.outofcore.settings import (
     network_name,
     simulated,
 )
+from repro.experiments.view import panel
 from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, exactly
 from repro.experiments.outofcore.panels import Line, Panel, draw, whose
 from repro.experiments.outofcore.points import (
@@ -46,6 +45,8 @@ from repro.experiments.outofcore.settings import (
     physical,
     resnet,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption, panel
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,

@@ -5,8 +5,7 @@ from dataclasses import replace
 from math import exp, sqrt
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.outofcore.panels import draw, panels_of_others, rate
 from repro.experiments.outofcore.points import (
@@ -38,6 +37,8 @@ from repro.experiments.outofcore.settings import (
     facts,
     others,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption
 from repro.report import DASH
 
 if TYPE_CHECKING:

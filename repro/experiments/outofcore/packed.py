@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.experiments import (
     Config,
     modelled_row,

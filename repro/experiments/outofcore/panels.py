@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import panel
-from repro.experiments.design import Results
 from repro.experiments.judge import Estimate, NotRun, mean_of
 from repro.experiments.outofcore.points import Point, place, points, slowdown
 from repro.experiments.outofcore.settings import (
@@ -21,6 +19,8 @@ from repro.experiments.outofcore.settings import (
     departures,
     network_name,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

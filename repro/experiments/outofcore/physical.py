@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.experiments import Config
 from repro.experiments.outofcore.fitting import MIB
 from repro.experiments.outofcore.modelled import limit_bytes, trace_at

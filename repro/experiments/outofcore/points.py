@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.design import Results, one_machine
 from repro.experiments.judge import Estimate, Exact, NotRun, exactly, in_turns, ratio, unsure
 from repro.experiments.outofcore.settings import (
     IN_CORE,
@@ -25,6 +24,7 @@ from repro.experiments.outofcore.settings import (
     SIMULATED,
     network_name,
 )
+from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
 

@@ -5,8 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check, one_machine
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, NotRun, exactly, ratio
 from repro.experiments.outofcore.panels import no_records, set_sizes, styles
 from repro.experiments.outofcore.points import point_of, ran
@@ -30,6 +29,8 @@ from repro.experiments.outofcore.settings import (
     gib,
     half,
 )
+from repro.experiments.query import Results, one_machine
+from repro.experiments.view import caption, panel
 from repro.records import Record
 from repro.report import DASH
 

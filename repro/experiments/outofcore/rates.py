@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore.panels import CEILING, no_records, styles, titled
 from repro.experiments.outofcore.settings import (
@@ -28,6 +27,8 @@ from repro.experiments.outofcore.settings import (
     facts,
     link,
 )
+from repro.experiments.query import Results
+from repro.experiments.view import caption, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, one_machine
+from repro.experiments.design import Chosen, Exhibit, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
 from repro.experiments.outofcore.panels import no_records, styles
 from repro.experiments.outofcore.points import Point, point_of, ran
@@ -27,6 +26,8 @@ from repro.experiments.outofcore.settings import (
     schedules,
 )
 from repro.experiments.outofcore.settings import SCHEDULES as NAMES
+from repro.experiments.query import Results, one_machine
+from repro.experiments.view import caption, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def points(results: Results) -> dict[str, Point | None]:
 
 def _trials(results: Results) -> str:
     """Return what the paces are of: processes, each its median, or the rounds of one."""
-    several = any(len(results.processes(BY_SCHEDULE, schedule=name)) > 1 for name in NAMES)
+    several = any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in NAMES)
     return "processes" if several else "rounds"
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.outofcore.experiments import Config
 from repro.experiments.outofcore.measuring import link_rate, train_within
 from repro.experiments.outofcore.modelled import limit_bytes, trace_at

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Run, reported
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 

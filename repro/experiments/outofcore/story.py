@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 
-from repro.experiments.design import Results
 from repro.experiments.judge import Estimate, NotRun
 from repro.experiments.outofcore import PAPER as ARTEFACTS
 from repro.experiments.outofcore import schedules, settings
@@ -37,6 +36,7 @@ from repro.experiments.outofcore.settings import (
     SIMULATED,
     departures,
 )
+from repro.experiments.query import Results
 from repro.experiments.story import Effect, Look, Story
 
 LIMIT = settings.PAPER["limit_gib"]

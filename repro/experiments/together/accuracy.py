@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.experiments.query import Results
 from repro.experiments.together.settings import (
     ALONE,
     PACE,
@@ -17,6 +17,7 @@ from repro.experiments.together.settings import (
     TRAIN,
     trainings,
 )
+from repro.experiments.view import caption, panel
 from repro.records import Record
 from repro.report import DASH
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.design import Chosen, Exhibit, Run
 from repro.experiments.judge import Exact, NotRun
+from repro.experiments.query import Results
 from repro.experiments.together.settings import (
     FORETELL,
     LABELS,
@@ -19,6 +19,7 @@ from repro.experiments.together.settings import (
     points,
     under_limit,
 )
+from repro.experiments.view import caption
 from repro.report import DASH
 
 if TYPE_CHECKING:

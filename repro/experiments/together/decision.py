@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, claims_of
+from repro.experiments.design import Chosen, Exhibit, Run, claims_of
 from repro.experiments.judge import NotRun
+from repro.experiments.query import Results
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
     BATCHNORM,
@@ -17,6 +17,7 @@ from repro.experiments.together.settings import (
     trainings,
     under_limit,
 )
+from repro.experiments.view import caption
 from repro.report import DASH
 
 LIMIT_FIGURE, ACCURACY_FIGURE = "Part 1 (together/limit)", "Part 2 (together/accuracy)"

@@ -5,7 +5,7 @@ from typing import Any
 
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.together.measuring import UNDIVIDED, limit_bytes
 from repro.experiments.together.networks import Config, build_model, build_problem, recompute
 from repro.measure import Timing, accelerator

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
+from repro.experiments.query import Results
 from repro.experiments.together.settings import (
     BATCHNORM,
     KEEPS,
@@ -23,6 +23,7 @@ from repro.experiments.together.settings import (
     points,
     under_limit,
 )
+from repro.experiments.view import caption, panel
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
 from repro.experiments.together.networks import Config, Problem, build_problem
 from repro.measure import (

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
+from repro.experiments.query import Results
 
 # ---- Part 1: under one memory limit
 

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from repro.experiments.captions import devices
-from repro.experiments.design import Results, claims_of
+from repro.experiments.design import claims_of
 from repro.experiments.judge import Estimate, NotRun
+from repro.experiments.query import Results
 from repro.experiments.story import Effect, Look, Story
 from repro.experiments.together import accuracy, advice, limit
 from repro.experiments.together.settings import (
@@ -18,6 +18,7 @@ from repro.experiments.together.settings import (
     is_simulated,
     points,
 )
+from repro.experiments.view import devices
 
 
 def predicted(artefact: str, key: str) -> float:
