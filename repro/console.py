@@ -30,7 +30,7 @@ _ADVICE = {
     errno.EIO: "the disk or the terminal failed",
 }
 _OF_THE_USER = {
-    "repro.experiments.outcome": "UsageError",
+    "repro.experiments.design": "UsageError",
     "repro.records": "RecordError",
     "repro.datasets.image_data": "DatasetError",
 }

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from repro.experiments.query import Results
     from repro.measure import Timing
 
 # Trains longer what decides claims, measures in several processes, and leaves the rest to `quick`.
@@ -38,6 +37,7 @@ SEEDS = {
 }
 RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; empty: one is started
 
+Results = Any  # `query.Results`, which is gathered by the plans of this module
 Chosen = Mapping[str, str]  # the dataset of each task
 Rows = Sequence[Mapping[str, Any]]  # of a table: numbers and texts by column
 

@@ -97,7 +97,7 @@ class Session:
         What is long stands at the end: `tables` and `verdicts`.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
-        with view.naming_bad_records(self.source, artefact, results):
+        with summary.naming_bad_records(self.source, artefact, results):
             caption = artefact.caption(results)
             if len(results.places) > 1:
                 caption = view.full_caption(artefact, results)
@@ -125,7 +125,7 @@ class Session:
         """Show the long tables, and what holds by construction."""
         for name, artefact in self.paper.artefacts.items():
             results = self.results(name)
-            with view.naming_bad_records(self.source, artefact, results):
+            with summary.naming_bad_records(self.source, artefact, results):
                 table = artefact.table(results)
                 checked = summary.checks(artefact, results)
             title = report.markdown(f"{artefact.source}: {artefact.title}")

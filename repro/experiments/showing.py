@@ -38,7 +38,7 @@ def found(
 def text(source: Source, artefact: Artefact, results: Results) -> str:
     """Return an artefact's table, caption, checks and claims, as wide as the terminal."""
     paper = source.paper
-    with view.naming_bad_records(source, artefact, results):
+    with summary.naming_bad_records(source, artefact, results):
         rows = artefact.exhibit.table(results)
         caption = view.full_caption(artefact, results)
         checked = summary.checks(artefact, results)
@@ -116,7 +116,7 @@ def write_figure(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
         )
-    with view.naming_bad_records(source, artefact, results):
+    with summary.naming_bad_records(source, artefact, results):
         drawing = artefact.figure(results)
     _write(path, report.figure_file(drawing, form))
     return path
@@ -145,7 +145,7 @@ def write_report(
         sections = []
         for artefact in paper.artefacts.values():
             results = results_of(artefact, source)
-            with view.naming_bad_records(source, artefact, results):
+            with summary.naming_bad_records(source, artefact, results):
                 judged = summary.verdicts(paper, artefact, results)
                 rows += judged
                 sections.append(

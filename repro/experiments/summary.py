@@ -1,6 +1,9 @@
 """Verdicts and status over all papers."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
@@ -14,14 +17,14 @@ from repro.experiments.design import (
     Artefact,
     Claim,
     Paper,
+    UsageError,
     claims_of,
     paper_toml,
     setting_of,
 )
-from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun
 from repro.experiments.query import LOCAL, Results, Source, of_reference, results_of
-from repro.experiments.view import naming_bad_records
-from repro.records import local_store
+from repro.records import Record, RecordError, local_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +75,56 @@ def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     if not claim.why_not or (results.profile == profile and of_reference(results)):
         return claim.why_not.strip() or NOTHING_YET
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
+
+
+@contextmanager
+def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
+    """Name the record whose content keeps an artefact from being shown.
+
+    Raises:
+        RecordError: An artefact of this record alone fails, too.
+        Exception: As it was, where no record is to blame: a defect of ours.
+    """
+    try:
+        yield
+    except _FAILURES as problem:
+        if isinstance(problem, RecordError | UsageError) or _fails(artefact, results, []):
+            raise
+        guilty = [record for record in results.records if _fails(artefact, results, [record])]
+        files = source.paths(guilty)
+        if not files:
+            raise
+        packed = any(path.suffix == ".gz" for path in files.values())
+        named = [f"{files[id(r)]}{f' (record {r.key})' * packed}" for r in guilty if id(r) in files]
+        advice = "restore it from git" if packed else "move it away or delete it, then run again"
+        raise RecordError(
+            f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
+            f"{' and '.join(named[:3])} ({type(problem).__name__}: {problem}); {advice}"
+        ) from problem
+
+
+_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
+    """Whether an artefact of these records alone cannot be shown."""
+    part = copy(results)
+    part.__dict__.pop("frame", None)
+    part.records = list(records)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            artefact.table(part)
+            artefact.caption(part)
+            for check in artefact.checks:
+                check.row(part)
+            for numbers in artefact.exhibit.claims.values():
+                with suppress(NotRun):
+                    numbers(part)
+            if artefact.draws:
+                artefact.figure(part)
+    except _FAILURES:
+        return True
+    return False
 
 
 def whereabouts(paper: Paper, artefact: Artefact) -> str:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from contextlib import contextmanager, suppress
-from copy import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from repro import report
-from repro.experiments.design import UsageError
-from repro.experiments.judge import NotRun
-from repro.records import Record, RecordError, identity
+from repro.records import Record, identity
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-    from repro.experiments.design import Artefact
-    from repro.experiments.query import Results, Source
+Artefact = Results = Any  # of `design` and `query`, which import this module
 
 MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
 
@@ -108,53 +100,3 @@ def panel(role: str, ours: str = "", data: str = "") -> str:
     """
     ran = f"{ours} for {role}" if ours and ours != role else role
     return f"ours: {ran}{f', {data}' if data else ''}"
-
-
-@contextmanager
-def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
-    """Name the record whose content keeps an artefact from being shown.
-
-    Raises:
-        RecordError: An artefact of this record alone fails, too.
-        Exception: As it was, where no record is to blame: a defect of ours.
-    """
-    try:
-        yield
-    except _FAILURES as problem:
-        if isinstance(problem, RecordError | UsageError) or _fails(artefact, results, []):
-            raise
-        guilty = [record for record in results.records if _fails(artefact, results, [record])]
-        files = source.paths(guilty)
-        if not files:
-            raise
-        packed = any(path.suffix == ".gz" for path in files.values())
-        named = [f"{files[id(r)]}{f' (record {r.key})' * packed}" for r in guilty if id(r) in files]
-        advice = "restore it from git" if packed else "move it away or delete it, then run again"
-        raise RecordError(
-            f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
-            f"{' and '.join(named[:3])} ({type(problem).__name__}: {problem}); {advice}"
-        ) from problem
-
-
-_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
-    """Whether an artefact of these records alone cannot be shown."""
-    part = copy(results)
-    part.__dict__.pop("frame", None)
-    part.records = list(records)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            artefact.table(part)
-            artefact.caption(part)
-            for check in artefact.checks:
-                check.row(part)
-            for numbers in artefact.exhibit.claims.values():
-                with suppress(NotRun):
-                    numbers(part)
-            if artefact.draws:
-                artefact.figure(part)
-    except _FAILURES:
-        return True
-    return False
