@@ -9,7 +9,8 @@ from typing import Any
 from repro import report
 from repro.records import Record, identity
 
-Artefact = Results = Any  # of `design` and `query`, which import this module
+Artefact = Any  # of `design`, which imports this module
+Results = Any  # of `query`, likewise
 
 MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
 
