@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import io
 import itertools
 import json
@@ -21,6 +22,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from tuned_nets import (
+    BATCH,
+    assert_close,
+    images,
+    kernels_in,
+    relative_error,
+    tuned_layers,
+)
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import (
@@ -39,9 +48,9 @@ from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
+FORCED = {"algorithms": ("torch:im2col",), "min_gain": -math.inf}
 WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
-BATCH = 7
 
 
 class Trial(dict):
@@ -111,11 +120,6 @@ def make_net(dtype=torch.float32):
     return Net().to(dtype)
 
 
-def images(num_samples=BATCH, size=(12, 13), dtype=torch.float32, channels=3, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_samples, channels, *size, generator=generator, dtype=dtype)
-
-
 def labels(num_samples):
     return torch.arange(num_samples) % 3
 
@@ -132,20 +136,6 @@ def loss_and_gradients(model, x):
     return [loss.detach(), *torch.autograd.grad(loss, [x, *parameters])]
 
 
-def relative_error(got, want):
-    scale = want.abs().max().item()
-    difference = (got - want).abs().max().item() if want.numel() else 0.0
-    return difference / scale if scale else difference
-
-
-def assert_close(got, want, tolerance):
-    assert len(got) == len(want)
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        assert a.isfinite().all()
-        assert relative_error(a, b) <= tolerance
-
-
 def assert_same(model, reference, x, tolerance=1e-4):
     assert_close(loss_and_gradients(model, x), loss_and_gradients(reference, x), tolerance)
 
@@ -156,23 +146,6 @@ def divided(model, x=None, algorithms=("torch:im2col",), **options):
     options = {"cache": InventedTimes(), "min_gain": -math.inf, **options}
     x = images() if x is None else x
     return reference, tune(model, x, algorithms=algorithms, **options)
-
-
-def kernels_in(model):
-    return [
-        kernel
-        for module in model.modules()
-        if isinstance(module, TunedConv2d)
-        for kernels in module.tuned.values()
-        for kernel in kernels.values()
-    ]
-
-
-def tuned_layers(model):
-    return [name for name, module in model.named_modules() if isinstance(module, TunedConv2d)]
-
-
-# Results
 
 
 @pytest.mark.slow
@@ -215,15 +188,6 @@ def test_another_batch_size_than_tuned(algorithms):
         parts = model.first.tuned[next(iter(model.first.tuned))]["forward"].division(num_samples)
         assert [size for size, _ in parts] == [2] * (num_samples // 2) + [1] * (num_samples % 2)
     assert model.first.untuned_calls == 0
-
-
-def test_an_empty_batch():
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    x = images(0).requires_grad_()
-    assert model(x).shape == reference(x).shape == (0, 4, 10, 11)
-    model(x).sum().backward()
-    assert model.weight.grad.count_nonzero() == 0 and model.untuned_calls == 2
 
 
 def test_what_was_not_tuned_is_left_to_torch():
@@ -294,20 +258,6 @@ def test_operands_that_are_not_contiguous():
     assert_same(model, reference, x)
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
-def test_what_lies_in_the_workspace_does_not_matter(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model, algorithms=(name,))
-    for kernel in kernels_in(model):
-        kernel.workspace.allocate().fill_(255)  # a NaN of any type
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
-    try:
-        assert_same(model, reference, images())
-        assert_same(model, reference, images(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 class Twice(nn.Module):
     """One layer called with two shapes, and a shared one."""
 
@@ -360,9 +310,6 @@ def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
     model.first.bias.requires_grad_(True)
     model(images()).sum().backward()
     assert model.first.bias.grad is not None and model.first.weight.grad is None
-
-
-# Layouts and data types
 
 
 def test_channels_last_is_divided_in_its_own_layout():
@@ -419,23 +366,6 @@ def test_sixteen_bits(dtype, autocast):
     assert model[0].untuned_calls == 0
     if autocast:  # without it, the calls are of another data type
         assert relative_error(model(x), reference(x)) == 0 and model[0].untuned_calls == 1
-
-
-@pytest.mark.parametrize("name", ["torch:im2col", "torch:fft", "nnpack:ft8x8"])
-def test_backward_inside_autocast(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model, algorithms=(name,))
-    with torch.autocast("cpu", torch.bfloat16):
-        with torch.autocast("cpu", enabled=False):
-            outputs = [module(images()) for module in (model, reference)]
-        gradients = [
-            torch.autograd.grad(output.square().sum(), list(module.parameters()))
-            for output, module in zip(outputs, (model, reference), strict=True)
-        ]
-    assert_close(*gradients, 1e-4)
-
-
-# Left alone
 
 
 class Calls(nn.Module):
@@ -513,7 +443,7 @@ def test_ways_to_call_a_layer(call, sample, limit):
 def test_models_of_other_kinds():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
     model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))  # which overlaps itself
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
+    options = FORCED | {"cache": InventedTimes()}
     tune(model, images(), **options)
     assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
     assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
@@ -546,21 +476,7 @@ def test_scripted_and_quantised_layers_are_left_and_reported():
         assert torch.equal(value, state[name]), name
 
 
-def test_kernels_can_be_listed_without_tuning():
-    model = make_net()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    listed = find_kernels(model, images())
-    assert tuned_layers(model) == []
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    forward = find_kernels(model, images(), training=False)
-    assert forward == [entry for entry in listed if entry[1].kind == "forward"]
-    assert [entry[0] for entry in forward] == list(ALL)
-    _, report = divided(model)
-    assert listed == [(entry.layer, entry.kernel, entry.batch) for entry in report.kernels]
-    assert find_kernels(model, images()) == listed
-
-
-def test_a_slower_division_is_left_to_torch():
+def test_a_slower_division_is_left_to_torch(monkeypatch):
     for times, gain, tuned in (
         (InventedTimes(0.97, 1.0), 0.03, True),
         (InventedTimes(0.98, 1.0), 0.03, False),  # in the trial
@@ -581,19 +497,11 @@ def test_a_slower_division_is_left_to_torch():
     assert "as fast" not in report.skipped["(model)"]  # nothing fits
     _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
     assert all(entry.division is None for entry in report.kernels)
-
-
-def test_the_cost_of_a_call_is_measured_once(monkeypatch):
-    cache = InventedTimes()
-    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
-    monkeypatch.setattr(
-        "repro.microconv.conv.time_interleaved", lambda *a, **k: pytest.fail("measured again")
-    )
-    _, report = divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
-    assert report.measured == 0
-
-
-# Autograd beyond a plain backward
+    # The cost of a call is measured once.
+    times = InventedTimes()
+    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)
+    monkeypatch.setattr("repro.microconv.conv.time_interleaved", lambda *a, **k: None)
+    assert divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)[1].measured == 0
 
 
 def test_numerical_derivatives_of_first_and_second_order():
@@ -631,44 +539,46 @@ def test_functional_transforms_fall_back():
     assert model.first.untuned_calls == 0  # these are not for want of a tuning
 
 
-def test_activation_checkpointing():
+def test_autograd_in_other_ways():
+    """Checkpoints, hooks of saved tensors, anomaly detection, changes in place, autocast."""
     from torch.utils.checkpoint import checkpoint
 
     model = make_net().eval()
     reference, _ = divided(model, training=True)
-    for reentrant in (False, True):
+
+    def run(way):
+        gradients = []
         for module in (model, reference):
             module.zero_grad()
-            x = images().requires_grad_()
-            checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
-        gradients = [[p.grad for p in m.parameters()] for m in (model, reference)]
+            way(module, images().requires_grad_())
+            gradients.append([p.grad for p in module.parameters()])
         assert_close(*gradients, 1e-4)
 
-
-def test_anomaly_detection_saved_tensor_hooks_and_a_retained_graph():
-    model = make_net()
-    reference, _ = divided(model)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        outputs = [m(images()).square().sum() for m in (model, reference)]
-    with torch.autograd.set_detect_anomaly(True, check_nan=True):
-        for module, output in zip((model, reference), outputs, strict=True):
+    def hooked(module, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            output = module(x).square().sum()
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
             output.backward(retain_graph=True)
             output.backward()
-            module.total = [p.grad for p in module.parameters()]
-    assert_close(model.total, reference.total, 1e-4)
 
+    def under_autocast(module, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                output = module(x)
+            output.square().sum().backward()
 
-def test_an_input_changed_in_place_is_an_error():
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
+    for reentrant in (False, True):
+        run(lambda m, x, r=reentrant: checkpoint(m, x, use_reentrant=r).square().sum().backward())
+    run(hooked)
+    run(under_autocast)
     x = images()
     output = model(x)
     x.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
-
-
-# The model as an object
+    none = images(0).requires_grad_()
+    model.first(none).sum().backward()  # an empty batch
+    assert model.first(none).shape == (0, 6, 12, 13) and not none.grad.numel()
 
 
 def test_parameters_state_and_hooks_are_the_models_own():
@@ -708,11 +618,7 @@ def test_tuning_again_starts_from_the_untuned_model():
     assert tuned_layers(model) == ["first", "grouped", "same"] and "strided" in report.skipped
 
 
-def copies(model, how):
-    if how == "deepcopy":
-        return copy.deepcopy(model)
-    if how == "pickle":
-        return pickle.loads(pickle.dumps(model))
+def saved(model):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -720,8 +626,8 @@ def copies(model, how):
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-def test_copies_of_a_tuned_model(how, mode):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved])
+def test_copies_of_a_tuned_model(copied, mode):
     model = make_net()
     reference, report = divided(model, mode=mode, algorithms=("torch:direct", "nnpack:ft8x8"))
     (ours,) = {kernel.workspace for kernel in kernels_in(model)}
@@ -729,7 +635,7 @@ def test_copies_of_a_tuned_model(how, mode):
     model(images(3))  # so that there are divisions of another batch size
     assert ours.allocate().data_ptr() == address and ours.size == report.allocated_bytes > 0
     model.norm.load_state_dict(reference.norm.state_dict())
-    other = copies(model, how)
+    other = copied(model)
     assert tuned_layers(other) == tuned_layers(model)
     (theirs,) = {kernel.workspace for kernel in kernels_in(other)}
     assert theirs is not ours and theirs.size == ours.size
@@ -777,7 +683,7 @@ def test_pruned_and_normalised_weights_are_hooks_and_stay():
         nets.append(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)))
         prune.l1_unstructured(nets[-1][0], "weight", 0.5)
     model, reference = nets
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
+    options = FORCED | {"cache": InventedTimes()}
     tune(model, images(), **options)
     assert tuned_layers(model) == ["0", "1"] and model[0].weight_orig.requires_grad
     assert_same(model, reference, images())
@@ -789,9 +695,6 @@ def test_pruned_and_normalised_weights_are_hooks_and_stay():
     for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
         assert relative_error(ours, theirs) <= 1e-6
     assert tuned_layers(untune(model)) == []
-
-
-# What tuning leaves undisturbed
 
 
 class Restless(nn.Module):
@@ -957,9 +860,6 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
         optimizer.zero_grad()
 
 
-# Limits, reports, errors
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_kernel_exceeds_its_limit(policy):
     for limit in (0, 5000, 40_000, 2**26):
@@ -995,21 +895,6 @@ def test_all_kernels_together_stay_within_the_limit(policy):
     assert chosen[0] <= 1 and chosen == sorted(chosen) and chosen[-1] == len(report.kernels)
 
 
-def test_a_smaller_limit_gives_smaller_parts():
-    sizes = []
-    for limit in (200_000, 60_000, 17_000):
-        model = nn.Conv2d(3, 6, 3, padding=1)
-        times = InventedTimes()
-        times.times = lambda key, b, t=times: (
-            t.trial if t.listing(key, b) is None else {n: [1.0] for n, _ in t.listing(key, b)}
-        )
-        _, report = divided(model, training=False, workspace_limit=limit, cache=times)
-        (entry,) = report.kernels
-        sizes.append(entry.division.parts[0][0])
-        assert entry.division.workspace_bytes <= limit
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] == BATCH and sizes[-1] < 4
-
-
 def test_the_report(capsys):
     model = make_net()
     _, report = divided(model, algorithms=("torch:fft", "nnpack"), workspace_limit=2**22, mode="WD")
@@ -1029,6 +914,12 @@ def test_the_report(capsys):
     given = [segment_bytes(entry.kernel, entry.division) for entry in found_]
     assert report.allocated_bytes == sum(given)
     assert sum(given) <= sum(entry.division.workspace_bytes for entry in found_)
+    assert find_kernels(model, images()) == [(e.layer, e.kernel, e.batch) for e in found_]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    forward = find_kernels(untune(model), images(), training=False)  # without tuning
+    assert forward == [(e.layer, e.kernel, e.batch) for e in found_ if e.kernel.kind == "forward"]
+    assert tuned_layers(model) == []
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     # and as text
     model.grouped = nn.Conv2d(6, 6, 3, padding_mode="reflect", padding=1)
     _, report = divided(model, algorithms=None, training=False)
@@ -1078,34 +969,8 @@ def test_arguments_that_are_no_choice(options, message):
     assert tuned_layers(model) == []
 
 
-# Measured times, and the cache
-
-
 def decisions(report):
     return [(e.layer, e.kernel.kind, str(e.division), e.time_s, e.native_s) for e in report.kernels]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize("mode", ["WR", "WD"])
-def test_a_second_tuning_measures_nothing(mode, forced, tmp_path):
-    x, options = images(4, (6, 6)), {"mode": mode, "cache": tmp_path / "folder" / "times.sqlite"}
-    if forced:
-        options |= {"min_gain": -math.inf, "algorithms": ("torch:im2col", "nnpack")}
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
-    reference = copy.deepcopy(model)
-    first = tune(model, x, **options)
-    assert first.measured > 0 and first.benchmark_s > 0
-    assert_same(model, reference, x)
-    for again in (model, copy.deepcopy(reference), nn.Sequential(*copy.deepcopy(reference))):
-        second = tune(again, x, **options)
-        assert second.measured == 0 and second.cached >= first.measured
-        assert decisions(second) == decisions(first)
-        assert second.allocated_bytes == first.allocated_bytes
-    for entry in first.kernels:
-        assert entry.time_s > 0 and entry.native_s > 0
-        assert entry.division or entry.time_s == entry.native_s
-    assert not forced or all(entry.division for entry in first.kernels)
 
 
 SCRIPT = """
@@ -1119,17 +984,28 @@ print(json.dumps([report.measured, report.cached, [str(e.division) for e in repo
 
 
 @pytest.mark.slow
-def test_the_default_cache_is_a_file_that_other_processes_read(tmp_path, monkeypatch):
+def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
+    x, one = images(4, (6, 6)), partial(nn.Conv2d, 3, 4, 3, padding=1)
+    for mode in ("WR", "WD"):
+        options = {"mode": mode, "cache": tmp_path / mode / "times.sqlite", "min_gain": -math.inf}
+        model = nn.Sequential(one(), nn.Conv2d(4, 4, 3, padding=1))
+        reference = copy.deepcopy(model)
+        first = tune(model, x, algorithms=("torch:im2col", "nnpack"), **options)
+        assert first.measured > 0 and all(entry.division for entry in first.kernels)
+        assert_same(model, reference, x)
+        for again in (model, copy.deepcopy(reference)):
+            second = tune(again, x, algorithms=("torch:im2col", "nnpack"), **options)
+            assert second.measured == 0 and second.cached >= first.measured
+            assert decisions(second) == decisions(first)
+            assert second.allocated_bytes == first.allocated_bytes
+    # The default cache is a file that other processes read.
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    report = tune(model, images(4, (6, 6)), min_gain=-math.inf)
+    report = tune(one(), x, min_gain=-math.inf)
     assert report.measured > 0 and (tmp_path / "microconv.sqlite").exists()
-    answer = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ, capture_output=True, text=True, check=True
-    )
-    found_ = json.loads(answer.stdout)
+    command = [sys.executable, "-c", SCRIPT]
+    answer = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     expected = [str(entry.division) for entry in report.kernels]
-    assert found_ == [0, report.measured + report.cached, expected]
+    assert json.loads(answer.stdout) == [0, report.measured + report.cached, expected]
 
 
 def test_a_larger_limit_measures_only_what_is_new():
@@ -1143,9 +1019,8 @@ def test_a_larger_limit_measures_only_what_is_new():
         assert tune(layer, x, workspace_limit=limit, **options).measured == 0
     equal = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
     assert tune(equal, x, workspace_limit=8000, **options).measured == 0
-
-
-# Memory and threads
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0  # kept while the process lives
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
 
 
 # torch.fft makes buffers of its own.
@@ -1188,9 +1063,6 @@ def test_two_threads_run_one_model_at_once(algorithms):
         thread.join(timeout=30)
     assert not problems and not any(thread.is_alive() for thread in threads)
     assert model[0].untuned_calls == 0
-
-
-# What was wrong once
 
 
 def test_batched_gradients_and_tensors_of_other_kinds():
@@ -1239,14 +1111,6 @@ def test_weights_that_do_not_fit_the_input_are_torchs_to_refuse(change, monkeypa
         model(images())
 
 
-def test_a_layer_whose_geometry_changes_after_tuning():
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model)
-    for module in (model, reference):
-        module.dilation = module.padding = (2, 2)
-    assert relative_error(model(images()), reference(images())) <= 1e-4
-
-
 def qat(model):
     import torch.ao.quantization as quantization
 
@@ -1263,38 +1127,21 @@ def quantised_fx(model):
     return quantize_fx.convert_fx(prepared)
 
 
-def fused_fx(model):
-    from torch.fx.experimental.optimization import fuse
-
-    return fuse(model)
-
-
-def fused_modules(model):
-    from torch.ao.quantization import fuse_modules
-
-    return fuse_modules(model, [["0", "1", "2"]])
+TOOLS = [
+    (qat, 2),
+    (quantised_fx, 0),
+    (lambda model: importlib.import_module("torch.fx.experimental.optimization").fuse(model), 2),
+    (lambda model: torch.ao.quantization.fuse_modules(model, [["0", "1", "2"]]), 2),
+    (torch.jit.script, 0),
+    (lambda model: torch.jit.freeze(torch.jit.script(model)), 0),
+    (lambda model: torch.export.export(model, (images(),)).module(), 0),
+    (lambda model: torch.compile(model, backend="aot_eager", fullgraph=True), 2),
+    (lambda model: nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last), 2),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("tool", "convolutions"),
-    [
-        (qat, 2),
-        (quantised_fx, 0),
-        (fused_fx, 2),
-        (fused_modules, 2),
-        (torch.jit.script, 0),
-        (lambda model: torch.jit.freeze(torch.jit.script(model)), 0),
-        (lambda model: torch.export.export(model, (images(),)).module(), 0),
-        (lambda model: torch.compile(model, backend="aot_eager", fullgraph=True), 2),
-        (
-            partial(
-                nn.utils.convert_conv2d_weight_memory_format, memory_format=torch.channels_last
-            ),
-            2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tool", "convolutions"), TOOLS)
 def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)
@@ -1310,17 +1157,6 @@ def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     assert relative_error(ours(images()), theirs(images())) <= tolerance
 
 
-def test_the_onnx_exporter_and_a_replaced_torch_see_their_own(monkeypatch):
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-        assert torch.equal(model(images()), reference(images()))
-    own = nn.Conv2d._conv_forward
-    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 3 * own(*args))
-    assert torch.equal(model(images()), reference(images()))
-
-
 def replace_forward(model):
     own = model.forward
     model.forward = lambda x: 2 * own(x)
@@ -1334,21 +1170,32 @@ def replace_class(model):
     model.__class__ = Doubled
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("replace", [replace_forward, replace_inner, replace_class])
-def test_a_forward_pass_of_ones_own_stays(replace, when):
-    model = nn.Conv2d(3, 4, 3)
-    expected = 2 * model(images())
-    if when == "before":
-        replace(model)
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
-    report = tune(model, images(), **options)
-    assert ("(model)" in report.skipped) == (when == "before")
-    if when == "after":
-        replace(model)
-    for _ in range(2):
-        assert relative_error(model(images()), expected) <= 1e-5
-        untune(model)
+def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
+    for before in (True, False):
+        model = nn.Conv2d(3, 4, 3)
+        expected = 2 * model(images())
+        if before:
+            replace(model)
+        report = tune(model, images(), **FORCED, cache=InventedTimes())
+        assert ("(model)" in report.skipped) == before
+        if not before:
+            replace(model)
+        for _ in range(2):
+            assert relative_error(model(images()), expected) <= 1e-5
+            untune(model)
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model)
+    with monkeypatch.context() as patch:  # the exporter sees torch's own
+        patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+        assert torch.equal(model(images()), reference(images()))
+    with monkeypatch.context() as patch:  # and so does whoever replaces everybody's
+        own = nn.Conv2d._conv_forward
+        patch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 3 * own(*args))
+        assert torch.equal(model(images()), reference(images()))
+    for module in (model, reference):  # another geometry
+        module.dilation = module.padding = (2, 2)
+    assert relative_error(model(images()), reference(images())) <= 1e-4
 
 
 def test_a_shallow_copy():
@@ -1368,28 +1215,6 @@ def test_a_shallow_copy():
     with pytest.raises(LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"):
         shallow(images())
     assert relative_error(untune(shallow)(images()), expected) <= 1e-5
-
-
-def test_the_same_times_give_the_same_decision():
-    """A trial of one division must not take torch's time from the trial of another."""
-
-    class Clock(BenchmarkCache):
-        """Invents the measurements of kernels, but keeps what trials store."""
-
-        def times(self, key, micro_batch):
-            listing = self.listing(key, micro_batch)
-            if listing is None:
-                return super().times(key, micro_batch)
-            return {name: [1.0] for name, _ in listing}
-
-    cache, x = Clock(None), images(2, (5, 5))
-    layer = nn.Conv2d(3, 4, 3)
-    options = {"cache": cache, "training": False, "min_gain": -1e9, "policy": "undivided"}
-    tune(layer, x, algorithms=("torch:im2col",), **options)
-    first = tune(layer, x, algorithms=("torch:direct",), **options)
-    second = tune(layer, x, algorithms=("torch:direct",), **options)
-    assert (first.measured, second.measured) == (2, 0)
-    assert decisions(first) == decisions(second)
 
 
 @pytest.mark.parametrize(

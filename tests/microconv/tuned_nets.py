@@ -5,8 +5,10 @@ import torch.nn.functional as F
 
 from repro.microconv import TunedConv2d
 
+BATCH = 7
 
-def images(num_samples, size=(12, 13), dtype=torch.float32, channels=3, seed=1):
+
+def images(num_samples=BATCH, size=(12, 13), dtype=torch.float32, channels=3, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_samples, channels, *size, generator=generator, dtype=dtype)
 
@@ -16,6 +18,12 @@ def relative_error(got, want):
     scale = want.abs().max().item() if want.numel() else 0.0
     difference = (got - want).abs().max().item() if want.numel() else 0.0
     return difference / scale if scale else difference
+
+
+def assert_close(got, want, tolerance):
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.isfinite().all()
+        assert relative_error(a, b) <= tolerance
 
 
 def tuned_layers(model):
