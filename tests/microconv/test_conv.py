@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from tuned_nets import reference
 
 from repro.microconv import Candidate, Convolution, Division, Kernel, best_division
 from repro.microconv.backends import given_bytes
@@ -157,6 +158,21 @@ def test_threads_that_ask_for_a_new_size_at_once():
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithms", [["torch:im2col"], ["torch:direct"], [NATIVE], None])
+def test_a_kernel_computes_every_batch_size(algorithms, kind):
+    kernel = make_kernel(kind=kind, algorithms=algorithms)
+    for batch in (1, 3, 8, 11):
+        first, second, out = kernel.kernel.tensors(batch)
+        bias = images(3) if kind == "forward" else None
+        expected = reference(kernel.kernel, first, second).float()
+        if bias is not None:
+            expected += bias.view(-1, 1, 1)
+        for _ in range(2):  # a filter gradient starts from zero each time
+            got = kernel.run(first, second, tuple(out.shape), bias)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
 def test_the_workspace_of_a_division():
     kernel = Kernel("forward", CONV)
     needs = {b: dict(TorchBackend().algorithms(kernel, b)) for b in (1, 4)}
@@ -207,8 +223,8 @@ def test_what_has_no_kernel():
 @pytest.mark.parametrize("divided", [*itertools.product([False, True], repeat=3)])
 def test_any_subset_of_the_kernels_may_be_divided(divided):
     torch.manual_seed(0)
-    reference = nn.Conv2d(2, 3, 3, padding=1)
-    module, x, tuned = copy.deepcopy(reference), images(8, 2, 5, 6), {}
+    plain = nn.Conv2d(2, 3, 3, padding=1)
+    module, x, tuned = copy.deepcopy(plain), images(8, 2, 5, 6), {}
     for kind, wanted in zip(KINDS, divided, strict=True):
         tuned[kind] = make_kernel(kind=kind, algorithms=["torch:im2col"])
         if not wanted:
@@ -216,7 +232,7 @@ def test_any_subset_of_the_kernels_may_be_divided(divided):
     install(module, signature(x, module.weight), tuned)
     for num_samples in (8, 5):
         results = []
-        for m in (module, reference):
+        for m in (module, plain):
             piece = x[:num_samples].clone().requires_grad_()
             output = m(piece)
             results.append([output, *torch.autograd.grad(output.square().sum(), (piece, m.weight))])
@@ -224,7 +240,7 @@ def test_any_subset_of_the_kernels_may_be_divided(divided):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert module.untuned_calls == 0
     for other in (images(2, 2, 4, 4), images(2, 5, 6), images(0, 2, 4, 4)):  # not tuned for
-        assert torch.equal(module(other), reference(other))
+        assert torch.equal(module(other), plain(other))
     assert module.untuned_calls == 3
     with pytest.raises(RuntimeError, match="to have 2 channels, but got 4"):
         module(images(2, 4, 5, 5))

@@ -237,6 +237,20 @@ def test_a_workspace_made_in_inference_mode_trains(copied):
     assert_same(model, reference, images())
 
 
+@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
+def test_what_lies_in_the_workspace_does_not_matter(name):
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model, algorithms=(name,))
+    for kernel in kernels_in(model):
+        kernel.workspace.allocate().fill_(255)  # a NaN of any type
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    try:
+        for num_samples in (BATCH, 2):
+            assert_same(model, reference, images(num_samples))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_operands_that_are_not_contiguous():
     model = nn.Conv2d(3, 4, 3, padding=1)
     x = images(6, (12, 12))
@@ -1019,6 +1033,7 @@ def test_a_larger_limit_measures_only_what_is_new():
         assert tune(layer, x, workspace_limit=limit, **options).measured == 0
     equal = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
     assert tune(equal, x, workspace_limit=8000, **options).measured == 0
+    assert tune(layer, x, **options | {"min_gain": -1.0}).measured > 0  # a trial, what a call costs
     assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0  # kept while the process lives
     assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
 
