@@ -6,55 +6,52 @@ import pytest
 import torch
 from torch import nn
 
-from repro.measure import allocations
+from repro.measure import MemoryMeter, allocations
 from repro.measure.allocations import freed_memory_is_kept, keep_freed_memory, peak_allocation
 
 KIB = 1024
 
 
-def block(kib):
-    return torch.empty(kib * KIB, dtype=torch.uint8)
+def block(kib, device="cpu"):
+    return torch.empty(kib * KIB, dtype=torch.uint8, device=device)
 
 
-def test_the_peak_is_what_lives_at_once():
-    def function():
-        a = block(100)
-        del a
-        b = block(40)
-        c = block(30)
-        del b
-        return c
-
-    assert peak_allocation(function, "cpu") == 100 * KIB
-
-    def together():
-        a, b = block(100), block(40)
-        del a
-        c = block(30)
-        return b, c
-
-    assert peak_allocation(together, "cpu") == 140 * KIB
+def one_after_the_other(device="cpu"):
+    a = block(1000, device)
+    del a
+    b, c = block(2000, device), block(300, device)
+    del b
+    return c
 
 
-def test_what_is_returned_counts_and_what_was_there_before_does_not():
-    kept = block(500)
-    assert peak_allocation(lambda: block(7), "cpu") == 7 * KIB
-    assert peak_allocation(lambda: kept.view(-1), "cpu") == 0
-    assert peak_allocation(lambda: kept.zero_(), "cpu") == 0
-    assert peak_allocation(lambda: None, "cpu") == 0
+def together():
+    a, b = block(100), block(40)
+    del a
+    return b, block(30)
 
 
-def test_temporaries_inside_an_operation_are_seen():
-    from repro.measure import MemoryMeter
+KEPT = block(500)  # what was there before does not count, what is returned does
 
-    a = torch.randn(64, 64)
-    out = torch.empty(64, 64)
 
-    def function():
-        torch.matmul(a.t().contiguous(), a, out=out)
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (one_after_the_other, 2300 * KIB),
+        (together, 140 * KIB),
+        (lambda: KEPT.view(-1).zero_(), 0),
+        (lambda: [torch.empty(16) for _ in range(5000)], 5000 * 64),
+    ],
+)
+def test_the_peak_is_what_lives_at_once(function, expected):
+    gc.collect()
+    calls = []
+    assert peak_allocation(lambda: (calls.append(1), function()), "cpu") == expected
+    assert calls == [1]
 
-    assert peak_allocation(function, "cpu") >= a.nbytes
+
+def test_temporaries_inside_an_operation_and_a_backward_pass():
     # irfft2 copies its input; no operation returns the copy, so that MemoryMeter does not see it.
+    a = torch.randn(64, 64)
     spectrum, image = torch.fft.rfft2(a), torch.empty_like(a)
 
     def inverse():
@@ -65,52 +62,24 @@ def test_temporaries_inside_an_operation_are_seen():
     with MemoryMeter(resident=[spectrum, image]) as meter:
         inverse()
     assert meter.peak_bytes - meter.start_bytes < spectrum.nbytes
+    model, inputs = nn.Linear(64, 32, bias=False), torch.ones(8, 64)
 
-
-def test_a_backward_pass():
-    model = nn.Linear(64, 32, bias=False)
-    inputs = torch.ones(8, 64)
-
-    def function():
+    def backward():
         return torch.autograd.grad(model(inputs).sum(), model.weight)
 
-    function()
-    weight = model.weight.nbytes
-    assert weight <= peak_allocation(function, "cpu") < 3 * weight
+    backward()
+    assert model.weight.nbytes <= peak_allocation(backward, "cpu") < 3 * model.weight.nbytes
 
 
-def test_allocations_of_many_small_tensors():
-    count = 5000
-
-    def function():
-        return [torch.empty(16) for _ in range(count)]
-
-    gc.collect()
-    assert peak_allocation(function, "cpu") == count * 64
-
-
-def test_an_error_inside_passes_and_leaves_no_profiler_behind():
-    def function():
-        block(3)
-        raise ZeroDivisionError
-
+def test_an_error_inside_leaves_no_profiler_and_one_that_runs_is_not_ended():
     with pytest.raises(ZeroDivisionError):
-        peak_allocation(function, "cpu")
+        peak_allocation(lambda: (block(3), 1 // 0), "cpu")
     assert peak_allocation(lambda: block(3), "cpu") == 3 * KIB
-
-
-def test_a_profiler_that_runs_already_is_not_ended():
     with torch.profiler.profile() as profiler:
         with pytest.raises(RuntimeError, match="one is running; stop it first"):
             peak_allocation(lambda: block(3), "cpu")
         block(1).add_(1)
     assert any(event.key == "aten::add_" for event in profiler.key_averages())
-
-
-def test_the_function_runs_once():
-    calls = []
-    peak_allocation(lambda: calls.append(1), "cpu")
-    assert calls == [1]
 
 
 @pytest.mark.slow
@@ -143,43 +112,22 @@ print(peak, kept, before, faults())
     assert int(after) < int(before) / 5
 
 
-def test_a_c_library_without_the_option(monkeypatch):
-    monkeypatch.setattr("repro.measure.allocations.ctypes.CDLL", lambda name: object())
-    assert keep_freed_memory() is False
-
-
-def test_options_that_are_refused(monkeypatch):
-    class Library:
-        calls: list = []  # noqa: RUF012
-
-        @classmethod
-        def mallopt(cls, option, value):
-            cls.calls.append((option, value))
-            return cls.answer
-
-    monkeypatch.setattr("repro.measure.allocations.ctypes.CDLL", lambda name: Library)
+def test_options_that_the_c_library_lacks_or_refuses(monkeypatch):
+    calls = []
+    library = type("Library", (), {})
+    monkeypatch.setattr("repro.measure.allocations.ctypes.CDLL", lambda name: library)
     monkeypatch.setattr(allocations, "_kept", False)
-    Library.answer = 0
-    assert keep_freed_memory() is freed_memory_is_kept() is False
-    Library.answer = 1
-    assert keep_freed_memory() is freed_memory_is_kept() is True
+    assert keep_freed_memory() is False
+    for answer in (0, 1):
+        library.mallopt = staticmethod(lambda *given, a=answer: calls.append(given) or a)
+        assert keep_freed_memory() is freed_memory_is_kept() is bool(answer)
     # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
-    assert Library.calls[-2:] == [(-4, 0), (-1, 2**31 - 1)]
+    assert calls[-2:] == [(-4, 0), (-1, 2**31 - 1)]
 
 
 @pytest.mark.gpu
 def test_the_peak_on_an_accelerator(device):
-    def block(kib):
-        return torch.empty(kib * KIB, dtype=torch.uint8, device=device)
-
-    kept = block(512)
-
-    def function():
-        a = block(1024)
-        del a
-        b, c = block(2048), block(256)
-        del b
-        return c
-
-    assert peak_allocation(function, device.type) == 2304 * KIB
+    kept = block(512, device)
+    a, b, c = (-(-kib * KIB // 512) * 512 for kib in (1000, 2000, 300))
+    assert a < b and peak_allocation(lambda: one_after_the_other(device), device.type) == b + c
     assert peak_allocation(lambda: kept.zero_(), device) == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,20 @@ def write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def test_the_folder_is_made_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "new" / "file.txt"
+def test_the_folder_is_made_and_other_files_stay(tmp_path):
+    path = tmp_path / "new" / "x.html"
     with replacing(path) as temporary:
-        temporary.write_text("first")
+        temporary.write_text("page")
         # A suffix decides what some libraries write.
-        assert temporary.name == "file.txt" and not path.exists()
-    assert path.read_text() == "first" and names(path.parent) == ["file.txt"]
+        assert temporary.name == "x.html" and not path.exists()
+    assert path.read_text() == "page" and names(path.parent) == ["x.html"]
+    others = ["x.tmp", "x.html.tmp", ".x.html.1.tmp", "x.html~", ".x.html.repro-1-2.tmp", ".tmp"]
+    for name in others:
+        (path.parent / name).write_text(name)
+    for name in ("x.html", "x" * 255, "μ" * 127):
+        write(path.parent / name, "page")
+    assert names(path.parent) == sorted([*others, "x.html", "x" * 255, "μ" * 127])
+    assert all((path.parent / name).read_text() == name for name in others)
 
 
 @pytest.mark.parametrize("moment", ["writing", "fsync", "replace"])
@@ -44,10 +52,8 @@ def test_what_stops_it_leaves_the_old_file(tmp_path, monkeypatch, moment):
     def crash(*arguments):
         raise KeyboardInterrupt
 
-    if moment == "fsync":
-        monkeypatch.setattr(os, "fsync", crash)
-    elif moment == "replace":
-        monkeypatch.setattr(Path, "replace", crash)
+    if moment != "writing":
+        monkeypatch.setattr(os if moment == "fsync" else Path, moment, crash)
     with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
         temporary.write_text("new")
         if moment == "writing":
@@ -56,36 +62,19 @@ def test_what_stops_it_leaves_the_old_file(tmp_path, monkeypatch, moment):
     assert path.read_text() == "old" and names(tmp_path) == ["file.txt"]
 
 
-def test_other_files_stay(tmp_path):
-    """Those among them that look like temporary ones."""
-    others = ["x.tmp", "x.html.tmp", ".x.html.1.tmp", "x.html~", ".x.html.repro-1-2.tmp", ".tmp"]
-    for name in others:
-        (tmp_path / name).write_text(name)
-    write(tmp_path / "x.html", "page")
-    assert names(tmp_path) == sorted([*others, "x.html"])
-    assert all((tmp_path / name).read_text() == name for name in others)
-
-
-def test_a_link_stays_and_its_target_is_written(tmp_path):
+def test_a_link_and_permissions_stay(tmp_path):
     real, link, second = tmp_path / "a" / "real", tmp_path / "b" / "link", tmp_path / "b" / "again"
     real.parent.mkdir()
     link.parent.mkdir()
     link.symlink_to(Path("..") / "a" / "real")
     second.symlink_to(link)
-    for text in ("made through the link", "written through it"):
+    for text, mode in (("made through the link", 0o440), ("written through it", 0o600)):
         write(second, text)
         assert link.is_symlink() and second.is_symlink() and real.read_text() == text
+        real.chmod(mode)
+        write(second, "again")
+        assert stat.S_IMODE(real.stat().st_mode) == mode and real.read_text() == "again"
     assert names(tmp_path / "b") == ["again", "link"] and names(tmp_path / "a") == ["real"]
-
-
-def test_permissions_stay(tmp_path):
-    path = tmp_path / "file"
-    for mode in (0o600, 0o664, 0o440):
-        path.unlink(missing_ok=True)
-        path.write_text("old")
-        path.chmod(mode)
-        write(path, "new")
-        assert stat.S_IMODE(path.stat().st_mode) == mode and path.read_text() == "new"
     umask = os.umask(0o027)
     try:
         write(tmp_path / "other", "new")
@@ -155,113 +144,90 @@ def killed_while_it_writes(path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-class TestLeftovers:
-    def test_the_next_writer_removes_them(self, tmp_path):
-        path = tmp_path / "file"
-        path.write_text("old")
-        for _ in range(2):
-            killed_while_it_writes(path)
-        assert path.read_text() == "old" and len(names(tmp_path)) == 2  # one swept the other's
-        write(tmp_path / "another file", "new")
-        assert names(tmp_path) == ["another file", "file"]
-
-    def test_so_does_whoever_loads_a_checkpoint(self, tmp_path):
-        path = tmp_path / "checkpoint"
-        save_checkpoint(path, {"epoch": 3})
-        killed_while_it_writes(path)
-        assert load_checkpoint(path) == {"epoch": 3} and names(tmp_path) == ["checkpoint"]
-
-    def test_a_writer_at_work_is_left_alone(self, tmp_path):
-        path = tmp_path / "file"
-        with replacing(path) as temporary:
-            temporary.write_text("mine")
-            write(path, "theirs")
-            write(tmp_path / "other", "theirs")
-            sweep(tmp_path)
-            assert temporary.read_text() == "mine" and path.read_text() == "theirs"
-        assert path.read_text() == "mine" and names(tmp_path) == ["file", "other"]
-
-    def test_another_machines_stay_for_a_day(self, tmp_path):
-        """Its locks need not be seen here: on a shared folder only time tells."""
-        path = tmp_path / "file"
-        killed_while_it_writes(path)
-        (made,) = tmp_path.iterdir()
-        left = made.rename(tmp_path / made.name.replace(files._kernel(), "0123abcd"))
-        sweep(tmp_path)
-        assert left.exists()
-        old = time.time() - files.IDLE_S - 1
-        os.utime(left, (old, old))
-        sweep(tmp_path)
-        assert left.exists(), "its content was written a moment ago"
-        os.utime(left / "file", (old, old))
-        os.utime(left, (old, old))
-        sweep(tmp_path)
-        assert not left.exists()
-
-    def test_without_locks_too(self, tmp_path, monkeypatch):
-        """A file system without locks tells nothing of who is alive."""
-
-        def none(*arguments):
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-        monkeypatch.setattr(files.fcntl, "flock", none)
-        with replacing(tmp_path / "file") as temporary:
-            temporary.write_text("mine")
-            write(tmp_path / "other", "theirs")
-        assert (tmp_path / "file").read_text() == "mine" and names(tmp_path) == ["file", "other"]
-
-    def test_links_in_their_place_are_not_followed(self, tmp_path):
-        precious = tmp_path / "precious"
-        precious.mkdir()
-        (precious / "file").write_text("1")
-        (tmp_path / f".x.repro-{files._kernel()}-01234567.tmp").symlink_to(precious)
-        sweep(tmp_path)
-        assert (precious / "file").read_text() == "1"
-
-    def test_many_writers_of_one_file(self, tmp_path):
-        """Each sweeps while the others write; all of them succeed, and what stands is whole."""
-        path, errors = tmp_path / "file", []
-
-        def work(number: int) -> None:
-            try:
-                for _ in range(25):
-                    write(path, str(number) * 1000)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors and names(tmp_path) == ["file"]
-        assert len(set(path.read_text())) == 1 and len(path.read_text()) == 1000
-
-    def test_a_folder_that_is_swept_before_it_is_held_is_made_again(self, tmp_path, monkeypatch):
-        hold, swept = files._hold, []
-
-        def late(folder: Path) -> int | None:
-            if not swept:
-                swept.append(folder)
-                sweep(tmp_path)
-                assert not folder.exists()
-            return hold(folder)
-
-        monkeypatch.setattr(files, "_hold", late)
-        write(tmp_path / "file", "new")
-        assert swept and names(tmp_path) == ["file"]
-
-    def test_long_names(self, tmp_path):
-        for name in ("x" * 255, "μ" * 127):
-            write(tmp_path / name, "new")
-        assert len(names(tmp_path)) == 2
-
-
-def test_a_checkpoint_of_something_else(tmp_path):
-    """The checksum fits and the content does not."""
-    from hashlib import sha256
-
+def test_the_next_writer_or_whoever_loads_a_checkpoint_removes_leftovers(tmp_path):
     path = tmp_path / "checkpoint"
+    save_checkpoint(path, {"epoch": 3})
+    for _ in range(2):
+        killed_while_it_writes(path)
+    assert len(names(tmp_path)) == 2  # one swept the other's
+    assert load_checkpoint(path) == {"epoch": 3} and names(tmp_path) == ["checkpoint"]
+    killed_while_it_writes(path)
+    write(tmp_path / "another file", "new")
+    assert load_checkpoint(path) == {"epoch": 3}
+    assert names(tmp_path) == ["another file", "checkpoint"]
+    # The checksum fits and the content does not.
     path.write_bytes(sha256(b"content").digest() + b"content")
     with pytest.raises(CheckpointError, match="no checkpoint of repro"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_writer_at_work_is_left_alone(tmp_path, monkeypatch, locks):
+    def none(*arguments):  # a file system without locks tells nothing of who is alive
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    if not locks:
+        monkeypatch.setattr(files.fcntl, "flock", none)
+    path = tmp_path / "file"
+    with replacing(path) as temporary:
+        temporary.write_text("mine")
+        write(path, "theirs")
+        write(tmp_path / "other", "theirs")
+        sweep(tmp_path)
+        assert temporary.read_text() == "mine" and path.read_text() == "theirs"
+    assert path.read_text() == "mine" and names(tmp_path) == ["file", "other"]
+
+
+def test_another_machines_stay_for_a_day_and_links_are_not_followed(tmp_path):
+    """Its locks need not be seen here: on a shared folder only time tells."""
+    killed_while_it_writes(tmp_path / "file")
+    (made,) = tmp_path.iterdir()
+    left = made.rename(tmp_path / made.name.replace(files._kernel(), "0123abcd"))
+    old = time.time() - files.IDLE_S - 1
+    for outdated in ([], [left], [left / "file", left]):  # its content was written a moment ago
+        sweep(tmp_path)
+        assert left.exists()
+        for path in outdated:
+            os.utime(path, (old, old))
+    sweep(tmp_path)
+    assert not left.exists()
+    precious = tmp_path / "precious"
+    write(precious / "file", "1")
+    (tmp_path / f".x.repro-{files._kernel()}-01234567.tmp").symlink_to(precious)
+    sweep(tmp_path)
+    assert (precious / "file").read_text() == "1"
+
+
+def test_many_writers_of_one_file(tmp_path):
+    """Each sweeps while the others write; all of them succeed, and what stands is whole."""
+    path, errors = tmp_path / "file", []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(25):
+                write(path, str(number) * 1000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and names(tmp_path) == ["file"]
+    assert len(set(path.read_text())) == 1 and len(path.read_text()) == 1000
+
+
+def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch):
+    hold, swept = files._hold, []
+
+    def late(folder: Path) -> int | None:
+        if not swept:
+            swept.append(folder)
+            sweep(tmp_path)
+            assert not folder.exists()
+        return hold(folder)
+
+    monkeypatch.setattr(files, "_hold", late)
+    write(tmp_path / "file", "new")
+    assert swept and names(tmp_path) == ["file"]

@@ -11,7 +11,6 @@ from repro.mbs import checking
 from repro.measure.precision import rounds_to_tf32, without_tf32
 
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -24,38 +23,34 @@ def put_back():
         owner.fp32_precision = value
 
 
-def test_the_nearest_setting_holds():
+def rounded():
+    return [rounds_to_tf32("matmul"), rounds_to_tf32("conv")]
+
+
+def test_the_nearest_setting_holds_and_is_put_back():
     MATMUL.fp32_precision = CONV.fp32_precision = "none"
-    assert not rounds_to_tf32("matmul") and not rounds_to_tf32("conv")
+    assert rounded() == [False, False]
     torch.backends.fp32_precision = "tf32"
-    assert rounds_to_tf32("matmul") and rounds_to_tf32("conv")
+    assert rounded() == [True, True]
     CONV.fp32_precision = "ieee"
-    assert rounds_to_tf32("matmul") and not rounds_to_tf32("conv")
+    assert rounded() == [True, False]
     torch.backends.fp32_precision = "none"
-    MATMUL.fp32_precision = "tf32"
-    assert rounds_to_tf32("matmul")
+    MATMUL.fp32_precision = CONV.fp32_precision = "tf32"
+    with pytest.raises(KeyError), without_tf32():
+        assert rounded() == [False, False]
+        raise KeyError
+    assert rounded() == [True, True]
 
 
 @pytest.mark.parametrize("matmul", ["ieee", "tf32"])
 @pytest.mark.parametrize("conv", ["ieee", "tf32"])
 def test_checks_of_a_loss_allow_for_it_however_it_was_set(matmul, conv):
     MATMUL.fp32_precision, CONV.fp32_precision = matmul, conv
-    model = nn.Linear(2, 2)
-    outputs = [torch.ones(2)]
-    checker = SimpleNamespace(_device=CUDA, _module=model, _autocast=None)
+    model, outputs, cuda = nn.Linear(2, 2), [torch.ones(2)], torch.device("cuda")
+    checker = SimpleNamespace(_device=cuda, _module=model, _autocast=None)
     assert (checking.SelfCheck._tolerance(checker, outputs) >= 1e-2) is ("tf32" in (matmul, conv))
-    allowed = loss_check._tolerance(model, outputs, CUDA, nullcontext)
+    allowed = loss_check._tolerance(model, outputs, cuda, nullcontext)
     assert (allowed >= 1e-2) is (matmul == "tf32")
-
-
-@pytest.mark.parametrize("error", [False, True])
-def test_without_tf32_and_put_back(error):
-    MATMUL.fp32_precision, CONV.fp32_precision = "tf32", "tf32"
-    with pytest.raises(KeyError) if error else nullcontext(), without_tf32():
-        assert not rounds_to_tf32("matmul") and not rounds_to_tf32("conv")
-        if error:
-            raise KeyError
-    assert rounds_to_tf32("matmul") and rounds_to_tf32("conv")
 
 
 def test_nothing_reads_the_setting_that_may_raise():

@@ -1,4 +1,3 @@
-import statistics
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -6,62 +5,36 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from repro.measure import Timing, accelerator, describe_device, synchronize, time_interleaved
+from repro.measure import Timing, accelerator, describe_device, time_interleaved
 
 
 def test_every_function_is_called_in_turns_and_warm_up_is_not_recorded():
     calls = []
     functions = {name: (lambda name=name: calls.append(name)) for name in "abc"}
     timings = time_interleaved(functions, warmup=1, repeats=2)
-    assert "".join(calls) == "abc" + "cba" + "abc"
-    assert list(timings) == ["a", "b", "c"]
+    assert "".join(calls) == "abc" + "cba" + "abc" and list(timings) == ["a", "b", "c"]
     assert all(len(t.samples_s) == 2 and t.warmup == 1 for t in timings.values())
+    slept = time_interleaved({"": lambda: time.sleep(0.02)}, warmup=0, repeats=3)[""]
+    assert min(slept.samples_s) >= 0.02 and slept.median_s < 0.2 and slept.host_s == ()
+    assert Timing((3.0, 1.0, 10.0, 2.0), 0).median_s == 2.5
+    for given, warmup, repeats in (({}, 0, 1), (functions, -1, 1), (functions, 0, 0)):
+        with pytest.raises(ValueError, match="at least one function, warmup >= 0 and repeats >= 1"):
+            time_interleaved(given, warmup=warmup, repeats=repeats)
 
 
-def test_samples_are_the_time_of_the_call():
-    timings = time_interleaved(
-        {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, warmup=0, repeats=3
-    )
-    assert min(timings["short"].samples_s) >= 0.002
-    assert 0.02 <= timings["long"].median_s < 0.2
-    assert timings["short"].median_s < timings["long"].median_s
-
-
-def test_median_is_the_medians_definition():
-    samples = (3.0, 1.0, 10.0, 2.0)
-    assert Timing(samples, 0).median_s == statistics.median(samples) == 2.5
-
-
-@pytest.mark.parametrize(
-    ("functions", "warmup", "repeats"),
-    [({}, 0, 1), ({"a": int}, -1, 1), ({"a": int}, 0, 0)],
-)
-def test_bad_timing_arguments_are_refused(functions, warmup, repeats):
-    with pytest.raises(ValueError, match="at least one function, warmup >= 0 and repeats >= 1"):
-        time_interleaved(functions, warmup=warmup, repeats=repeats)
-
-
-def test_describe_cpu():
-    facts = describe_device("cpu")
-    assert facts["type"] == "cpu"
+def test_describe_cpu_with_its_instructions(monkeypatch):
+    facts, names = describe_device("cpu"), set()
+    assert facts["type"] == "cpu" and facts["threads"] == torch.get_num_threads()
     assert facts["slug"].startswith("cpu-") and facts["slug"].endswith("-cores")
-    assert facts["threads"] == torch.get_num_threads()
     assert facts["memory_bytes"] > 2**28
-    synchronize("cpu")
-
-
-def test_processors_of_one_name_are_told_apart_by_their_instructions(monkeypatch):
-    names = set()
+    accelerator.synchronize("cpu")  # which has nothing to do
     for capability in ("AVX2", "AVX512"):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda it=capability: it)
         names.add(describe_device("cpu")["name"])
     assert len(names) == 2 and all("AVX" in name for name in names)
-
-
-@pytest.mark.parametrize("device", ["meta", "cuda:99"])
-def test_describe_an_absent_device(device):
-    with pytest.raises(ValueError, match=f"'{device}' is not available here; allowed are 'cpu'"):
-        describe_device(device)
+    for absent in ("meta", "cuda:99"):
+        with pytest.raises(ValueError, match=f"'{absent}' is not available here; allowed are 'cp"):
+            describe_device(absent)
 
 
 class Machine:
@@ -121,18 +94,20 @@ def machine(monkeypatch):
     return machine
 
 
+def timed(function, queued=True, repeats=4, warmup=0, device="cuda"):
+    options = {"warmup": warmup, "repeats": repeats, "device": device, "queued": queued}
+    return time_interleaved({"": function}, **options)[""]
+
+
 def test_the_launches_of_small_kernels_are_no_time_of_the_device(machine):
     def division():  # of three kernels
         for _ in range(3):
             machine.launch(host_s=40e-6, device_s=10e-6)
 
-    timed = {
-        queued: time_interleaved({"": division}, warmup=1, repeats=3, device="cuda", queued=queued)
-        for queued in (False, True)
-    }
-    assert timed[True][""].samples_s == pytest.approx([30e-6] * 3)
-    assert timed[False][""].samples_s == pytest.approx([130e-6] * 3)
-    assert all(t[""].host_s == pytest.approx([120e-6] * 3) for t in timed.values())
+    for queued, seconds in ((True, 30e-6), (False, 130e-6)):
+        timing = timed(division, queued, warmup=1)
+        assert timing.samples_s == pytest.approx([seconds] * 4)
+        assert timing.host_s == pytest.approx([120e-6] * 4)
 
 
 def test_more_is_queued_before_what_takes_the_host_longer(machine):
@@ -142,8 +117,7 @@ def test_more_is_queued_before_what_takes_the_host_longer(machine):
         calls.append(machine.now)
         machine.launch(host_s=5e-3, device_s=1e-3)
 
-    timed = time_interleaved({"": slow}, warmup=0, repeats=4, device="cuda", queued=True)[""]
-    assert timed.samples_s == pytest.approx([1e-3] * 4)
+    assert timed(slow).samples_s == pytest.approx([1e-3] * 4)
     assert len(calls) == 3 + 4  # 1, 2 and 4 ms were too short: found out once
 
 
@@ -153,22 +127,18 @@ def test_what_cannot_be_queued_is_timed_as_it_is(machine, host_s):
         machine.launch(host_s, device_s=1e-3)
         machine.synchronize()
 
-    timed = time_interleaved({"": waiting}, warmup=0, repeats=2, device="cuda", queued=True)[""]
-    assert timed.samples_s == pytest.approx([1e-3 + host_s] * 2)
+    assert timed(waiting).samples_s == pytest.approx([1e-3 + host_s] * 4)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("queued", [False, True])
 def test_samples_of_an_accelerator(device, queued, monkeypatch):
     x = torch.ones(1000, device=device)
-    timing = time_interleaved(
-        {"add": lambda: x.add_(1)}, warmup=1, repeats=3, device=device, queued=queued
-    )["add"]
+    timing = timed(lambda: x.add_(1), queued, 3, 1, device)
     assert len(timing.samples_s) == len(timing.host_s) == 3
-    assert min(timing.samples_s) > 0 < min(timing.host_s)
-    assert timing.median_s < 1
+    assert min(timing.samples_s) > 0 < min(timing.host_s) and timing.median_s < 1
     monkeypatch.delattr(accelerator.module(device), "_sleep")  # as others have none
-    time_interleaved({"": lambda: x.add_(1)}, warmup=0, repeats=1, device=device, queued=True)
+    timed(lambda: x.add_(1), True, 1, 0, device)
     facts = describe_device(device)
     assert facts["type"] == device.type and " " not in facts["slug"]
     assert facts["memory_bytes"] == accelerator.total_bytes(device)
@@ -179,9 +149,6 @@ def test_samples_of_an_accelerator(device, queued, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.cuda_only("a sleep takes time")
 def test_samples_are_device_time():
-    def sleep() -> None:
-        torch.cuda._sleep(20_000_000)  # about 10 ms, queued without waiting
-
-    for queued in (False, True):
-        timing = time_interleaved({"": sleep}, warmup=1, repeats=3, device="cuda", queued=queued)
-        assert timing[""].median_s > 0.002 > max(timing[""].host_s)
+    for queued in (False, True):  # about 10 ms, queued without waiting
+        timing = timed(lambda: torch.cuda._sleep(20_000_000), queued, 3, 1)
+        assert timing.median_s > 0.002 > max(timing.host_s)

@@ -1,4 +1,5 @@
 import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -6,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from repro.microconv import Candidate, Convolution, Division, Kernel, assign_workspaces
-from repro.microconv.optimize import pareto_front
+from repro.microconv import Convolution, Division, Kernel, assign_workspaces
 
 MIB = 2**20
 
@@ -148,35 +148,27 @@ def nearly_linear(rng):
     return Division((20 - need) * 50_000 + rng.randint(0, 2000), need, [])
 
 
-def anything(rng):
-    return Division(rng.randint(1, 10**6), rng.randint(0, 20), [])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [nearly_linear, anything])
+@pytest.mark.parametrize(
+    "make", [nearly_linear, lambda rng: Division(rng.randint(1, 10**6), rng.randint(0, 20), [])]
+)
 def test_many_kernels_against_a_dynamic_programme(make):
-    rng = random.Random(3)
+    rng, solved = random.Random(3), 0
     for _ in range(20):
         fronts = {k: [make(rng) for _ in range(6)] for k in range(40)}
         total = 40 * rng.choice([4, 6, 10])
-        least = [0] * (total + 1)  # by bytes given out
+        least = np.zeros(total + 1)  # by bytes given out; whole numbers
         for divisions in fronts.values():
-            least = [
-                min(
-                    (
-                        least[room - d.workspace_bytes] + d.time_s
-                        for d in divisions
-                        if d.workspace_bytes <= room
-                    ),
-                    default=10**12,
-                )
-                for room in range(total + 1)
-            ]
-        if least[total] >= 10**12:
-            continue
-        chosen = assign_workspaces(fronts, total)
-        assert sum(d.workspace_bytes for d in chosen.values()) <= total
-        assert sum(d.time_s for d in chosen.values()) == least[total]
+            added = np.full((len(divisions), total + 1), math.inf)
+            for row, d in zip(added, divisions, strict=True):
+                row[d.workspace_bytes :] = least[: total + 1 - d.workspace_bytes] + d.time_s
+            least = added.min(0)
+        if math.isfinite(least[total]):
+            chosen = assign_workspaces(fronts, total)
+            assert sum(d.workspace_bytes for d in chosen.values()) <= total
+            assert sum(d.time_s for d in chosen.values()) == least[total]
+            solved += 1
+    assert solved > 5
 
 
 def test_kernels_are_anything_hashable():
@@ -190,16 +182,6 @@ def test_kernels_are_anything_hashable():
         assign_workspaces({None: front, ("layer", 2): []}, 512)
 
 
-def test_fronts_of_candidates():
-    candidates = {
-        size: [Candidate("slow", 3.0 * size, 0), Candidate("fast", 1.0 * size, 100 * size)]
-        for size in (1, 2, 4)
-    }
-    fronts = {name: pareto_front(4, candidates) for name in ("conv1", "conv2", "conv3")}
-    for total in range(0, 1300, 50):
-        assert check(fronts, total)
-
-
 def test_order_and_dominated_divisions_do_not_matter():
     good = [Division(4.0, 0, []), Division(2.0, 10, []), Division(1.0, 20, [])]
     bad = [Division(9.0, 30, []), Division(2.0, 11, []), Division(4.0, 0, []), Division(5.0, 5, [])]
@@ -208,46 +190,28 @@ def test_order_and_dominated_divisions_do_not_matter():
     assert sum(d.workspace_bytes for d in chosen.values()) == 20
 
 
-def test_sums_of_narrow_numbers_do_not_overflow():
-    fronts = {
-        k: [Division(2.0, np.int8(100), []), Division(1.0, np.int8(120), [])] for k in range(3)
-    }
-    chosen = assign_workspaces(fronts, np.int16(345))
+def test_nothing_zeros_and_narrow_numbers():
+    assert assign_workspaces({}, 0) == {}
+    fronts = {"a": [Division(0.0, 0, [])], "b": [Division(0.0, 0, []), Division(0.0, 5, [])]}
+    assert [d.workspace_bytes for d in assign_workspaces(fronts, 0).values()] == [0, 0]
+    front = [Division(2.0, np.int8(100), []), Division(1.0, np.int8(120), [])]
+    chosen = assign_workspaces(dict.fromkeys(range(3), front), np.int16(345))
     assert sum(division.workspace_bytes for division in chosen.values()) == 340
 
 
-def test_nothing_to_assign():
-    assert assign_workspaces({}, 0) == {}
-
-
-def test_zero_times_and_zero_bytes():
-    fronts = {"a": [Division(0.0, 0, [])], "b": [Division(0.0, 0, []), Division(0.0, 5, [])]}
-    assert {k: d.workspace_bytes for k, d in assign_workspaces(fronts, 0).items()} == {
-        "a": 0,
-        "b": 0,
+def test_the_total_that_is_named_works_and_one_byte_less_does_not():
+    fronts = {
+        "conv1": [Division(1.0, 700, []), Division(3.0, 300, [])],
+        "conv2": [Division(1.0, 500, []), Division(0.5, 600, [])],
     }
-
-
-class TestErrors:
-    def test_the_total_that_is_named_works_and_one_byte_less_does_not(self):
-        fronts = {
-            "conv1": [Division(1.0, 700, []), Division(3.0, 300, [])],
-            "conv2": [Division(1.0, 500, []), Division(0.5, 600, [])],
-        }
-        message = (
-            r"^2 kernels do not fit into 799 bytes of workspace together; the smallest limit that "
-            r"would work is 800 bytes, of which kernel 'conv2' needs 500$"
-        )
-        with pytest.raises(ValueError, match=message):
-            assign_workspaces(fronts, 799)
-        chosen = assign_workspaces(fronts, 800)
-        assert [d.workspace_bytes for d in chosen.values()] == [300, 500]
-
-    @pytest.mark.parametrize("total", [-1, 1e6, True, None])
-    def test_a_total_that_is_no_number_of_bytes(self, total):
+    message = (
+        r"^2 kernels do not fit into 799 bytes of workspace together; the smallest limit that "
+        r"would work is 800 bytes, of which kernel 'conv2' needs 500$"
+    )
+    with pytest.raises(ValueError, match=message):
+        assign_workspaces(fronts, 799)
+    chosen = assign_workspaces(fronts, 800)
+    assert [d.workspace_bytes for d in chosen.values()] == [300, 500]
+    for total in (-1, 1e6, True):
         with pytest.raises(ValueError, match=r"total_bytes is .*; it must be at least 0, in whole"):
             assign_workspaces({}, total)
-
-    def test_a_kernel_without_divisions(self):
-        with pytest.raises(ValueError, match="kernel 'conv2' has no division; give its pareto_fro"):
-            assign_workspaces({"conv1": [Division(1.0, 0, [])], "conv2": []}, 10)

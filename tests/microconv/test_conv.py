@@ -9,48 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from tuned_nets import reference
 
 from repro.microconv import Candidate, Convolution, Division, Kernel, best_division
 from repro.microconv.backends import given_bytes
 from repro.microconv.conv import compute_dtype, install, layout_of, signature
+from repro.microconv.kernels import KINDS
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 NATIVE = "torch:native"
 
 
-def images(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-# Workspace
-
-
-def test_a_workspace_is_as_large_as_what_was_reserved_and_made_once():
-    workspace = Workspace("cpu", 100)
-    workspace.reserve(700)
-    workspace.reserve(300)
-    assert workspace.size == 700
-    buffer = workspace.allocate()
-    assert buffer.dtype == torch.uint8 and buffer.shape == (700,) and buffer.count_nonzero() == 0
-    assert workspace.allocate() is buffer
-    with workspace.segment(256, 100) as segment:
-        assert segment.shape == (100,) and segment.data_ptr() == buffer.data_ptr() + 256
-        segment.fill_(1)
-    assert buffer.sum() == 100 and buffer[256:356].all()
-
-
-def test_an_empty_workspace():
-    with Workspace("cpu").segment(0, 0) as segment:
-        assert segment.numel() == 0
-
-
-def test_an_error_inside_frees_the_workspace():
-    workspace = Workspace("cpu", 8)
-    with pytest.raises(KeyError), workspace.segment(0, 8):
-        raise KeyError
-    with workspace.segment(0, 8) as segment:
-        assert len(segment) == 8
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_second_thread_waits_for_its_turn():
@@ -76,19 +48,23 @@ def test_a_second_thread_waits_for_its_turn():
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))]
 )
-def test_a_copy_of_a_workspace_allocates_its_own(copied):
-    workspace = Workspace("cpu", 64)
-    with workspace.segment(0, 64) as segment:
+def test_a_workspace_is_made_once_and_a_copy_allocates_its_own(copied):
+    workspace = Workspace("cpu", 10)
+    workspace.reserve(64)
+    workspace.reserve(30)
+    assert workspace.size == 64 and not workspace.allocate().any()
+    with pytest.raises(KeyError), workspace.segment(16, 8) as segment:
         segment.fill_(7)
         other = copied(workspace)  # also while it is in use
+        raise KeyError
+    assert workspace.allocate().sum() == 7 * 8 and workspace.allocate()[16:24].eq(7).all()
+    with workspace.segment(0, 64) as segment:  # an error inside frees it
+        assert len(segment) == 64
     assert (other.size, other.device) == (64, "cpu")
     with other.segment(0, 64) as segment:
         assert segment.count_nonzero() == 0
     assert other.allocate().data_ptr() != workspace.allocate().data_ptr()
-    assert workspace.allocate().eq(7).all()
 
-
-# Divisions of other batch sizes
 
 CONV = Convolution(2, 5, 6, 3, (3, 3), padding=(1, 1))
 
@@ -137,52 +113,29 @@ def least_time(batch, candidates, segment, limit, tuned):
     return best[batch]
 
 
-@pytest.mark.parametrize("limit", [600, 6000, 12_000, 30_000, 2**20])
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8)])
-def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes, limit):
-    kernel = make_kernel(sizes=sizes, limit=limit)
-    time = {(b, way.algorithm): way.time_s for b, ways in kernel.candidates.items() for way in ways}
-    need = {
-        (b, way.algorithm): way.workspace_bytes
-        for b, ways in kernel.candidates.items()
-        for way in ways
-    }
-    for batch in (1, 3, 5, 7, 8, 9, 16, 31):
-        parts = kernel.division(batch)
-        assert sum(size for size, _ in parts) == batch
-        workspaces = [need[part] for part in parts if part[1] != NATIVE]
-        assert max(workspaces, default=0) <= kernel.segment_bytes == kernel.workspace.size
-        assert max(need[part] for part in parts) <= kernel.limit_bytes <= limit
-        if batch != 8:
-            within = (kernel.segment_bytes, kernel.limit_bytes)
-            expected = least_time(batch, kernel.candidates, *within, tuned=8)
-            assert sum(time[part] for part in parts) == pytest.approx(expected)
-        assert kernel.division(batch) is parts  # remembered
-    assert kernel.division(8) is kernel.parts
-
-
-def test_sizes_that_do_not_sum_to_a_batch_are_left_to_torch():
+def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
+    for limit in (600, 6000, 12_000, 30_000, 2**20):
+        kernel = make_kernel(sizes=sizes, limit=limit)
+        before = copy.deepcopy(kernel.candidates)
+        ways = {(b, way.algorithm): way for b, ways in kernel.candidates.items() for way in ways}
+        for batch in (1, 3, 5, 7, 8, 9, 16, 31):
+            parts = kernel.division(batch)
+            assert sum(size for size, _ in parts) == batch
+            workspaces = [ways[part].workspace_bytes for part in parts if part[1] != NATIVE]
+            assert max(workspaces, default=0) <= kernel.segment_bytes == kernel.workspace.size
+            assert max(ways[part].workspace_bytes for part in parts) <= kernel.limit_bytes <= limit
+            if batch != 8:
+                within = (kernel.segment_bytes, kernel.limit_bytes)
+                expected = least_time(batch, kernel.candidates, *within, tuned=8)
+                assert sum(ways[part].time_s for part in parts) == pytest.approx(expected)
+            assert kernel.division(batch) is parts  # remembered
+        assert kernel.division(8) is kernel.parts and kernel.candidates == before
     kernel = make_kernel(sizes=(8,), algorithms=["torch:im2col"])
     assert kernel.division(16) == [(8, "torch:im2col")] * 2
-    assert kernel.division(7) is None and kernel.division(7) is None
-    assert kernel.division(12) is None
-    weight, x = images(3, 2, 3, 3), images(7, 2, 5, 6)
-    out = kernel.run(x, weight, (7, 3, 5, 6))
-    assert torch.equal(out, F.conv2d(x, weight, padding=1))
-
-
-def test_a_kernel_left_to_torch_is_left_to_it_at_every_size():
-    kernel = make_kernel()
+    assert kernel.division(7) is None and kernel.division(12) is None  # left to torch
     kernel.parts = None
-    assert kernel.division(8) is None and kernel.division(3) is None
-
-
-def test_dividing_again_leaves_alone_what_was_measured():
-    kernel = make_kernel()
-    before = copy.deepcopy(kernel.candidates)
-    for batch in range(1, 20):
-        kernel.division(batch)
-    assert kernel.candidates == before and kernel.parts == make_kernel().parts
+    assert kernel.division(8) is None and kernel.division(16) is None
 
 
 def test_threads_that_ask_for_a_new_size_at_once():
@@ -205,26 +158,19 @@ def test_threads_that_ask_for_a_new_size_at_once():
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8, 11])
-@pytest.mark.parametrize("kind", ["forward", "backward_data", "backward_filter"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithms", [["torch:im2col"], ["torch:direct"], [NATIVE], None])
-def test_a_kernel_computes_every_batch_size(algorithms, kind, batch):
+def test_a_kernel_computes_every_batch_size(algorithms, kind):
     kernel = make_kernel(kind=kind, algorithms=algorithms)
-    x, weight, y = (images(*shape) for shape in Kernel("forward", CONV).shapes(batch))
-    bias = images(3, seed=1)
-    x.requires_grad_(), weight.requires_grad_()
-    output = F.conv2d(x, weight, bias, padding=1)
-    gradients = torch.autograd.grad(output, (x, weight), y)
-    operands, expected = {
-        "forward": ((x, weight), output),
-        "backward_data": ((y, weight), gradients[0]),
-        "backward_filter": ((x, y), gradients[1]),
-    }[kind]
-    with torch.no_grad():
-        extra = {"bias": bias} if kind == "forward" else {}
+    for batch in (1, 3, 8, 11):
+        first, second, out = kernel.kernel.tensors(batch)
+        bias = images(3) if kind == "forward" else None
+        expected = reference(kernel.kernel, first, second).float()
+        if bias is not None:
+            expected += bias.view(-1, 1, 1)
         for _ in range(2):  # a filter gradient starts from zero each time
-            got = kernel.run(*operands, tuple(expected.shape), **extra)
-            torch.testing.assert_close(got, expected.detach(), rtol=1e-5, atol=1e-4)
+            got = kernel.run(first, second, tuple(out.shape), bias)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_the_workspace_of_a_division():
@@ -242,141 +188,59 @@ def test_the_workspace_of_a_division():
     assert 0 < of((4, "torch:fft")) < needs[4]["fft"]  # the rest is torch.fft's own
 
 
-# What a call is
-
-
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 @pytest.mark.parametrize("of_input", FORMATS)
 @pytest.mark.parametrize("of_weight", FORMATS)
-@pytest.mark.parametrize("shape", [(2, 4, 5, 6), (1, 4, 5, 6), (2, 4, 1, 5), (3, 2, 7, 7)])
-def test_the_layout_is_that_of_torchs_output(shape, of_input, of_weight):
-    x = images(*shape).to(memory_format=of_input)
-    weight = images(3, shape[1], 1, 2).to(memory_format=of_weight)
-    output = F.conv2d(x, weight)
-    expected = "nhwc" if not output.is_contiguous() else "nchw"
-    assert layout_of(x, weight) == expected
-    if expected == "nhwc":
-        assert output.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_strides_of_neither_layout_count_as_torchs_default():
+def test_the_layout_and_data_type_are_those_of_torchs_output(of_input, of_weight):
+    for shape in ((2, 4, 5, 6), (1, 4, 5, 6), (2, 4, 1, 5)):
+        x = images(*shape).to(memory_format=of_input)
+        weight = images(3, shape[1], 1, 2).to(memory_format=of_weight)
+        output = F.conv2d(x, weight)
+        assert layout_of(x, weight) == ("nchw" if output.is_contiguous() else "nhwc")
     x, weight = images(2, 4, 6, 5), images(3, 4, 2, 2)
     for other in (x.transpose(2, 3), x[:, :, ::2], x[:1].expand(3, 4, 6, 5)):
-        assert layout_of(other, weight) == "nchw"
-        assert F.conv2d(other, weight).is_contiguous()
-
-
-def test_the_data_type_of_a_call():
-    x = images(1, 1, 2, 2)
-    assert compute_dtype(x) == torch.float32 and compute_dtype(x.half()) == torch.float16
+        assert layout_of(other, weight) == "nchw" and F.conv2d(other, weight).is_contiguous()
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             assert compute_dtype(x) == compute_dtype(x.bfloat16()) == dtype
-            assert F.conv2d(x, x).dtype == dtype
             assert compute_dtype(x.double()) == torch.float64
             with torch.autocast("cpu", enabled=False):
-                assert compute_dtype(x) == torch.float32
-
-
-def test_a_signature_holds_all_but_the_batch():
-    weight = images(3, 4, 2, 2)
-    x = images(5, 4, 6, 7)
-    assert signature(x, weight) == (6, 7, "float32", "cpu", "nchw", "ieee")
-    same = [x[:2], x + 1, x.clone().requires_grad_(), images(0, 4, 6, 7), x[::2]]
-    assert {signature(other, weight) for other in same} == {signature(x, weight)}
-    channels_last = x.to(memory_format=torch.channels_last)
-    others = [x[:, :, :5], x[:, :, :, :5], x.transpose(2, 3), x.double(), channels_last]
-    signatures = [signature(other, weight) for other in others]
-    with torch.autocast("cpu", torch.bfloat16):
-        signatures.append(signature(x, weight))
-    assert len({*signatures, signature(x, weight)}) == len(others) + 2
-    assert hash(signatures[0]) == hash(signature(others[0], weight))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel_size": 3},
-        {"kernel_size": (1, 4), "stride": (2, 3), "padding": (1, 2)},
-        {"kernel_size": (3, 2), "dilation": (2, 4), "padding": (5, 0)},
-        {"kernel_size": (3, 5), "padding": "same", "dilation": (3, 1)},
-        {"kernel_size": 1, "padding": "same"},
-        {"kernel_size": (2, 3), "padding": "same", "dilation": (2, 1)},
-        {"kernel_size": 5, "padding": "valid", "stride": 3},
-    ],
-)
-def test_the_kernels_of_a_layer_have_torchs_shapes(options):
-    module = nn.Conv2d(4, 6, **options)
-    for size in ((11, 12), (9, 16)):
-        x = images(3, 4, *size)
-        y = module(x)
-        kernels = kernels_of(module, signature(x, module.weight))
-        assert list(kernels) == ["forward", "backward_data", "backward_filter"]
-        for kind, kernel in kernels.items():
-            assert kernel.kind == kind and kernel.dtype == "float32" and kernel.device == "cpu"
-        shapes = (tuple(x.shape), tuple(module.weight.shape), tuple(y.shape))
-        assert kernels["forward"].shapes(3) == shapes
-        assert kernels["backward_data"].shapes(3) == (shapes[2], shapes[1], shapes[0])
-        assert kernels["backward_filter"].shapes(3) == (shapes[0], shapes[2], shapes[1])
-        first, second, result = kernels["forward"].tensors(3)
-        made = F.conv2d(
-            first, second, None, module.stride, kernels["forward"].conv.padding, module.dilation
-        )
-        assert made.shape == result.shape
+                assert compute_dtype(x) == torch.float32 and compute_dtype(x.half()) == torch.half
 
 
 def test_what_has_no_kernel():
-    uneven = nn.Conv2d(3, 3, (3, 4), padding="same")
-    with pytest.raises(ValueError, match="'same' is not symmetric for 3×4"):
-        kernels_of(uneven, (8, 8, "float32", "cpu", "nchw", "ieee"))
-    with pytest.raises(ValueError, match="larger than the padded input"):
-        kernels_of(nn.Conv2d(3, 3, 9), (8, 8, "float32", "cpu", "nchw", "ieee"))
-    with pytest.raises(ValueError, match="dtype of a kernel is 'complex64'"):
-        kernels_of(nn.Conv2d(3, 3, 3), (8, 8, "complex64", "cpu", "nchw", "ieee"))
+    for layer, dtype, message in (
+        (nn.Conv2d(3, 3, (3, 4), padding="same"), "float32", "'same' is not symmetric for 3×4"),
+        (nn.Conv2d(3, 3, 9), "float32", "larger than the padded input"),
+        (nn.Conv2d(3, 3, 3), "complex64", "dtype of a kernel is 'complex64'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels_of(layer, (8, 8, dtype, "cpu", "nchw", "ieee"))
 
 
-# The layer, made by hand
-
-
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        kinds
-        for count in range(4)
-        for kinds in itertools.combinations(("forward", "backward_data", "backward_filter"), count)
-    ],
-)
-def test_any_subset_of_the_kernels_may_be_divided(kinds):
+@pytest.mark.parametrize("divided", [*itertools.product([False, True], repeat=3)])
+def test_any_subset_of_the_kernels_may_be_divided(divided):
     torch.manual_seed(0)
-    reference = nn.Conv2d(2, 3, 3, padding=1)
-    module = copy.deepcopy(reference)
-    x = images(8, 2, 5, 6)
-    tuned = {}
-    for kind in ("forward", "backward_data", "backward_filter"):
+    plain = nn.Conv2d(2, 3, 3, padding=1)
+    module, x, tuned = copy.deepcopy(plain), images(8, 2, 5, 6), {}
+    for kind, wanted in zip(KINDS, divided, strict=True):
         tuned[kind] = make_kernel(kind=kind, algorithms=["torch:im2col"])
-        if kind not in kinds:
+        if not wanted:
             tuned[kind].parts = None
     install(module, signature(x, module.weight), tuned)
     for num_samples in (8, 5):
         results = []
-        for m in (module, reference):
+        for m in (module, plain):
             piece = x[:num_samples].clone().requires_grad_()
             output = m(piece)
             results.append([output, *torch.autograd.grad(output.square().sum(), (piece, m.weight))])
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert module.untuned_calls == 0
-
-
-def test_calls_that_no_tuning_is_for_are_counted():
-    module = nn.Conv2d(2, 3, 3, padding=1)
-    reference = copy.deepcopy(module)
-    install(module, signature(images(9, 2, 7, 7), module.weight), {})
-    for x in (images(2, 2, 4, 4), images(2, 5, 6), images(0, 2, 4, 4)):
-        assert torch.equal(module(x), reference(x))
+    for other in (images(2, 2, 4, 4), images(2, 5, 6), images(0, 2, 4, 4)):  # not tuned for
+        assert torch.equal(module(other), plain(other))
     assert module.untuned_calls == 3
     with pytest.raises(RuntimeError, match="to have 2 channels, but got 4"):
         module(images(2, 4, 5, 5))

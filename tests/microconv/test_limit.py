@@ -4,7 +4,6 @@ import copy
 import gc
 import io
 import math
-import os
 import sqlite3
 
 import pytest
@@ -13,19 +12,22 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
+from tuned_nets import images as make_images
+from tuned_nets import tuned_layers
 
-from repro.measure.allocations import peak_inside
+from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import (
     BenchmarkCache,
     CacheWarning,
     LayerGoneError,
     TunedConv2d,
     WorkspaceLimitError,
+    backends,
     find_kernels,
     tune,
 )
 from repro.microconv.cache import Key
-from repro.microconv.measuring import Trial
+from repro.microconv.measuring import Bench, Trial
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
 WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
@@ -53,8 +55,7 @@ class Net(nn.Module):
 
 
 def images(num_samples=BATCH, side=20, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_samples, 3, side, side, generator=generator)
+    return make_images(num_samples, (side, side), seed=seed)
 
 
 def net():
@@ -100,6 +101,8 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
     assert share == 1.0 or any(entry.needed for entry in report.kernels)
     for got, want in zip(step(model, x), step(plain, x), strict=True):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-6)
+    for num_samples in (7, 2):  # smaller last batches
+        assert share or held(model, images(num_samples))[0] <= limit
     with pytest.raises(WorkspaceLimitError, match=f"would do is {least} bytes"):
         tune(net(), x, least - 1, **options)
 
@@ -136,43 +139,25 @@ def test_a_limit_for_each_sample_grows_with_the_mini_batch(mode):
         assert f"({each:,} bytes for each of {num_samples} samples)" in str(report)
         with pytest.raises(WorkspaceLimitError):
             tune(net(), images(num_samples), each - 1, **options)
+    # Without `strict` torch's own takes what it likes, and the report says so.
+    model = net()
+    report = tune(model, images(), 0, mode=mode, strict=False, cache=None)
+    assert not any(isinstance(module, TunedConv2d) for module in model.modules())
+    assert report.workspace_bytes > 0 and "NOT held to the limit" in str(report)
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
 def test_a_layer_of_two_shapes_is_refused_with_both(mode):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3, padding=1)
-
-        def forward(self, x):
-            return self.conv(x).mean() + self.conv(x[:, :, :10]).mean()
-
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1))
+    model.forward = lambda x: model[0](x).mean() + model[0](x[:, :, :10]).mean()
     options = {"mode": mode, "cache": None, "training": False}
     with pytest.raises(WorkspaceLimitError) as refused:
-        tune(Twice(), images(), 0, **options)
+        tune(model, images(), 0, **options)
     least = refused.value.least_bytes
-    assert refused.value.kernels == {"conv forward": least}
-    tune(Twice(), images(), least, **options)
+    assert refused.value.kernels == {"0 forward": least}
+    tune(model, images(), least, **options)
     with pytest.raises(WorkspaceLimitError):
-        tune(Twice(), images(), least - 1, **options)
-
-
-def test_a_smaller_last_batch_is_held_as_well():
-    model, x = net(), images()
-    with pytest.raises(WorkspaceLimitError) as refused:
-        tune(model, x, 0, cache=None)
-    limit = refused.value.least_bytes
-    tune(model, x, limit, cache=None)
-    for num_samples in (7, 5, 2):
-        assert held(model, images(num_samples))[0] <= limit
-
-
-def test_without_strict_torchs_own_takes_what_it_likes_and_the_report_says_so():
-    model, x = net(), images()
-    report = tune(model, x, 0, strict=False, cache=None)
-    assert not any(isinstance(module, TunedConv2d) for module in model.modules())
-    assert report.workspace_bytes > 0 and "NOT held to the limit" in str(report)
+        tune(model, images(), least - 1, **options)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +180,8 @@ def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape
     }
 
 
-# A gain that reaches the model
-
-
 class Slow(BenchmarkCache):
     """Kernels win every trial; what a whole model takes is invented, by the layers it has."""
-
-    def __init__(self, slower):
-        super().__init__(None)
-        self.slower, self.tried = slower, []
 
     def times(self, key, micro_batch):
         listing = self.listing(key, micro_batch)
@@ -223,25 +201,23 @@ class Kernelwise(dict):
 @pytest.mark.parametrize("bad", [(), ("0",), ("2",), ("0", "2"), ("0", "2", "4")])
 def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3)
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3)
     )
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = torch.get_rng_state()
 
     def compare(self, what, one, forms, run):
-        def cost():
-            tied = [name for name, m in model.named_modules() if isinstance(m, TunedConv2d)]
-            return 10.0 + sum(1.0 if name in bad else -1.0 for name in tied)
-
         seconds = []
         for form in forms:
             form()
             run()
-            seconds.append(cost())
+            seconds.append(10.0 + sum(1.0 if n in bad else -1.0 for n in tuned_layers(model)))
         return Trial((seconds[0],) * 5, (seconds[1],) * 5)
 
     monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
-    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow(bad))
+    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow())
     good = [name for name in ("0", "2", "4") if name not in bad]
-    tied = [name for name, m in model.named_modules() if isinstance(m, TunedConv2d)]
+    tied = tuned_layers(model)
     # The best of all, or everything where that pays as a whole.
     assert tied == (["0", "2", "4"] if len(good) > len(bad) else good)
     assert set(report.untied) == {"0", "2", "4"} - set(tied)
@@ -250,6 +226,10 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     assert (report.model is None) == (not tied)
     if tied:
         assert report.model.pays and "the whole model, measured: " in str(report)
+    # The trials leave nothing behind.
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
@@ -263,31 +243,11 @@ def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
     assert report.model is never and any(entry.needed for entry in report.kernels)
 
 
-@pytest.mark.parametrize(
-    ("tuned", "plain", "pays"),
-    [
-        ([1.0] * 5, [2.0] * 5, True),
-        ([1.0] * 4 + [2.0], [2.0] * 4 + [1.0], False),
-        ([1.0] * 6 + [2.0], [2.0] * 6 + [1.0], True),
-        ([1.0] * 5 + [2.0] * 2, [2.0] * 5 + [1.0] * 2, False),
-        ([1.0] * 5, [1.0] * 5, False),
-    ],
-)
-def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven(tuned, plain, pays):
-    assert Trial(tuple(tuned), tuple(plain)).pays == pays
-
-
-def test_the_last_trial_leaves_nothing_behind():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    before = torch.get_rng_state()
-    tune(model, images(4, 10), algorithms=["torch:im2col"], min_gain=0.0, cache=Slow(()))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-# Operators
+def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven():
+    for won, lost, pays in ((5, 0, True), (4, 1, False), (6, 1, True), (5, 2, False)):
+        faster, slower = (1.0,) * won + (2.0,) * lost, (2.0,) * won + (1.0,) * lost
+        assert Trial(faster, slower).pays == pays
+    assert not Trial((1.0,) * 5, (1.0,) * 5).pays
 
 
 def tied(algorithm="torch:im2col"):
@@ -322,15 +282,6 @@ def test_make_fx_sees_what_a_tuned_model_does(mode):
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
 
 
-def test_flops_are_counted_as_torchs():
-    counts = []
-    for model in tied():
-        with FlopCounterMode(display=False) as counter:
-            model(images(4, 9).requires_grad_()).sum().backward()
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] > 0
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     model, plain = tied("nnpack:ft8x8")
@@ -351,26 +302,24 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
         loaded(images(4, 9))
 
 
-def test_the_operators_keep_torchs_rules():
-    model, _ = tied()
+def test_the_operators_keep_torchs_rules_and_its_count_of_operations():
+    model, plain = tied()
     layer = next(iter(model[0].tuned.values()))
-    x = images(4, 9).requires_grad_()
-    arguments = (x, model[0].weight, model[0].bias, layer.number)
+    arguments = (images(4, 9).requires_grad_(), model[0].weight, model[0].bias, layer.number)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.repro_microconv.convolution.default, arguments, test_utils=tests
     )
-
-
-# What the limit is made of
+    counts = []
+    for one in (model, plain):
+        with FlopCounterMode(display=False) as counter:
+            one(images(4, 9).requires_grad_()).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_what_a_division_takes_is_what_it_lists():
     """Of 16 bits filter gradients are summed in float32, in a buffer of its own."""
-    from repro.measure.allocations import peak_allocation
-    from repro.microconv import backends
-    from repro.microconv.measuring import Bench
-
     for model in (net(), net().bfloat16()):
         x = images().to(next(model.parameters()).dtype)
         bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
@@ -387,9 +336,6 @@ def test_what_a_division_takes_is_what_it_lists():
 
                 run()
                 assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
-
-
-# Policy, progress, the cache
 
 
 def test_the_policy_may_come_from_the_environment(monkeypatch):
@@ -430,11 +376,7 @@ def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_
     assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
     assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
     assert BenchmarkCache(path).times(Key("new"), 1) == {}
-
-
-def test_the_default_cache_falls_back_to_memory(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("REPRO_CACHE", os.fspath(tmp_path / "file" / "below"))
+    monkeypatch.setenv("REPRO_CACHE", str(path / "below"))  # of the default cache
     with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
         report = tune(nn.Conv2d(3, 4, 3), images(2, 6))
     assert report.measured + report.cached > 0

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import io
 import itertools
 import json
@@ -21,29 +22,35 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from tuned_nets import (
+    BATCH,
+    assert_close,
+    images,
+    kernels_in,
+    relative_error,
+    tuned_layers,
+)
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import (
     POLICIES,
-    BackendMissingError,
     BenchmarkCache,
-    CacheError,
     LayerGoneError,
     NotTunableError,
     TunedConv2d,
-    TuningReport,
     find_kernels,
     stated_error,
     tune,
     untune,
 )
+from repro.microconv.kernels import KINDS
 from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
+FORCED = {"algorithms": ("torch:im2col",), "min_gain": -math.inf}
 WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
-BATCH = 7
 
 
 class Trial(dict):
@@ -113,11 +120,6 @@ def make_net(dtype=torch.float32):
     return Net().to(dtype)
 
 
-def images(num_samples=BATCH, size=(12, 13), dtype=torch.float32, channels=3, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_samples, channels, *size, generator=generator, dtype=dtype)
-
-
 def labels(num_samples):
     return torch.arange(num_samples) % 3
 
@@ -134,20 +136,6 @@ def loss_and_gradients(model, x):
     return [loss.detach(), *torch.autograd.grad(loss, [x, *parameters])]
 
 
-def relative_error(got, want):
-    scale = want.abs().max().item()
-    difference = (got - want).abs().max().item() if want.numel() else 0.0
-    return difference / scale if scale else difference
-
-
-def assert_close(got, want, tolerance):
-    assert len(got) == len(want)
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        assert a.isfinite().all()
-        assert relative_error(a, b) <= tolerance
-
-
 def assert_same(model, reference, x, tolerance=1e-4):
     assert_close(loss_and_gradients(model, x), loss_and_gradients(reference, x), tolerance)
 
@@ -158,23 +146,6 @@ def divided(model, x=None, algorithms=("torch:im2col",), **options):
     options = {"cache": InventedTimes(), "min_gain": -math.inf, **options}
     x = images() if x is None else x
     return reference, tune(model, x, algorithms=algorithms, **options)
-
-
-def kernels_in(model):
-    return [
-        kernel
-        for module in model.modules()
-        if isinstance(module, TunedConv2d)
-        for kernels in module.tuned.values()
-        for kernel in kernels.values()
-    ]
-
-
-def tuned_layers(model):
-    return [name for name, module in model.named_modules() if isinstance(module, TunedConv2d)]
-
-
-# Results
 
 
 @pytest.mark.slow
@@ -207,93 +178,47 @@ def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, p
     assert all(module.untuned_calls == 0 for module in model.modules() if hasattr(module, "tuned"))
 
 
-@pytest.mark.parametrize("mode", ["WR", "WD"])
-@pytest.mark.parametrize("name", WRITTEN)
-def test_double_precision(name, mode):
-    model = make_net(torch.float64)
-    reference, report = divided(model, images(dtype=torch.float64), (name,), mode=mode)
-    assert {entry.kernel.dtype for entry in report.kernels} == {"float64"}
-    for num_samples in (BATCH, 4, 1):
-        x = images(num_samples, dtype=torch.float64)
-        model.eval(), reference.eval()
-        assert_same(model, reference, x, 1e-10)
-    model.train(), reference.train()
-    assert_same(model, reference, images(dtype=torch.float64), 1e-10)
-
-
-def test_torchs_own_convolution_divided():
-    model = make_net()
-    times = InventedTimes(slowdown=1.0)
-    reference, report = divided(model, algorithms=("torch:native",), cache=times)
-    assert {str(entry.division) for entry in report.kernels} == {
-        "3×2 torch:native + 1 torch:native"
-    }
-    assert report.allocated_bytes == 0
-    assert_same(model, reference, images())
-
-
 @pytest.mark.parametrize("algorithms", [("torch:direct",), ("torch:winograd",), ("nnpack",)])
-@pytest.mark.parametrize("num_samples", [1, 3, 6, 8, 17])
-def test_another_batch_size_than_tuned(algorithms, num_samples):
+def test_another_batch_size_than_tuned(algorithms):
     model = make_net()
     reference, _ = divided(model, algorithms=algorithms)
     model.eval(), reference.eval()
-    assert_same(model, reference, images(num_samples))
+    for num_samples in (1, 6, 17):
+        assert_same(model, reference, images(num_samples))
+        parts = model.first.tuned[next(iter(model.first.tuned))]["forward"].division(num_samples)
+        assert [size for size, _ in parts] == [2] * (num_samples // 2) + [1] * (num_samples % 2)
     assert model.first.untuned_calls == 0
-    parts = model.first.tuned[next(iter(model.first.tuned))]["forward"].division(num_samples)
-    assert [size for size, _ in parts] == [2] * (num_samples // 2) + [1] * (num_samples % 2)
 
 
-def test_an_epoch_with_a_short_last_batch():
-    model = make_net()
-    model.norm = nn.Identity()  # cannot train on one sample
-    reference, _ = divided(model, images(4))
-    for num_samples in (4, 4, 1, 4):
-        assert_same(model, reference, images(num_samples, seed=num_samples))
-
-
-def test_tuned_for_one_sample():
-    model = make_net().eval()
-    reference, report = divided(model, images(1), training=True)
-    assert {str(e.division) for e in report.kernels if e.division} == {"1 torch:im2col"}
-    assert_same(model, reference, images(1))
-    assert_same(model, reference, images(5))
-
-
-def test_an_empty_batch():
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    x = images(0).requires_grad_()
-    assert model(x).shape == reference(x).shape == (0, 4, 10, 11)
-    model(x).sum().backward()
-    assert model.weight.grad.count_nonzero() == 0 and model.untuned_calls == 2
-
-
-@pytest.mark.parametrize("size", [(12, 12), (13, 12), (9, 20)])
-def test_other_image_sizes_are_left_to_torch(size):
+def test_what_was_not_tuned_is_left_to_torch():
+    """Other sizes, another layout, another data type."""
     model = make_net()
     reference, _ = divided(model)
-    assert_same(model, reference, images(size=size))
-    assert model.first.untuned_calls == 1
+    for size in ((13, 12), (9, 20)):
+        assert_same(model, reference, images(size=size))
+    assert_same(model, reference, images().to(memory_format=torch.channels_last))
+    assert model.first.untuned_calls == 3
+    model.double(), reference.double()
+    assert_same(model, reference, images(dtype=torch.float64), 0.0)
+    model.float(), reference.float()
+    assert_same(model, reference, images())
+    assert model.first.untuned_calls == 4
+
+
+def kinds_of(report, layer=None):
+    return {e.kernel.kind for e in report.kernels if layer in (None, e.layer)}
 
 
 def test_evaluation_without_gradients():
     model = make_net()
     reference, report = divided(model.eval())
-    assert {entry.kernel.kind for entry in report.kernels} == {"forward"}
-    with torch.no_grad():
-        assert relative_error(model(images()), reference(images())) <= 1e-4
-    with torch.inference_mode():
-        assert relative_error(model(images()), reference(images())) <= 1e-4
+    assert kinds_of(report) == kinds_of(divided(make_net(), training=False)[1]) == {"forward"}
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert relative_error(model(images()), reference(images())) <= 1e-4
     model.train(), reference.train()  # the kernels that were not tuned are torch's
     assert_same(model, reference, images())
-
-
-def test_gradients_can_be_tuned_in_evaluation_mode_and_left_out_in_training():
-    _, report = divided(make_net().eval(), training=True)
-    assert {entry.kernel.kind for entry in report.kernels} > {"backward_filter"}
-    _, report = divided(make_net(), training=False)
-    assert {entry.kernel.kind for entry in report.kernels} == {"forward"}
+    assert kinds_of(divided(make_net().eval(), training=True)[1]) > {"backward_filter"}
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -310,6 +235,20 @@ def test_a_workspace_made_in_inference_mode_trains(copied):
         model(images())
     model.train(), reference.train()
     assert_same(model, reference, images())
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
+def test_what_lies_in_the_workspace_does_not_matter(name):
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model, algorithms=(name,))
+    for kernel in kernels_in(model):
+        kernel.workspace.allocate().fill_(255)  # a NaN of any type
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    try:
+        for num_samples in (BATCH, 2):
+            assert_same(model, reference, images(num_samples))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_operands_that_are_not_contiguous():
@@ -331,29 +270,6 @@ def test_operands_that_are_not_contiguous():
     for module in (model, reference):
         module.weight = nn.Parameter(module.weight.detach().transpose(2, 3))
     assert_same(model, reference, x)
-
-
-@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
-def test_what_lies_in_the_workspace_does_not_matter(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model, algorithms=(name,))
-    for kernel in kernels_in(model):
-        kernel.workspace.allocate().fill_(255)  # a NaN of any type
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
-    try:
-        assert_same(model, reference, images())
-        assert_same(model, reference, images(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_infinite_inputs_leave_nothing_behind():
-    model = make_net()
-    reference, _ = divided(model, algorithms=("torch:fft",))
-    model(images() * math.inf).sum().backward()
-    model.zero_grad()
-    model.norm.load_state_dict(reference.norm.state_dict())
-    assert_same(model, reference, images())
 
 
 class Twice(nn.Module):
@@ -398,12 +314,9 @@ def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
     model.strided.requires_grad_(False)
     model.norm.requires_grad_(False)
     reference, report = divided(model)
-    kinds = {
-        name: {e.kernel.kind for e in report.kernels if e.layer == name} for name in CONVOLUTIONS
-    }
-    assert kinds["first"] == {"forward", "backward_filter"}
-    assert kinds["strided"] == {"forward", "backward_data"}
-    assert kinds["dilated"] == {"forward", "backward_data", "backward_filter"}
+    assert kinds_of(report, "first") == {"forward", "backward_filter"}
+    assert kinds_of(report, "strided") == {"forward", "backward_data"}
+    assert kinds_of(report, "dilated") == {"forward", "backward_data", "backward_filter"}
     assert_same(model, reference, images())  # which asks for the images' gradient as well
     model.strided.requires_grad_(True), reference.strided.requires_grad_(True)
     assert_same(model, reference, images())
@@ -413,47 +326,29 @@ def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
     assert model.first.bias.grad is not None and model.first.weight.grad is None
 
 
-def test_a_bias_alone_is_trained_right():
-    model = nn.Conv2d(3, 4, 3)
-    model.weight.requires_grad_(False)
-    reference, report = divided(model)
-    assert [entry.kernel.kind for entry in report.kernels] == ["forward"]
-    model(images()).sum().backward(), reference(images()).sum().backward()
-    assert relative_error(model.bias.grad, reference.bias.grad) <= 1e-6
-
-
-# Layouts and data types
-
-
 def test_channels_last_is_divided_in_its_own_layout():
     model = make_net().to(memory_format=torch.channels_last)
     x = images().to(memory_format=torch.channels_last)
     times = InventedTimes(slowdown=1.0)
     reference, report = divided(model, x, ("torch:native",), cache=times)
     assert {e.kernel.layout for e in report.kernels if e.layer != "point"} == {"nhwc"}
-    assert "first" in tuned_layers(model)
+    divisions = {str(entry.division) for entry in report.kernels}
+    assert divisions == {"3×2 torch:native + 1 torch:native"} and report.allocated_bytes == 0
     assert_same(model, reference, x)
-    assert model.first(x).stride() == reference.first(x).stride()
     gradients = [torch.autograd.grad(m(x).sum(), m.first.weight)[0] for m in (model, reference)]
     assert gradients[0].stride() == gradients[1].stride()
     # Images in torch's default layout, weights that are not: torch computes channels-last.
     assert_same(model, reference, images())
     assert model.first.untuned_calls == 0
-
-
-def test_channels_last_is_left_alone_where_no_algorithm_takes_it():
-    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    x = images().to(memory_format=torch.channels_last)
-    _, report = divided(model, x, ("nnpack", *WRITTEN))
-    assert type(model) is nn.Conv2d and list(report.skipped) == ["(model)"]
-
-
-def test_a_layout_that_was_not_tuned_is_left_to_torch():
-    model = make_net()
-    reference, _ = divided(model)
-    x = images().to(memory_format=torch.channels_last)
-    assert_same(model, reference, x)
-    assert model.first.untuned_calls == 1
+    other = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    _, report = divided(other, x, ("nnpack", *WRITTEN))  # none of which takes it
+    assert type(other) is nn.Conv2d and list(report.skipped) == ["(model)"]
+    one = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3))  # one channel is of both layouts
+    x = images(channels=1).to(memory_format=torch.channels_last)
+    options = {"algorithms": ("torch:im2col", "torch:native"), "training": False}
+    reference, _ = divided(one, x, cache=times, **options)
+    assert one[0](x).stride() == reference[0](x).stride() and one(x).isfinite().all()
+    assert one[1].untuned_calls == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -487,57 +382,20 @@ def test_sixteen_bits(dtype, autocast):
         assert relative_error(model(x), reference(x)) == 0 and model[0].untuned_calls == 1
 
 
-def test_double_precision_is_exempt_from_autocast():
-    model = make_net(torch.float64)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, report = divided(model.first, images(dtype=torch.float64))
-        assert {entry.kernel.dtype for entry in report.kernels} == {"float64"}
-        assert model.first(images(dtype=torch.float64)).dtype == torch.float64
+class Calls(nn.Module):
+    """Calls its convolution by `call`."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.conv, self.call = nn.Conv2d(3, 3, 3, padding=1), call
+
+    def forward(self, *args, **kwargs):
+        return self.call(self.conv, *args, **kwargs)
 
 
-def test_a_model_converted_after_tuning_is_left_to_torch():
-    model = make_net()
-    reference, _ = divided(model)
-    model.double(), reference.double()
-    assert_same(model, reference, images(dtype=torch.float64), 0.0)
-    model.float(), reference.float()
-    assert_same(model, reference, images())
-    assert model.first.untuned_calls == 1
-
-
-@pytest.mark.parametrize("name", [*WRITTEN, "nnpack:ft8x8"])
-def test_backward_inside_autocast(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model, algorithms=(name,))
-    with torch.autocast("cpu", torch.bfloat16):
-        with torch.autocast("cpu", enabled=False):
-            outputs = [module(images()) for module in (model, reference)]
-        gradients = [
-            torch.autograd.grad(output.square().sum(), list(module.parameters()))
-            for output, module in zip(outputs, (model, reference), strict=True)
-        ]
-    assert_close(*gradients, 1e-4)
-
-
-# Left alone
-
-
-class Subclass(nn.Conv2d):
-    """Computes something else."""
-
+class Doubled(nn.Conv2d):
     def forward(self, input):
         return 2 * super().forward(input)
-
-
-class Unbatched(nn.Module):
-    """Calls its convolution without a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3)
-
-    def forward(self, x):
-        return self.conv(x[0])
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -545,9 +403,9 @@ class Unbatched(nn.Module):
     ("layer", "reason"),
     [
         (nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect"), "padding mode is 'reflect'"),
-        (nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), "padding mode is 'circular'"),
         (nn.Conv2d(3, 3, (2, 3), padding="same"), "'same' is not symmetric for 2×3"),
-        (Subclass(3, 3, 3), "it is a Subclass"),
+        (nn.ConvTranspose2d(3, 3, 3), "it is a ConvTranspose2d"),
+        (Doubled(3, 3, 3), "it is a Doubled"),
     ],
 )
 def test_layers_that_are_left_alone_with_a_reason(layer, reason):
@@ -561,17 +419,8 @@ def test_layers_that_are_left_alone_with_a_reason(layer, reason):
     assert_same(model, reference, images())
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("padding", ["valid", "same"])
-def test_padding_by_name(padding):
-    model = nn.Conv2d(3, 4, (3, 5), padding=padding, dilation=(2, 1))
-    reference, report = divided(model)
-    assert isinstance(model, TunedConv2d) and not report.skipped
-    assert_same(model, reference, images())
-
-
 def test_layers_that_the_sample_does_not_reach_as_a_batch():
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), Unbatched())
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Calls(lambda conv, x: conv(x[0])))
     model.aside = nn.ModuleList([nn.Conv2d(3, 3, 1)])
     model.forward = lambda x: model[1](model[0](x))
     _, report = divided(model)
@@ -580,16 +429,52 @@ def test_layers_that_the_sample_does_not_reach_as_a_batch():
         "aside.0": "the sample did not reach it",
     }
     assert tuned_layers(model) == ["0"]
+    model = nn.Conv2d(3, 4, 3, device="meta")
+    report = tune(model, torch.empty(2, 3, 8, 8, device="meta"))
+    told = {"(model)": "its input is torch.strided on meta, not strided and with memory"}
+    assert report.skipped == told and report.kernels == [] and type(model) is nn.Conv2d
+    assert report.time_s == report.native_s == 0 and "(–)" in str(report)
 
 
-def test_other_layers_are_untouched():
-    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Conv2d(3, 4, 3), nn.Flatten(2))
-    model.append(nn.Conv1d(4, 2, 3))
-    reference, _ = divided(model)
-    assert tuned_layers(model) == ["1"]
-    assert [type(m) for m in model] == [nn.ConvTranspose2d, nn.Conv2d, nn.Flatten, nn.Conv1d]
-    x = images()
-    assert relative_error(model(x), reference(x)) <= 1e-4
+@pytest.mark.parametrize(
+    ("call", "sample", "limit"),
+    [
+        (lambda conv, x: conv(input=x), images(), 2**20),
+        (lambda conv, x, scale: conv(x) * scale, (images(), 2.0), 2**20),
+        (lambda conv, x, scale: conv(x) * scale, {"scale": 2.0, "x": images()}, 2**20),
+        # tuned for the largest batch, and for those of its shapes that fit
+        (lambda conv, x: conv(x).mean() + conv(x[:1]).mean(), images(), 2**20),
+        (lambda conv, x: conv(x[:, :, :6]).mean() + conv(x), images(), 12_000),
+    ],
+)
+def test_ways_to_call_a_layer(call, sample, limit):
+    model = Calls(call)
+    _, report = divided(model, sample, training=False, workspace_limit=limit, strict=False)
+    assert tuned_layers(model) == ["conv"] and not report.skipped
+    assert {entry.batch for entry in report.kernels} == {BATCH}
+
+
+def test_models_of_other_kinds():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
+    model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))  # which overlaps itself
+    options = FORCED | {"cache": InventedTimes()}
+    tune(model, images(), **options)
+    assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
+    assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
+    frozen = Calls(lambda conv, x: x)
+    frozen.conv, frozen.head = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 4, 3)
+
+    def without_gradients(conv, x):
+        with torch.no_grad():
+            x = conv(x)
+        return frozen.head(x)
+
+    frozen.call = without_gradients
+    report = tune(frozen, images(), **options)
+    assert kinds_of(report, "conv") == {"forward"} < kinds_of(report, "head")
+    with torch.inference_mode():
+        divided(model[0], min_gain=0.0)
+    assert tuned_layers(model) == ["0"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -605,61 +490,32 @@ def test_scripted_and_quantised_layers_are_left_and_reported():
         assert torch.equal(value, state[name]), name
 
 
-def test_a_meta_model_has_nothing_to_tune():
-    model = nn.Conv2d(3, 4, 3, device="meta")
-    report = tune(model, torch.empty(2, 3, 8, 8, device="meta"))
-    assert report.skipped == {
-        "(model)": "its input is torch.strided on meta, not strided and with memory"
-    }
-    assert report.kernels == [] and type(model) is nn.Conv2d
-    assert report.time_s == report.native_s == 0 and "(–)" in str(report)
-
-
-def test_kernels_can_be_listed_without_tuning():
-    model = make_net()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    listed = find_kernels(model, images())
-    assert tuned_layers(model) == []
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    forward = find_kernels(model, images(), training=False)
-    assert forward == [entry for entry in listed if entry[1].kind == "forward"]
-    _, report = divided(model)
-    assert listed == [(entry.layer, entry.kernel, entry.batch) for entry in report.kernels]
-    assert [entry[0] for entry in forward] == list(ALL)
-
-
-def test_a_slower_division_is_left_to_torch():
-    for times, tuned in (
-        (InventedTimes(0.97, 1.0), True),
-        (InventedTimes(0.98, 1.0), False),  # in the trial
-        (InventedTimes(0.5, 1.0, slowdown=0.1), False),  # alone
+def test_a_slower_division_is_left_to_torch(monkeypatch):
+    for times, gain, tuned in (
+        (InventedTimes(0.97, 1.0), 0.03, True),
+        (InventedTimes(0.98, 1.0), 0.03, False),  # in the trial
+        (InventedTimes(0.5, 1.0, slowdown=0.1), 0.03, False),  # alone
+        (InventedTimes(1.0 - 1e-9, 1.0, overhead_s=1e-5), -1.0, False),  # less than a call costs
+        (InventedTimes(0.5, 1.0, overhead_s=1e-5), -1.0, True),
     ):
         model = nn.Conv2d(3, 4, 3)
-        _, report = divided(model, cache=times, min_gain=0.03)
+        _, report = divided(model, cache=times, min_gain=gain)
         assert (isinstance(model, TunedConv2d)) == tuned
         for entry in report.kernels:
             assert (entry.division is not None) == tuned
-            assert entry.time_s == (0.97 if tuned else entry.native_s)
+            assert entry.time_s == (times.trial.division_s if tuned else entry.native_s)
         skipped = {} if tuned else {"(model)": "torch's own convolution is as fast"}
         assert report.skipped == skipped
-
-
-# Autograd beyond a plain backward
-
-
-def test_a_gradient_penalty():
-    results = []
-    model = make_net(torch.float64)
-    reference, _ = divided(model, images(dtype=torch.float64))
-    for module in (model, reference):
-        x = images(dtype=torch.float64).requires_grad_()
-        (gradient,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
-        penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
-        # The last bias is in no penalty.
-        found_ = torch.autograd.grad(penalty, list(module.parameters()), allow_unused=True)
-        results.append([penalty.detach(), *(g for g in found_ if g is not None)])
-    assert len(results[0]) > 10 and model.first.untuned_calls == 0
-    assert_close(*results, 1e-9)
+    model = nn.Conv2d(3, 4, 3)
+    _, report = divided(model, workspace_limit=0, strict=False)
+    assert "as fast" not in report.skipped["(model)"]  # nothing fits
+    _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
+    assert all(entry.division is None for entry in report.kernels)
+    # The cost of a call is measured once.
+    times = InventedTimes()
+    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)
+    monkeypatch.setattr("repro.microconv.conv.time_interleaved", lambda *a, **k: None)
+    assert divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)[1].measured == 0
 
 
 def test_numerical_derivatives_of_first_and_second_order():
@@ -697,116 +553,71 @@ def test_functional_transforms_fall_back():
     assert model.first.untuned_calls == 0  # these are not for want of a tuning
 
 
-@pytest.mark.slow
-def test_compiled_models_run_torchs_own_convolution():
-    model = make_net()
-    reference, _ = divided(model)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert_same(compiled, reference, images())
-    assert model.first.untuned_calls == 0
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(reentrant):
+def test_autograd_in_other_ways():
+    """Checkpoints, hooks of saved tensors, anomaly detection, changes in place, autocast."""
     from torch.utils.checkpoint import checkpoint
 
     model = make_net().eval()
     reference, _ = divided(model, training=True)
-    for module in (model, reference):
-        x = images().requires_grad_()
-        checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
-    gradients = [[p.grad for p in m.parameters() if p.grad is not None] for m in (model, reference)]
-    assert_close(*gradients, 1e-4)
 
+    def run(way):
+        gradients = []
+        for module in (model, reference):
+            module.zero_grad()
+            way(module, images().requires_grad_())
+            gradients.append([p.grad for p in module.parameters()])
+        assert_close(*gradients, 1e-4)
 
-def test_anomaly_detection_saved_tensor_hooks_and_a_retained_graph():
-    model = make_net()
-    reference, _ = divided(model)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        outputs = [m(images()).square().sum() for m in (model, reference)]
-    with torch.autograd.set_detect_anomaly(True, check_nan=True):
-        for module, output in zip((model, reference), outputs, strict=True):
+    def hooked(module, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            output = module(x).square().sum()
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
             output.backward(retain_graph=True)
             output.backward()
-            module.total = [p.grad for p in module.parameters()]
-    assert_close(model.total, reference.total, 1e-4)
 
+    def under_autocast(module, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                output = module(x)
+            output.square().sum().backward()
 
-def test_an_input_changed_in_place_is_an_error():
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
+    for reentrant in (False, True):
+        run(lambda m, x, r=reentrant: checkpoint(m, x, use_reentrant=r).square().sum().backward())
+    run(hooked)
+    run(under_autocast)
     x = images()
     output = model(x)
     x.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
-
-
-def test_parameters_given_for_one_call():
-    model = make_net()
-    reference, _ = divided(model)
-    torch.manual_seed(3)
-    given = {n: torch.randn_like(p).requires_grad_() for n, p in model.named_parameters()}
-    results = []
-    for module in (model, reference):
-        output = torch.func.functional_call(module, given, (images(),))
-        loss = output.square().sum()
-        results.append([loss.detach(), *torch.autograd.grad(loss, list(given.values()))])
-    assert_close(*results, 1e-4)
-    assert model.first.untuned_calls == 0
-
-
-# The model as an object
+    none = images(0).requires_grad_()
+    model.first(none).sum().backward()  # an empty batch
+    assert model.first(none).shape == (0, 6, 12, 13) and not none.grad.numel()
 
 
 def test_parameters_state_and_hooks_are_the_models_own():
-    model = make_net()
-    hooked = []
+    model, hooked = make_net(), []
     model.first.register_forward_hook(lambda m, args, out: hooked.append("after"))
     model.first.register_forward_pre_hook(lambda m, args: hooked.append("before"))
     model.first.register_full_backward_hook(lambda m, gi, go: hooked.append("backward"))
     model.first.note = "mine"
-    parameters, modules = list(model.parameters()), list(model.modules())
+    own = [*model.parameters(), *model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     attributes = set(vars(model.first))
-
-    divided(model)
+    reference, _ = divided(model, algorithms=("nnpack:wt8x8", "torch:fft"))
     hooked.clear()
-    for now, before in zip(model.parameters(), parameters, strict=True):
-        assert now is before
-    for now, before in zip(model.modules(), modules, strict=True):
+    for now, before in zip([*model.parameters(), *model.modules()], own, strict=True):
         assert now is before
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(now, state[name]) for name, now in model.state_dict().items())
     assert model.first.note == "mine" and isinstance(model.first, nn.Conv2d)
-    assert len(model.first._forward_pre_hooks) == 1
     model(images().requires_grad_()).sum().backward()
     assert hooked == ["before", "after", "backward"]
     model.load_state_dict(state)
-
     assert untune(model) is model
     assert type(model.first) is nn.Conv2d and set(vars(model.first)) == attributes
-    assert tuned_layers(model) == []
-    hooked.clear()
-    model(images())
-    assert hooked == ["before", "after"]
-    untune(model)  # again, and of one that never was
-
-
-def test_an_untuned_model_computes_as_before():
-    model = make_net()
-    reference, _ = divided(model, algorithms=("nnpack:wt8x8", "torch:fft"))
-    untune(model)
+    assert tuned_layers(untune(model)) == []
     assert_same(model, reference, images(), 0.0)
-
-
-def test_a_single_convolution_is_a_model():
-    model = nn.Conv2d(3, 4, 3)
-    _, report = divided(model)
-    assert isinstance(model, TunedConv2d)
-    assert {entry.layer for entry in report.kernels} == {"(model)"}
 
 
 def test_tuning_again_starts_from_the_untuned_model():
@@ -821,45 +632,7 @@ def test_tuning_again_starts_from_the_untuned_model():
     assert tuned_layers(model) == ["first", "grouped", "same"] and "strided" in report.skipped
 
 
-def test_a_gain_below_what_a_call_costs_is_none():
-    for saved_s, tuned in ((1e-9, False), (1.0, True)):
-        model = nn.Conv2d(3, 4, 3)
-        times = InventedTimes(1.0 - saved_s, 1.0, overhead_s=1e-5)
-        _, report = divided(model, cache=times, min_gain=-1.0)
-        assert (isinstance(model, TunedConv2d)) == tuned == all(e.division for e in report.kernels)
-        assert report.native_s - report.time_s == pytest.approx(2 * saved_s if tuned else 0.0)
-
-
-def test_a_part_of_a_model():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3)))
-    reference, _ = divided(model[1], images(channels=4, size=(10, 11)))
-    assert tuned_layers(model) == ["1.0"]
-    reference = untune(copy.deepcopy(model))
-    assert_same(model, reference, images())
-    assert model[1][0].untuned_calls == 0
-
-
-@pytest.mark.parametrize("form", ["tuple", "list", "dict"])
-def test_forms_of_the_sample(form):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x, scale):
-            return self.conv(x) * scale
-
-    sample = {"tuple": (images(), 2.0), "list": [images(), 2.0]}
-    model = Two()
-    divided(model, sample.get(form, {"scale": 2.0, "x": images()}))
-    assert isinstance(model.conv, TunedConv2d)
-
-
-def copies(model, how):
-    if how == "deepcopy":
-        return copy.deepcopy(model)
-    if how == "pickle":
-        return pickle.loads(pickle.dumps(model))
+def saved(model):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -867,81 +640,75 @@ def copies(model, how):
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-def test_copies_of_a_tuned_model(how, mode):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved])
+def test_copies_of_a_tuned_model(copied, mode):
     model = make_net()
     reference, report = divided(model, mode=mode, algorithms=("torch:direct", "nnpack:ft8x8"))
+    (ours,) = {kernel.workspace for kernel in kernels_in(model)}
+    address = ours.allocate().data_ptr()
     model(images(3))  # so that there are divisions of another batch size
+    assert ours.allocate().data_ptr() == address and ours.size == report.allocated_bytes > 0
     model.norm.load_state_dict(reference.norm.state_dict())
-    other = copies(model, how)
+    other = copied(model)
     assert tuned_layers(other) == tuned_layers(model)
-    theirs = {id(kernel.workspace): kernel.workspace for kernel in kernels_in(other)}
-    ours = {id(kernel.workspace) for kernel in kernels_in(model)}
-    assert len(theirs) == len(ours) == 1 and not theirs.keys() & ours
-    (workspace,) = theirs.values()
-    assert workspace.size == report.allocated_bytes
+    (theirs,) = {kernel.workspace for kernel in kernels_in(other)}
+    assert theirs is not ours and theirs.size == ours.size
     assert_same(other, reference, images())
     assert other.first.untuned_calls == model.first.untuned_calls == 0
-    assert workspace.allocate().data_ptr() != kernels_in(model)[0].workspace.allocate().data_ptr()
+    assert theirs.allocate().data_ptr() != ours.allocate().data_ptr() == address
     untune(other)
     assert tuned_layers(other) == [] and tuned_layers(model)
-    other.norm.load_state_dict(reference.norm.state_dict())
-    model.norm.load_state_dict(reference.norm.state_dict())
+    for module in (other, model):
+        module.norm.load_state_dict(reference.norm.state_dict())
     assert_same(other, reference, images(), 0.0)
     assert_same(model, reference, images())
 
 
-def test_state_moves_between_tuned_and_untuned_models():
-    model, other = make_net(), Net()
-    divided(model)
-    other.load_state_dict(model.state_dict())
-    assert_same(model, other, images())
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_with_an_optimizer_made_before(optimizer):
+def test_training_with_an_optimizer_made_before():
     model = make_net(torch.float64)
     reference = copy.deepcopy(model)
-
-    def make(module):
-        if optimizer == "sgd":
-            return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-        return torch.optim.Adam(module.parameters(), lr=1e-2)
-
-    optimizers = [(module, make(module)) for module in (model, reference)]
+    optimizers = [
+        (module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3))
+        for module in (model, reference)
+    ]
     divided(model, images(dtype=torch.float64), ("torch:winograd", "torch:im2col"))
-    for step in range(6):
-        num_samples = BATCH if step != 3 else 4
+    for step, num_samples in enumerate((BATCH, BATCH, 4, BATCH, BATCH)):
         x = images(num_samples, dtype=torch.float64, seed=step)
         losses = []
-        for module, optimizer_ in optimizers:
-            optimizer_.zero_grad()
+        for module, optimizer in optimizers:
+            optimizer.zero_grad()
             loss = F.cross_entropy(module(x), labels(num_samples))
             loss.backward()
-            optimizer_.step()
+            optimizer.step()
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-        if step == 4:
+        if step == 3:
             untune(model)
     for p, q in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-12)
 
 
 def test_pruned_and_normalised_weights_are_hooks_and_stay():
-    from torch.nn.utils import prune
+    from torch.nn.utils import parametrizations, prune
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    prune.l1_unstructured(model[0], "weight", 0.5)
-    reference = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    prune.l1_unstructured(reference[0], "weight", 0.5)
-    reference.load_state_dict(model.state_dict())
-    tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
-    assert tuned_layers(model) == ["0", "1"]
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        nets.append(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)))
+        prune.l1_unstructured(nets[-1][0], "weight", 0.5)
+    model, reference = nets
+    options = FORCED | {"cache": InventedTimes()}
+    tune(model, images(), **options)
+    assert tuned_layers(model) == ["0", "1"] and model[0].weight_orig.requires_grad
     assert_same(model, reference, images())
-    assert model[0].weight_orig.requires_grad
-
-
-# What tuning leaves undisturbed
+    for module in nets:  # after tuning
+        torch.manual_seed(1)
+        parametrizations.spectral_norm(module[1])
+        module(images())
+    # Each look at the weight is a power iteration; it must be one for a call.
+    for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
+        assert relative_error(ours, theirs) <= 1e-6
+    assert tuned_layers(untune(model)) == []
 
 
 class Restless(nn.Module):
@@ -1052,7 +819,6 @@ def test_a_sample_that_the_model_cannot_take():
     model = nn.Conv2d(3, 4, 3)
     for sample, reason in (
         ([images(), labels(BATCH)], "too many positional arguments"),
-        ([*images()], "too many positional arguments"),
         ({"images": images()}, "missing a required argument: 'input'"),
         (images().numpy(), "it holds no tensor"),
         (None, "it holds no tensor"),
@@ -1062,17 +828,11 @@ def test_a_sample_that_the_model_cannot_take():
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))
     assert tuned_layers(model) == []
-
-
-@pytest.mark.parametrize("function", [tune, find_kernels, untune])
-def test_what_is_no_model(function):
-    sample = () if function is untune else (images(),)
-    with pytest.raises(
-        NotTunableError, match=r"the class Net; give a model of it, such as Net\(\)"
-    ):
-        function(Net, *sample)
-    with pytest.raises(NotTunableError, match="was given list, which is no module"):
-        function([make_net()], *sample)
+    for function, *given in ((tune, images()), (find_kernels, images()), (untune,)):
+        with pytest.raises(NotTunableError, match=r"the class Net; give a model of it, such as N"):
+            function(Net, *given)
+        with pytest.raises(NotTunableError, match="was given list, which is no module"):
+            function([make_net()], *given)
 
 
 @pytest.mark.parametrize("limit", [np.int64(2**20), np.int32(2**20), torch.tensor(2**20)])
@@ -1114,40 +874,29 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
         optimizer.zero_grad()
 
 
-# Limits, reports, errors
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("limit", [0, 5000, 20_000, 40_000, 200_000, 2**26])
-def test_no_kernel_exceeds_its_limit(limit, policy):
-    model = make_net()
-    reference, report = divided(
-        model, algorithms=None, workspace_limit=limit, policy=policy, strict=False
-    )
-    divisions = [entry.division for entry in report.kernels if entry.division]
-    assert all(division.workspace_bytes <= limit for division in divisions)
-    assert report.allocated_bytes <= limit
-    for kernel in kernels_in(model):
-        assert kernel.segment_bytes <= kernel.limit_bytes <= limit and kernel.offset == 0
-        assert kernel.workspace.size == report.allocated_bytes
-    assert_same(model, reference, images())
+def test_no_kernel_exceeds_its_limit(policy):
+    for limit in (0, 5000, 40_000, 2**26):
+        model = make_net()
+        options = {"algorithms": None, "policy": policy, "strict": False}
+        reference, report = divided(model, workspace_limit=limit, **options)
+        divisions = [entry.division for entry in report.kernels if entry.division]
+        assert all(division.workspace_bytes <= limit for division in divisions)
+        assert report.allocated_bytes <= limit
+        for kernel in kernels_in(model):
+            assert kernel.segment_bytes <= kernel.limit_bytes <= limit and kernel.offset == 0
+            assert kernel.workspace.size == report.allocated_bytes
+        assert_same(model, reference, images())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_kernels_together_stay_within_the_limit(policy):
     chosen = []
-    for limit in (0, 255, 256, 9000, 33_333, 81_920, 150_000, 400_000, 2**26):
+    for limit in (0, 255, 256, 33_333, 81_920, 400_000, 2**26):
         model = make_net()
         # Torch's own convolution is a choice that needs no workspace.
-        _, report = divided(
-            model,
-            algorithms=None,
-            workspace_limit=limit,
-            policy=policy,
-            mode="WD",
-            min_gain=-1e9,
-            strict=False,
-        )
+        options = {"algorithms": None, "policy": policy, "min_gain": -1e9, "strict": False}
+        _, report = divided(model, workspace_limit=limit, mode="WD", **options)
         needs = [e.division.workspace_bytes for e in report.kernels if e.division]
         assert sum(needs) <= limit and report.allocated_bytes <= limit
         segments = sorted((k.offset, k.segment_bytes) for k in kernels_in(model) if k.segment_bytes)
@@ -1160,52 +909,32 @@ def test_all_kernels_together_stay_within_the_limit(policy):
     assert chosen[0] <= 1 and chosen == sorted(chosen) and chosen[-1] == len(report.kernels)
 
 
-def test_a_smaller_limit_gives_smaller_parts():
-    sizes = []
-    for limit in (200_000, 60_000, 17_000):
-        model = nn.Conv2d(3, 6, 3, padding=1)
-        times = InventedTimes()
-        times.times = lambda key, b, t=times: (
-            t.trial if t.listing(key, b) is None else {n: [1.0] for n, _ in t.listing(key, b)}
-        )
-        _, report = divided(model, training=False, workspace_limit=limit, cache=times)
-        (entry,) = report.kernels
-        sizes.append(entry.division.parts[0][0])
-        assert entry.division.workspace_bytes <= limit
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] == BATCH and sizes[-1] < 4
-
-
-def test_the_report():
+def test_the_report(capsys):
     model = make_net()
     _, report = divided(model, algorithms=("torch:fft", "nnpack"), workspace_limit=2**22, mode="WD")
-    assert isinstance(report, TuningReport)
     assert (report.mode, report.policy, report.limit_bytes) == ("WD", "powerOfTwo", 2**22)
-    kinds = ("forward", "backward_data", "backward_filter")
-    every = [(name, kind) for name in ALL for kind in kinds]
+    every = [(name, kind) for name in ALL for kind in KINDS]
     every.remove(("first", "backward_data"))
     found_ = report.kernels
     assert [(entry.layer, entry.kernel.kind) for entry in found_] == every
-    assert report.skipped == {}
-    assert report.measured == 0 and report.cached > len(every) and report.unavailable == []
+    assert report.skipped == {} and report.unavailable == []
+    assert report.measured == 0 and report.cached > len(every)
     assert report.benchmark_s > 0 and report.optimise_s > 0
     for entry in found_:
         module = getattr(model, entry.layer)
-        assert entry.batch == BATCH and entry.kernel.device == "cpu"
-        assert entry.kernel.conv.kernel_size == module.kernel_size
-        assert entry.kernel.conv.stride == module.stride
-        assert entry.kernel.layout == "nchw" and entry.kernel.math == "ieee"
-        assert entry.native_bytes >= 0
+        assert entry.batch == BATCH and entry.kernel.conv.stride == module.stride
+        assert entry.native_bytes >= 0 and (entry.time_s, entry.native_s) == (1.0, 2.0)
         assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
-        assert (entry.time_s, entry.native_s) == (1.0, 2.0)
-    assert sum(e.time_s for e in found_) == len(every)
-    assert sum(e.native_s for e in found_) == 2 * len(every)
     given = [segment_bytes(entry.kernel, entry.division) for entry in found_]
     assert report.allocated_bytes == sum(given)
     assert sum(given) <= sum(entry.division.workspace_bytes for entry in found_)
-
-
-def test_the_summary(capsys):
-    model = make_net()
+    assert find_kernels(model, images()) == [(e.layer, e.kernel, e.batch) for e in found_]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    forward = find_kernels(untune(model), images(), training=False)  # without tuning
+    assert forward == [(e.layer, e.kernel, e.batch) for e in found_ if e.kernel.kind == "forward"]
+    assert tuned_layers(model) == []
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    # and as text
     model.grouped = nn.Conv2d(6, 6, 3, padding_mode="reflect", padding=1)
     _, report = divided(model, algorithms=None, training=False)
     assert report.summary() is None
@@ -1213,17 +942,18 @@ def test_the_summary(capsys):
     assert printed == f"{report}\n"
     lines = printed.splitlines()
     assert lines[0].split()[:3] == ["layer", "kernel", "N"]
-    table = lines[1 : 1 + len(CONVOLUTIONS)]
-    for name, line, entry in zip(CONVOLUTIONS, table, report.kernels, strict=True):
+    for name, line, entry in zip(CONVOLUTIONS, lines[1:], report.kernels, strict=False):
         assert line.split()[:3] == [name, "forward", "7"]
         assert str(entry.division) in line and " 1000.00 " in line and "2.00×" in line
-    assert "torch's own 10000.00 ms (2.00×)" in printed
-    assert "WR, policy powerOfTwo, limit 64 MiB for each kernel" in printed
-    assert "0 times measured" in printed and f"{report.cached} from the cache" in printed
-    assert "left as it is: grouped: its padding mode is 'reflect'" in printed
-    assert [line for line in lines if line.startswith("not available: ")] == [
-        "not available: cudnn: runs on a CUDA device only, not on cpu"
-    ]
+    for said in (
+        "torch's own 10000.00 ms (2.00×)",
+        "WR, policy powerOfTwo, limit 64 MiB for each kernel",
+        "0 times measured",
+        f"{report.cached} from the cache",
+        "left as it is: grouped: its padding mode is 'reflect'",
+        "not available: cudnn: runs on a CUDA device only, not on cpu",
+    ):
+        assert said in printed
     assert not any(line != line.rstrip() for line in lines)
     _, report = divided(make_net(), mode="WD", min_gain=0.9)
     assert "in all; 0.00 MiB allocated" in str(report) and "torch's own  " in str(report)
@@ -1235,13 +965,9 @@ def test_the_summary(capsys):
         ({"policy": "powersOfTwo"}, "unknown policy 'powersOfTwo'; choose all, powerOfTwo"),
         ({"mode": "wr"}, "unknown mode 'wr'; choose WR, WD"),
         ({"workspace_limit": -1}, "workspace_limit is -1"),
-        ({"min_gain": 1.0}, "min_gain is 1.0"),
-        ({"min_gain": math.nan}, "min_gain is nan"),
-        ({"algorithms": ()}, "give a list of names"),
+        *(({"min_gain": gain}, f"min_gain is {gain}") for gain in (1.0, math.nan, None)),
         ({"algorithms": "torch"}, "give a list of names"),
-        ({"algorithms": ("torch:gemm",)}, "torch has no algorithm 'gemm'; choose among native"),
         ({"algorithms": (1,)}, "algorithms has 1; give names such as 'nnpack:ft8x8'"),
-        ({"min_gain": None}, "min_gain is None"),
         ({"max_error": "1e-4"}, "max_error is '1e-4'"),
         ({"devices": "cuda:0"}, r"devices is 'cuda:0'; give a list of names .*: a list is needed"),
         ({"devices": ["gpu0"]}, r"devices is \['gpu0'\]; give a list of names .*: Invalid"),
@@ -1257,56 +983,8 @@ def test_arguments_that_are_no_choice(options, message):
     assert tuned_layers(model) == []
 
 
-def test_backends_that_are_not_there():
-    model = make_net()
-    with pytest.raises(BackendMissingError, match="cudnn: runs on a CUDA device only, not on cpu"):
-        divided(model, algorithms=("torch", "cudnn"))
-    with pytest.raises(BackendMissingError, match="cudnn: runs on a CUDA device only"):
-        divided(model, algorithms=("cudnn:GEMM",))
-    with pytest.raises(BackendMissingError, match="unknown backend 'mkl'; choose among torch"):
-        divided(model, algorithms=("mkl",))
-    assert tuned_layers(model) == []
-    _, report = divided(model, algorithms=None)
-    assert len(report.unavailable) == 1 and "\n" not in report.unavailable[0]
-
-
-def test_a_cache_that_cannot_be_used(tmp_path):
-    model = make_net()
-    (tmp_path / "text").write_text("this is no database at all, but it is a file")
-    for path in (tmp_path / "text", tmp_path / "text" / "below", tmp_path):
-        with pytest.raises(CacheError, match="give another file as cache="):
-            tune(model, images(), cache=path)
-    assert tuned_layers(model) == []
-
-
-# Measured times, and the cache
-
-
 def decisions(report):
     return [(e.layer, e.kernel.kind, str(e.division), e.time_s, e.native_s) for e in report.kernels]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize("mode", ["WR", "WD"])
-def test_a_second_tuning_measures_nothing(mode, forced, tmp_path):
-    x, options = images(4, (6, 6)), {"mode": mode, "cache": tmp_path / "folder" / "times.sqlite"}
-    if forced:
-        options |= {"min_gain": -math.inf, "algorithms": ("torch:im2col", "nnpack")}
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
-    reference = copy.deepcopy(model)
-    first = tune(model, x, **options)
-    assert first.measured > 0 and first.benchmark_s > 0
-    assert_same(model, reference, x)
-    for again in (model, copy.deepcopy(reference), nn.Sequential(*copy.deepcopy(reference))):
-        second = tune(again, x, **options)
-        assert second.measured == 0 and second.cached >= first.measured
-        assert decisions(second) == decisions(first)
-        assert second.allocated_bytes == first.allocated_bytes
-    for entry in first.kernels:
-        assert entry.time_s > 0 and entry.native_s > 0
-        assert entry.division or entry.time_s == entry.native_s
-    assert not forced or all(entry.division for entry in first.kernels)
 
 
 SCRIPT = """
@@ -1320,33 +998,28 @@ print(json.dumps([report.measured, report.cached, [str(e.division) for e in repo
 
 
 @pytest.mark.slow
-def test_the_default_cache_is_a_file_that_other_processes_read(tmp_path, monkeypatch):
+def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
+    x, one = images(4, (6, 6)), partial(nn.Conv2d, 3, 4, 3, padding=1)
+    for mode in ("WR", "WD"):
+        options = {"mode": mode, "cache": tmp_path / mode / "times.sqlite", "min_gain": -math.inf}
+        model = nn.Sequential(one(), nn.Conv2d(4, 4, 3, padding=1))
+        reference = copy.deepcopy(model)
+        first = tune(model, x, algorithms=("torch:im2col", "nnpack"), **options)
+        assert first.measured > 0 and all(entry.division for entry in first.kernels)
+        assert_same(model, reference, x)
+        for again in (model, copy.deepcopy(reference)):
+            second = tune(again, x, algorithms=("torch:im2col", "nnpack"), **options)
+            assert second.measured == 0 and second.cached >= first.measured
+            assert decisions(second) == decisions(first)
+            assert second.allocated_bytes == first.allocated_bytes
+    # The default cache is a file that other processes read.
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    report = tune(model, images(4, (6, 6)), min_gain=-math.inf)
+    report = tune(one(), x, min_gain=-math.inf)
     assert report.measured > 0 and (tmp_path / "microconv.sqlite").exists()
-    answer = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ, capture_output=True, text=True, check=True
-    )
-    found_ = json.loads(answer.stdout)
+    command = [sys.executable, "-c", SCRIPT]
+    answer = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     expected = [str(entry.division) for entry in report.kernels]
-    assert found_ == [0, report.measured + report.cached, expected]
-
-
-def test_results_kept_in_memory_last_as_long_as_the_process():
-    x = images(3, (5, 7))
-    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0
-    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
-
-
-def test_equal_layers_are_measured_once():
-    torch.manual_seed(0)
-    cache = BenchmarkCache(None)
-    options = {"cache": cache, "training": False, "min_gain": -1.0}  # kernels alone
-    one = tune(nn.Conv2d(3, 3, 3, padding=1), images(2, (5, 5)), **options)
-    two = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
-    assert one.measured > 0
-    assert tune(two, images(2, (5, 5)), **options).measured == 0
+    assert json.loads(answer.stdout) == [0, report.measured + report.cached, expected]
 
 
 def test_a_larger_limit_measures_only_what_is_new():
@@ -1355,26 +1028,14 @@ def test_a_larger_limit_measures_only_what_is_new():
     options = {"cache": cache, "training": False, "min_gain": 0.999}  # without trials
     few = tune(layer, x, workspace_limit=8000, **options).measured
     more = tune(layer, x, workspace_limit=2**26, **options).measured
-    cached = len(cache)
-    assert few > 0 and more > 0 and cached == few + more
-    assert tune(layer, x, workspace_limit=8000, **options).measured == 0
-    assert tune(layer, x, workspace_limit=30_000, **options).measured == 0
-
-
-# Memory and threads
-
-
-@pytest.mark.parametrize("mode", ["WR", "WD"])
-def test_the_workspace_is_allocated_once(mode):
-    model = make_net()
-    _, report = divided(model, mode=mode, algorithms=("torch:im2col", "nnpack:ft8x8"))
-    (workspace,) = {id(kernel.workspace): kernel.workspace for kernel in kernels_in(model)}.values()
-    address = workspace.allocate().data_ptr()
-    assert workspace.allocate().numel() == report.allocated_bytes > 0
-    for num_samples in (BATCH, 3, 20):
-        model(images(num_samples)).sum().backward()
-        assert workspace.allocate().data_ptr() == address
-    assert workspace.allocate().numel() == report.allocated_bytes
+    assert few > 0 and more > 0 and len(cache) == few + more
+    for limit in (8000, 30_000):
+        assert tune(layer, x, workspace_limit=limit, **options).measured == 0
+    equal = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
+    assert tune(equal, x, workspace_limit=8000, **options).measured == 0
+    assert tune(layer, x, **options | {"min_gain": -1.0}).measured > 0  # a trial, what a call costs
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0  # kept while the process lives
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
 
 
 # torch.fft makes buffers of its own.
@@ -1419,54 +1080,12 @@ def test_two_threads_run_one_model_at_once(algorithms):
     assert model[0].untuned_calls == 0
 
 
-# What was wrong once
+def test_batched_gradients_and_tensors_of_other_kinds():
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
+    class Marked(torch.Tensor):
+        pass
 
-def test_a_convolution_called_by_keyword():
-    class Keyword(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            return self.conv(input=x)
-
-    model = Keyword()
-    divided(model)
-    assert isinstance(model.conv, TunedConv2d)
-
-
-def test_a_buffer_that_is_replaced_is_put_back():
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x):
-            self.calls = self.calls + 1
-            return self.conv(x)
-
-    model = Counter()
-    divided(model)
-    assert model.calls == 0
-
-
-def test_a_buffer_that_overlaps_itself():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
-    divided(model)
-    assert tuned_layers(model) == ["0"]
-
-
-def test_lazy_layers():
-    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
-    tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
-    assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
-    assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
-
-
-def test_batched_gradients():
     model = nn.Conv2d(3, 4, 3)
     reference, _ = divided(model)
     results = []
@@ -1477,110 +1096,34 @@ def test_batched_gradients():
         wanted = [x, *module.parameters()]
         results.append(torch.autograd.grad(output, wanted, several, is_grads_batched=True))
     assert_close(*results, 1e-4)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_forward_mode():
-    from torch.autograd import forward_ad
-
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    tangents = []
-    for module in (model, reference):
-        with forward_ad.dual_level():
-            output = module(forward_ad.make_dual(images(), images(seed=2)))
-            tangents.append(forward_ad.unpack_dual(output).tangent)
-    assert relative_error(*tangents) <= 1e-4
-
-
-def test_symbolic_tracing():
-    from torch import fx
-
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    reference, _ = divided(model)
-    assert relative_error(fx.symbolic_trace(model)(images()), reference(images())) <= 1e-4
-
-
-def test_fake_tensors():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    divided(model, algorithms=("nnpack:ft8x8",))
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert model(mode.from_tensor(images())).shape == (BATCH, 4, 12, 13)
-
-
-def test_subclasses_of_tensors_stay_what_they_are():
-    class Marked(torch.Tensor):
-        pass
-
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
     assert type(model(images().as_subclass(Marked))) is Marked
-
-
-def test_a_tuned_model_moved_to_the_meta_device():
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(images())).shape == (BATCH, 4, 10, 11)
     model.to("meta")
     assert model(images().to("meta")).shape == (BATCH, 4, 10, 11)
+    assert _zeros(977).device.type == "cpu"  # NNPACK reads its bias through a pointer
+    with torch.device("meta"):
+        assert _zeros(978).device.type == "cpu"
 
 
-# With NNPACK, which reads what it is pointed to, the first two end the process.
+# NNPACK reads what it is pointed to: the first two would end the process.
 @pytest.mark.parametrize("change", ["weight elsewhere", "weight smaller", "dtype", "bias smaller"])
 def test_weights_that_do_not_fit_the_input_are_torchs_to_refuse(change, monkeypatch):
     model = nn.Conv2d(3, 4, 3)
     divided(model)
-
-    def run(*args):
-        raise AssertionError("a division ran")
-
-    monkeypatch.setattr(TunedKernel, "run", run)
+    monkeypatch.setattr(TunedKernel, "run", lambda *args: pytest.fail("a division ran"))
     if change == "weight elsewhere":
         model.to("meta")
-    elif change == "weight smaller":
+        model(images())  # as torch does it; no division may read from there
+        return
+    if change == "weight smaller":
         model.weight = nn.Parameter(model.weight.detach()[:, :2])
     elif change == "dtype":
         model.double()
     else:
         model.bias = nn.Parameter(torch.zeros(1))
-    if change == "weight elsewhere":
-        model(images())  # as torch does it; no division may read from there
-        return
     with pytest.raises(RuntimeError):
         model(images())
-
-
-def test_a_layer_whose_geometry_changes_after_tuning():
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model)
-    for module in (model, reference):
-        module.dilation = module.padding = (2, 2)
-    assert relative_error(model(images()), reference(images())) <= 1e-4
-
-
-def test_parametrised_after_tuning():
-    from torch.nn.utils import parametrizations
-
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    for module in (model, reference):
-        torch.manual_seed(1)
-        parametrizations.spectral_norm(module)
-        module(images())
-    # Each look at the weight is a power iteration; it must be one for a call.
-    for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
-        assert relative_error(ours, theirs) <= 1e-6
-
-
-def test_untuning_what_was_parametrised_after_tuning():
-    from torch.nn.utils import parametrizations
-
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
-    parametrizations.spectral_norm(model)
-    untune(model)
-    assert not isinstance(model, TunedConv2d)
 
 
 def qat(model):
@@ -1599,38 +1142,21 @@ def quantised_fx(model):
     return quantize_fx.convert_fx(prepared)
 
 
-def fused_fx(model):
-    from torch.fx.experimental.optimization import fuse
-
-    return fuse(model)
-
-
-def fused_modules(model):
-    from torch.ao.quantization import fuse_modules
-
-    return fuse_modules(model, [["0", "1", "2"]])
+TOOLS = [
+    (qat, 2),
+    (quantised_fx, 0),
+    (lambda model: importlib.import_module("torch.fx.experimental.optimization").fuse(model), 2),
+    (lambda model: torch.ao.quantization.fuse_modules(model, [["0", "1", "2"]]), 2),
+    (torch.jit.script, 0),
+    (lambda model: torch.jit.freeze(torch.jit.script(model)), 0),
+    (lambda model: torch.export.export(model, (images(),)).module(), 0),
+    (lambda model: torch.compile(model, backend="aot_eager", fullgraph=True), 2),
+    (lambda model: nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last), 2),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("tool", "convolutions"),
-    [
-        (qat, 2),
-        (quantised_fx, 0),
-        (fused_fx, 2),
-        (fused_modules, 2),
-        (torch.jit.script, 0),
-        (lambda model: torch.jit.freeze(torch.jit.script(model)), 0),
-        (lambda model: torch.export.export(model, (images(),)).module(), 0),
-        (lambda model: torch.compile(model, backend="aot_eager", fullgraph=True), 2),
-        (
-            partial(
-                nn.utils.convert_conv2d_weight_memory_format, memory_format=torch.channels_last
-            ),
-            2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tool", "convolutions"), TOOLS)
 def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)
@@ -1646,18 +1172,6 @@ def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     assert relative_error(ours(images()), theirs(images())) <= tolerance
 
 
-def test_the_onnx_exporter_sees_torchs_own(monkeypatch):
-    model = nn.Conv2d(3, 4, 3)
-    reference, _ = divided(model)
-    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    assert torch.equal(model(images()), reference(images()))
-
-
-class Doubled(nn.Conv2d):
-    def forward(self, input):
-        return 2 * super().forward(input)
-
-
 def replace_forward(model):
     own = model.forward
     model.forward = lambda x: 2 * own(x)
@@ -1671,29 +1185,32 @@ def replace_class(model):
     model.__class__ = Doubled
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("replace", [replace_forward, replace_inner, replace_class])
-def test_a_forward_pass_of_ones_own_stays(replace, when):
-    model = nn.Conv2d(3, 4, 3)
-    expected = 2 * model(images())
-    if when == "before":
-        replace(model)
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
-    report = tune(model, images(), **options)
-    assert ("(model)" in report.skipped) == (when == "before")
-    if when == "after":
-        replace(model)
-    for _ in range(2):
-        assert relative_error(model(images()), expected) <= 1e-5
-        untune(model)
-
-
-def test_everybodys_forward_pass_replaced(monkeypatch):
-    model = nn.Conv2d(3, 4, 3)
+def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
+    for before in (True, False):
+        model = nn.Conv2d(3, 4, 3)
+        expected = 2 * model(images())
+        if before:
+            replace(model)
+        report = tune(model, images(), **FORCED, cache=InventedTimes())
+        assert ("(model)" in report.skipped) == before
+        if not before:
+            replace(model)
+        for _ in range(2):
+            assert relative_error(model(images()), expected) <= 1e-5
+            untune(model)
+    model = nn.Conv2d(3, 4, 3, padding=1)
     reference, _ = divided(model)
-    own = nn.Conv2d._conv_forward
-    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 3 * own(*args))
-    assert torch.equal(model(images()), reference(images()))
+    with monkeypatch.context() as patch:  # the exporter sees torch's own
+        patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+        assert torch.equal(model(images()), reference(images()))
+    with monkeypatch.context() as patch:  # and so does whoever replaces everybody's
+        own = nn.Conv2d._conv_forward
+        patch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 3 * own(*args))
+        assert torch.equal(model(images()), reference(images()))
+    for module in (model, reference):  # another geometry
+        module.dilation = module.padding = (2, 2)
+    assert relative_error(model(images()), reference(images())) <= 1e-4
 
 
 def test_a_shallow_copy():
@@ -1715,193 +1232,16 @@ def test_a_shallow_copy():
     assert relative_error(untune(shallow)(images()), expected) <= 1e-5
 
 
-@pytest.mark.parametrize("problem", ["sample", "algorithm"])
-def test_a_tuned_model_stays_tuned_where_tuning_it_again_fails(problem):
-    model = nn.Conv2d(3, 4, 3)
-    divided(model)
-    with pytest.raises((RuntimeError, ValueError)):
-        if problem == "sample":
-            tune(model, images(channels=5), cache=InventedTimes())
-        else:
-            tune(model, images(), algorithms=("torch:gemm",), cache=InventedTimes())
-    assert isinstance(model, TunedConv2d)
-
-
-def test_algorithms_are_checked_where_there_is_nothing_to_tune():
-    with pytest.raises(ValueError, match="unknown backend"):
-        tune(nn.Linear(3, 3), torch.zeros(2, 3), algorithms=("mkl",))
-
-
-def test_forced_divisions_that_do_not_fit_together_are_left_to_torch():
-    model = make_net()
-    limit = 20_000  # enough for each alone
-    _, report = divided(model, mode="WD", workspace_limit=limit, strict=False)
-    assert 0 < report.allocated_bytes <= limit
-
-
-def test_an_error_limit_holds_below_torchs_own():
-    _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
-    assert all(entry.division is None for entry in report.kernels)
-
-
-def test_the_same_times_give_the_same_decision():
-    """A trial of one division must not take torch's time from the trial of another."""
-
-    class Clock(BenchmarkCache):
-        """Invents the measurements of kernels, but keeps what trials store."""
-
-        def times(self, key, micro_batch):
-            listing = self.listing(key, micro_batch)
-            if listing is None:
-                return super().times(key, micro_batch)
-            return {name: [1.0] for name, _ in listing}
-
-    cache, x = Clock(None), images(2, (5, 5))
-    layer = nn.Conv2d(3, 4, 3)
-    options = {"cache": cache, "training": False, "min_gain": -1e9, "policy": "undivided"}
-    tune(layer, x, algorithms=("torch:im2col",), **options)
-    first = tune(layer, x, algorithms=("torch:direct",), **options)
-    second = tune(layer, x, algorithms=("torch:direct",), **options)
-    assert (first.measured, second.measured) == (2, 0)
-    assert decisions(first) == decisions(second)
-
-
-def test_the_reason_says_that_nothing_fits():
-    model = nn.Conv2d(3, 4, 3)
-    _, report = divided(model, workspace_limit=0, strict=False)
-    assert "as fast" not in report.skipped["(model)"]
-
-
-def test_a_layer_that_is_tuned_for_one_of_its_shapes_is_not_left_as_it_is():
-    class Larger(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3, padding=1)
-
-        def forward(self, x):
-            return self.conv(x[:, :, :6]).mean() + self.conv(x)
-
-    model = Larger()
-    options = {"training": False, "strict": False}
-    _, report = divided(model, workspace_limit=12_000, **options)  # fits the first call only
-    assert tuned_layers(model) == ["conv"] and not report.skipped
-
-
-def test_the_largest_batch_of_a_layer_is_tuned_for():
-    class Halves(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            return self.conv(x).mean() + self.conv(x[:1]).mean()
-
-    _, report = divided(Halves(), training=False)
-    assert {entry.batch for entry in report.kernels} == {BATCH}
-
-
-def test_sums_of_sixteen_bits_do_not_stall():
-    model = nn.Conv2d(2, 2, 1, bias=False).bfloat16()
-    x = torch.full((1024, 2, 4, 4), 0.5).bfloat16()
-    divided(model, x, policy="undivided")
-    (gradient,) = torch.autograd.grad(model(x).sum(), model.weight)
-    # By hand, since torch's own sums stall at a quarter of this on CPUs without AVX-512.
-    assert relative_error(gradient, torch.full_like(gradient, 0.5 * 1024 * 16)) < 0.01
-
-
-def test_a_profile_that_is_being_taken_goes_on():
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profiler:
-        torch.ones(3).add(1)
-        with pytest.raises(RuntimeError, match="one is running; stop it first"):
-            tune(nn.Conv2d(3, 5, 3), images(2, (4, 4)), cache=BenchmarkCache(None))
-    assert any(event.key == "aten::add" for event in profiler.key_averages())
-
-
-def test_transposed_convolutions_are_listed():
-    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Conv2d(3, 4, 3))
-    _, report = divided(model)
-    assert list(report.skipped) == ["0"]
-
-
-def test_layers_under_no_grad_need_only_a_forward_pass():
-    class Frozen(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
-
-        def forward(self, x):
-            with torch.no_grad():
-                x = self.backbone(x)
-            return self.head(x)
-
-    _, report = divided(Frozen())
-    kinds = [entry.kernel.kind for entry in report.kernels if entry.layer == "backbone"]
-    assert kinds == ["forward"]
-
-
-def test_one_channel_in_channels_last():
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3))
-    x = images(channels=1).to(memory_format=torch.channels_last)
-    options = {"algorithms": ("torch:im2col", "torch:native"), "training": False}
-    reference, _ = divided(model, x, cache=InventedTimes(slowdown=1.0), **options)
-    assert model[0](x).stride() == reference[0](x).stride()
-    model(x)
-    assert model[1].untuned_calls == 0
-
-
-def test_a_workspace_that_cannot_be_allocated_leaves_the_model_as_it_was(monkeypatch):
-    def allocate(self):
-        raise torch.OutOfMemoryError("none left")
-
-    model = nn.Conv2d(3, 4, 3)
-    monkeypatch.setattr(Workspace, "allocate", allocate)
-    with pytest.raises(torch.OutOfMemoryError):
-        divided(model)
-    assert type(model) is nn.Conv2d
-
-
-def test_running_out_of_memory_while_measuring_is_reported_as_that(monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "name", "cache"),
+    [(Workspace, "allocate", InventedTimes()), (TorchBackend, "run", BenchmarkCache(None))],
+)
+def test_running_out_of_memory_is_reported_as_that(monkeypatch, owner, name, cache):
     def run(*args):
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(TorchBackend, "run", run)
+    model = nn.Conv2d(3, 4, 3)
+    monkeypatch.setattr(owner, name, run)
     with pytest.raises(torch.OutOfMemoryError):
-        tune(nn.Conv2d(3, 4, 3), images(), algorithms=("torch",), cache=BenchmarkCache(None))
-
-
-def test_nnpacks_bias_of_zeros_is_on_the_cpu_whatever_the_default_device():
-    with torch.device("meta"):
-        assert _zeros(977).device.type == "cpu"  # it is read through a pointer
-
-
-def test_weighing_the_cost_of_a_call_leaves_the_random_state_alone():
-    layer = nn.Conv2d(3, 4, 3)
-    before = torch.get_rng_state()
-    divided(layer, min_gain=0.0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_tuning_in_inference_mode():
-    model = nn.Conv2d(3, 4, 3)
-    with torch.inference_mode():
-        divided(model, min_gain=0.0)
-    assert isinstance(model, TunedConv2d)
-
-
-def test_kernels_of_a_tuned_model_are_listed_too():
-    model = nn.Conv2d(3, 4, 3)
-    listed = find_kernels(model, images())
-    divided(model)
-    assert find_kernels(model, images()) == listed
-
-
-def test_another_process_does_not_measure_the_cost_of_a_call_again(monkeypatch):
-    def measure(*args, **options):
-        raise AssertionError("measured again")
-
-    cache = InventedTimes()
-    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
-    monkeypatch.setattr("repro.microconv.conv.time_interleaved", measure)
-    _, report = divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
-    assert report.measured == 0
+        divided(model, cache=cache)
+    assert type(model) is nn.Conv2d

@@ -1,0 +1,235 @@
+"""The architectures layer by layer: what they compute, at which sizes, with which shortcuts."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from repro.models import amoebanet_d, build, deeplabv3plus, unet
+from repro.models.alexnet import alexnet
+from repro.models.amoebanet import NORMAL, REDUCTION, Cell, FactorizedReduction
+from repro.models.deeplab import AtrousPyramid, XceptionBlock
+from repro.models.densenet import DenseNet, densenet40
+from repro.models.resnet import IdentityShortcut
+
+
+def convolutions(model):
+    return [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+
+
+def sizes_seen(model, x):
+    """Height and width after each convolution of more than one pixel."""
+    sizes = []
+    for module in convolutions(model):
+        if module.kernel_size != (1, 1):
+            module.register_forward_hook(lambda m, x, y: sizes.append(tuple(y.shape[2:])))
+    with torch.no_grad():
+        return model.eval()(x).shape, sizes
+
+
+def test_alexnet_has_caffes_groups_and_sizes():
+    with torch.device("meta"):
+        model = alexnet()
+        _, sizes = sizes_seen(model, torch.empty(1, 3, 227, 227))
+    found = [(m.groups, m.out_channels) for m in convolutions(model)]
+    assert found == [(1, 96), (2, 256), (1, 384), (2, 384), (2, 256)]
+    assert sizes == [(side, side) for side in (55, 27, 13, 13, 13)]
+    assert alexnet(num_classes=5, width=6)(torch.randn(2, 3, 67, 75)).shape == (2, 5)
+
+
+def test_identity_shortcut_keeps_the_channels_and_adds_zeros():
+    shortcut = IdentityShortcut(in_channels=3, out_channels=8, stride=2)
+    x = torch.randn(2, 3, 7, 6)
+    y = shortcut(x)
+    assert y.shape == (2, 8, 4, 3) and list(shortcut.parameters()) == []
+    assert torch.equal(y[:, :3], x[:, :, ::2, ::2]) and not y[:, 3:].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_equals_torchvisions_with_the_small_stem(name):
+    from repro._torchvision import torchvision
+
+    reference = torchvision.models.get_model(name, weights=None, num_classes=5)
+    reference.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    reference.maxpool = nn.Identity()
+    ours = build(name, num_classes=5)
+    values = reference.state_dict().values()
+    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
+    x = torch.randn(3, 3, 18, 13, dtype=torch.float64)
+    torch.testing.assert_close(ours.double()(x), reference.double()(x))
+
+
+def test_densenet_halves_twice_and_every_layer_keeps_what_it_read():
+    torch.manual_seed(0)
+    shape, sizes = sizes_seen(DenseNet(10, 3, 5, 1), torch.randn(2, 1, 12, 8))
+    assert shape == (2, 5) and sizes == [(12, 8)] * 3 + [(6, 4)] * 2 + [(3, 2)] * 2
+    layer = next(m for m in densenet40(4).modules() if type(m).__name__ == "_DenseLayer").eval()
+    x = torch.randn(2, 16, 5, 5)
+    added = functional.conv2d(torch.relu(layer.norm(x)), layer.conv.weight, padding=1)
+    torch.testing.assert_close(layer(x), torch.cat((x, added), 1))
+    assert sum(m.kernel_size == (1, 1) for m in convolutions(densenet40(1))) == 2
+
+
+def test_an_odd_size_changes_nothing_away_from_the_border_of_a_unet():
+    # With depth 1, an output pixel reads at most 2 + 2·3 + 2 around it.
+    torch.manual_seed(0)
+    model = unet(in_channels=1, width=4, depth=1).double().eval()
+    assert not model.up[0].bias.any()
+    seen = []
+    model.contract[0].register_forward_hook(lambda module, x, y: seen.append(y))
+    model.expand[0].register_forward_pre_hook(lambda module, x: seen.append(x[0][:, :4]))
+    x = torch.randn(1, 1, 40, 40, dtype=torch.float64)
+    with torch.no_grad():
+        whole, odd = model(x), model(x[:, :, :39, :37])
+    torch.testing.assert_close(odd[:, :, :28, :26], whole[:, :, :28, :26])
+    assert torch.equal(seen[0], seen[1])  # a skip
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
+def test_edsr_written_out(scale):
+    """Two skips, the residuals scaled, 0.5 taken off and put back."""
+    torch.manual_seed(0)
+    model = build("edsr", blocks=2, width=4, scale=scale, channels=1, residual_scale=0.3).double()
+    x = torch.rand(2, 1, 6, 5).double()
+    p = dict(model.named_parameters())
+
+    def conv(name, value):
+        return functional.conv2d(value, p[f"{name}.weight"], p[f"{name}.bias"], padding=1)
+
+    start = h = conv("head", x - 0.5)
+    for i in range(2):
+        h = h + 0.3 * conv(f"body.{i}.residual.2", conv(f"body.{i}.residual.0", h).clamp(min=0))
+    h = start + conv("body.2", h)
+    steps = {1: [], 2: [2], 3: [3], 4: [2, 2], 8: [2, 2, 2]}[scale]
+    for i, step in enumerate(steps):
+        h = functional.pixel_shuffle(conv(f"tail.{2 * i}", h), step)
+    torch.testing.assert_close(model(x), conv(f"tail.{2 * len(steps)}", h) + 0.5)
+
+
+def test_maps_of_amoebanet_halve_and_channels_double_at_each_reduction():
+    model = amoebanet_d(num_layers=6, num_filters=16).eval()
+    shapes = []
+    for cell in model.cells:
+        cell.register_forward_hook(lambda _, __, y: shapes.append(tuple(y.shape[1:])))
+    with torch.no_grad():
+        model(torch.randn(1, 3, 64, 64))
+    # A cell returns 4 states (normal) or 3 (reduction) of its channels.
+    expected = [(3 * 8, 16, 16)]
+    for channels, side in ((16, 8), (32, 4), (64, 2)):
+        expected += [(3 * channels, side, side), *[(4 * channels, side, side)] * 2]
+    assert shapes == expected
+
+
+average = partial(
+    functional.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False
+)
+
+
+def normal(s0, s1, op):
+    s2 = op[0](s1) + torch.max_pool2d(s1, 3, 1, 1)
+    s5 = torch.max_pool2d(s2, 3, 1, 1) + s2
+    return s0, s1 + op[3](s0), op[4](s0) + op[5](s0), average(s1) + op[9](s5)
+
+
+def reduction(s0, s1, op):
+    s2 = torch.max_pool2d(s0, 2, 2) + torch.max_pool2d(s0, 3, 2, 1)
+    s3 = s2 + op[3](s1)
+    s4 = op[4](s2) + torch.max_pool2d(s2, 3, 1, 1)
+    return s4, s3 + torch.max_pool2d(s1, 2, 2), average(s2) + op[9](s3)
+
+
+@pytest.mark.parametrize(
+    ("genotype", "written_out", "stride"), [(NORMAL, normal, 1), (REDUCTION, reduction, 2)]
+)
+def test_a_cell_adds_what_its_genotype_says(genotype, written_out, stride):
+    torch.manual_seed(0)
+    cell = Cell(genotype, 6, 5, 4, stride, before_is_larger=stride == 2).double().eval()
+    x = torch.randn(2, 6, 6, 8, dtype=torch.float64)
+    before = torch.randn(2, 5, 6 * stride, 8 * stride, dtype=torch.float64)
+    states = written_out(cell.fit(x), cell.fit_before(before), cell.operations)
+    torch.testing.assert_close(cell(x, before), torch.cat(states, dim=1))
+
+
+@pytest.mark.parametrize("size", [(6, 4), (5, 3)])
+def test_factorized_reduction_sees_both_diagonals(size):
+    reduction = FactorizedReduction(1, 2).double().eval()
+    nn.init.ones_(reduction.even.weight)
+    nn.init.ones_(reduction.odd.weight)
+    reduction.norm.eps = 0.0
+    x = torch.rand(1, 1, *size, dtype=torch.float64)
+    y = reduction(x)
+    assert torch.equal(y[0, 0], x[0, 0, ::2, ::2])
+    odd = x[0, 0, 1::2, 1::2]
+    assert torch.equal(y[0, 1, : odd.shape[0], : odd.shape[1]], odd)
+    assert y[0, 1].sum() == odd.sum()  # zeros where there is no pixel
+
+
+def test_the_cost_of_deeplab_is_the_published_one():
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        deeplabv3plus().eval()(torch.empty(1, 3, 513, 513))
+    # The authors' model zoo has 54.17 billion multiply-adds, counted by TensorFlow's profiler.
+    assert counter.get_total_flops() / 2 == pytest.approx(54.17e9, rel=0.005)
+
+
+@pytest.mark.parametrize("width", [1, 7])
+def test_widths_that_divide_nothing(width):
+    model = deeplabv3plus(num_classes=2, width=width)
+    assert model.classifier.in_channels == 4 * width
+    assert model.middle[0].first[0].in_channels == pytest.approx(728 * width / 64, abs=0.5)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        model(torch.randn(1, 3, 33, 33))  # of the mean over one image
+    assert model.eval()(torch.randn(1, 3, 33, 33)).isfinite().all()
+
+
+def test_strides_and_atrous_rates():
+    def rates(module):
+        return [m.dilation for m in convolutions(module) if m.groups > 1]
+
+    seen = {}
+    model = deeplabv3plus(width=4).eval()
+    for name in ("stem", "entry1", "reduce", "entry3", "middle", "exit", "pyramid", "decoder"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output, name=name: seen.update({name: tuple(output.shape[2:])})
+        )
+    with torch.no_grad():
+        model(torch.randn(1, 3, 513, 130))
+    assert seen["stem"] == (257, 65)
+    assert seen["entry1"] == seen["reduce"] == seen["decoder"] == (129, 33)
+    assert seen["entry3"] == seen["middle"] == seen["exit"] == seen["pyramid"] == (33, 9)
+    assert rates(model.exit) == [(1, 1)] * 3 + [(2, 2)] * 3
+    assert set(rates(model.middle)) == set(rates(model.decoder)) == {(1, 1)}
+
+
+def test_a_block_adds_its_shortcut():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 7, 6)
+    same = XceptionBlock(4, [5, 6, 4]).eval()
+    half = XceptionBlock(4, [5, 6, 4], stride=2, give_second=True).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(same(x), same.third(same.second(same.first(x))) + x)
+        second, y = half(x)
+        torch.testing.assert_close(second, half.second(half.first(x)))
+        torch.testing.assert_close(y, half.third(second) + half.shortcut(x))
+    assert second.shape == (2, 6, 7, 6) and y.shape == (2, 4, 4, 3)
+
+
+def test_the_pyramid_sees_the_whole_image():
+    torch.manual_seed(0)
+    seen, pyramid = [], AtrousPyramid(4, 32).double().eval()
+    x = torch.randn(1, 4, 41, 41, dtype=torch.float64, requires_grad=True)
+    pyramid(x)[0, :, 0, 0].sum().backward()
+    by_the_mean = x.grad[0, :, 40, 40]
+    assert by_the_mean.all()
+    others = (x.grad[0] - by_the_mean[:, None, None]).abs().sum(dim=0) > 1e-9
+    # From the corner, each atrous rate reaches one pixel to the right, below, and diagonally.
+    views = {(0, 0)} | {p for r in (6, 12, 18) for p in ((0, r), (r, 0), (r, r))}
+    assert set(map(tuple, others.nonzero().tolist())) == views
+    # and no view loses channels_last
+    last = {"memory_format": torch.channels_last}
+    pyramid.project.register_forward_pre_hook(lambda module, x: seen.append(x[0].stride()))
+    pyramid.to(**last)(x.detach().contiguous(**last))
+    assert seen[0][1] == 1
