@@ -18,24 +18,22 @@ def random_image(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def class_files(name: str, per_class: int = 3) -> dict[str, bytes]:
+def class_files(name: str = "flowers5", per_class: int = 3) -> dict[str, bytes]:
     """Two classes, train and test, lossless PNG."""
-    files = {}
-    for s, split in enumerate(("train", "test")):
-        for k, label in enumerate(("ant", "bee")):
-            for i in range(per_class):
-                seed = s * 100 + k * 10 + i
-                files[f"{name}/{split}/{label}/{i:04d}.png"] = encode(random_image(seed))
-    return files
+    return {
+        f"{name}/{split}/{label}/{i:04d}.png": encode(random_image(s * 100 + k * 10 + i))
+        for s, split in enumerate(("train", "test"))
+        for k, label in enumerate(("ant", "bee"))
+        for i in range(per_class)
+    }
 
 
 def mask_files(name: str, splits=("train", "val", "test"), classes: int = 12) -> dict[str, bytes]:
     files = {}
     for s, split in enumerate(splits):
         for i in range(2):
-            random = np.random.default_rng(s * 10 + i)
+            mask = np.random.default_rng(s * 10 + i).integers(0, classes, (12, 16), np.uint8)
             files[f"{name}/{split}/images/{i}.png"] = encode(random_image(s * 10 + i, 12, 16))
-            mask = random.integers(0, classes, (12, 16), np.uint8)
             files[f"{name}/{split}/masks/{i}.png"] = encode(mask)
     return files
 
@@ -54,3 +52,12 @@ def write_folder(root: Path, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
+
+
+def write(root: Path, files: dict[str, bytes], packed: bool = True) -> Path:
+    """Write a set as its archive or its folder, and return the data folder."""
+    if packed:
+        write_archive(root / f"{next(iter(files)).partition('/')[0]}.tar.xz", files)
+    else:
+        write_folder(root, files)
+    return root

@@ -15,20 +15,16 @@ PLAN = {"a": 1.0, "b": 0.0, "k": 1.0, "n_small": 0, "n_large": 2, "large_batch":
 @pytest.fixture(params=["val", "test"])
 def root(tmp_path, request):
     """ImageNet as torchvision unpacks it, and as plain folders of classes."""
-    folder = tmp_path / "imagenet"
     for s, split in enumerate(("train", request.param)):
         for k, wnid in enumerate(("n01", "n02")):
-            write_folder(
-                folder,
-                {
-                    f"{split}/{wnid}/{wnid}_{i}.JPEG": encode(
-                        random_image(100 * s + 10 * k + i, 19, 23), "JPEG"
-                    )
-                    for i in range(6)
-                },
-            )
+            images = (encode(random_image(100 * s + 10 * k + i, 19, 23), "JPEG") for i in range(6))
+            files = {
+                f"imagenet/{split}/{wnid}/{wnid}_{i}.JPEG": one for i, one in enumerate(images)
+            }
+            write_folder(tmp_path, files)
     if request.param == "val":
-        torch.save(({"n01": ("tench",), "n02": ("shark",)}, ["n01"] * 4), folder / "meta.bin")
+        names = {"n01": ("tench", "Tinca"), "n02": ("shark",)}
+        torch.save((names, ["n01"] * 4), tmp_path / "imagenet" / "meta.bin")
     return tmp_path
 
 
@@ -39,8 +35,12 @@ def both(root, monkeypatch):
     return whole, load("imagenet", root, image_size=16)
 
 
-def test_beyond_the_memory_images_stay_encoded(both):
+def test_beyond_the_memory_images_stay_encoded(both, root):
     whole, encoded = both
+    named = (root / "imagenet" / "meta.bin").exists()
+    assert whole.classes == encoded.classes == (("tench", "shark") if named else ("n01", "n02"))
+    assert whole.record_name == ("imagenet" if named else "imagenet-jpeg")
+    assert load("imagenet", root, image_size=16, per_class=1).train.labels.tolist() == [0, 1]
     assert isinstance(encoded.train.images, StreamedImages)
     assert encoded.train.images.shape == whole.train.images.shape == (12, 3, 16, 16)
     assert encoded.train.images.decoded().equal(whole.train.images)
@@ -50,6 +50,9 @@ def test_beyond_the_memory_images_stay_encoded(both):
     assert some.images.decoded().equal(whole.train.evenly(5).images)
     assert encoded.fingerprint == whole.fingerprint
     assert "decoded as they are needed" in encoded.provenance
+    (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")
+    with pytest.raises(CorruptDatasetError, match="n01_2"):
+        encoded.train.images[torch.tensor([0, 2])].decoded()
 
 
 @pytest.mark.parametrize("samples", [12, 8])
@@ -71,10 +74,3 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
     for (ours, labels), (plain, wanted) in zip(found[1][0], found[0][0], strict=True):
         assert ours.equal(plain) and labels.equal(wanted) and ours.shape[2:] == (8, 8)
     assert found[0][1](model) == found[1][1](model)
-
-
-def test_what_cannot_be_decoded_is_named(both, root):
-    _, encoded = both
-    (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")
-    with pytest.raises(CorruptDatasetError, match="n01_2"):
-        encoded.train.images[torch.tensor([0, 2])].decoded()

@@ -7,9 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from traces import chain
 
-from repro.outofcore import plan_swaps
 from repro.outofcore.allocator import (
     MIB,
     QUANTITIES,
@@ -21,7 +19,6 @@ from repro.outofcore.allocator import (
     replay,
 )
 from repro.outofcore.pooled import PooledChunkedAllocator
-from repro.outofcore.requests import requests
 
 MAKE = {
     "best fit": BestFitAllocator,
@@ -43,15 +40,6 @@ def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event
             events.append(Event(number, max(1, int(largest ** rng.random()))))
             names.append(number)
     return events
-
-
-def play(allocator, events):
-    for name, nbytes in events:
-        if nbytes is None:
-            allocator.free(name)
-        else:
-            allocator.malloc(name, nbytes)
-        yield
 
 
 class TestChunked:
@@ -77,46 +65,6 @@ class TestChunked:
         allocator.release_cached()
         assert (allocator.reserved_bytes, allocator.allocated_bytes) == (30, 30)
 
-    def test_the_bounds_of_equations_1_and_2(self):
-        chunk = 1000
-        for seed in range(20):
-            allocator = ChunkedAllocator(chunk)
-            for event in random_events(seed, 300, 50_000):
-                before = allocator.internal_fragmentation_bytes
-                for _ in play(allocator, [event]):
-                    if event.nbytes is not None:
-                        assert 0 <= allocator.internal_fragmentation_bytes - before < chunk
-            peaks = allocator.peaks
-            assert peaks["internal_fragmentation_bytes"] < peaks["live_blocks"] * chunk
-            assert peaks["external_fragmentation_bytes"] == 0
-            # No more is ever reserved than what was live at once.
-            assert peaks["reserved_bytes"] == peaks["allocated_bytes"]
-
-    def test_it_serves_whatever_fits_when_rounded_up(self):
-        for seed in range(20):
-            allocator, live, refused = ChunkedAllocator(100, 1_050), {}, 0
-            for name, nbytes in random_events(seed, 500, 1_000):
-                if nbytes is None:
-                    if live.pop(name, None):
-                        allocator.free(name)
-                    continue
-                rounded = -(-nbytes // 100)
-                if sum(live.values()) + rounded <= 10:
-                    allocator.malloc(name, nbytes)
-                    live[name] = rounded
-                else:
-                    refused += 1
-                    with pytest.raises(OutOfMemory):
-                        allocator.malloc(name, nbytes)
-            assert refused
-
-    def test_no_chunk_is_in_two_blocks(self):
-        allocator = ChunkedAllocator(100)
-        for _ in play(allocator, random_events(3, 2_000, 2_000)):
-            chunks = [c for block in allocator.blocks.values() for c in block]
-            assert len(chunks) == len(set(chunks)) == allocator.allocated_bytes // 100
-            assert max(chunks, default=-1) < allocator.chunks_created
-
 
 class TestPooled:
     def test_by_hand(self):
@@ -141,28 +89,10 @@ class TestPooled:
         assert allocator.ranges_reused == 1
         assert allocator.blocks == {"c": (1,), "e": (2,), "g": (0,)}
 
-    def test_the_bound_of_equation_2(self):
-        chunk = 10_240
-        for seed in range(20):
-            allocator = PooledChunkedAllocator(chunk, None, chunk // (1 + seed % 3))
-            for _ in play(allocator, random_events(seed, 300, 50_000)):
-                waste = allocator.internal_fragmentation_bytes
-                assert 0 <= waste < max(1, allocator.live_blocks) * chunk
-                shared = {c for block in allocator.blocks.values() for c in block}
-                assert allocator.allocated_bytes == len(shared) * chunk
-            assert allocator.peaks["reserved_bytes"] == allocator.peaks["allocated_bytes"]
-
     def test_what_a_network_has_takes_few_chunks(self):
         events = [Event(number, 256) for number in range(600)]
         assert replay(ChunkedAllocator(), events).peak_reserved_bytes == 600 * 40 * MIB
         assert replay(PooledChunkedAllocator(), events).peak_reserved_bytes == 40 * MIB
-
-    def test_errors(self):
-        for small in (0, -1, 1025):
-            with pytest.raises(AllocatorError, match=rf"small_bytes is {small}: .*bytes=1024"):
-                PooledChunkedAllocator(1024, small_bytes=small)
-        with pytest.raises(AllocatorError, match=r"chunk_bytes is 1000: .* give larger chunks"):
-            PooledChunkedAllocator(1000, small_bytes=900)
 
 
 class TestBestFit:
@@ -221,27 +151,6 @@ class TestBestFit:
             allocator.release_cached()
             assert allocator.reserved_bytes == 200
 
-    def test_blocks_lie_in_segments_and_never_overlap(self):
-        for make in (MAKE["small best fit"], BestFitAllocator):
-            allocator = make()
-            largest = 60 * MIB if make is BestFitAllocator else 500
-            for _ in play(allocator, random_events(5, 1_500, largest)):
-                spans = sorted(allocator.blocks.values())
-                for (address, size), (following, _) in pairwise(spans):
-                    assert address + size <= following
-                assert sum(size for _, size in spans) == allocator.allocated_bytes
-                # Live and free blocks tile the segments: nothing is lost.
-                free = [(b.address, b.size) for b in allocator._blocks.values()]
-                assert sum(size for _, size in free) == allocator.cached_bytes
-                assert sorted((s, a) for a, s in free) == sorted(
-                    entry for pool in allocator._free.values() for entry in pool
-                )
-            for name in list(allocator.blocks):
-                allocator.free(name)
-            assert all(not (b.before or b.after) for b in allocator._blocks.values())
-            allocator.release_cached()
-            assert allocator.reserved_bytes == 0
-
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
         capacity = 400 * MIB
@@ -274,67 +183,99 @@ class TestBestFit:
         allocator.malloc("d", 28 * MIB)
         assert (allocator.reserved_bytes, allocator.map_operations) == (40 * MIB, 6)
 
-    def test_segments_too_small_for_their_requests(self):
-        with pytest.raises(AllocatorError, match="give larger segments"):
-            BestFitAllocator(small_segment_bytes=512)
-
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-class TestBoth:
-    def test_peaks_and_time_line_by_a_slow_count(self, make):
-        largest = 100 * MIB if make in LARGE else 500
-        events = random_events(7, 600, largest)
-        report, allocator = replay(make(), events), make()
-        live, rows = {}, []
-        for event, _ in zip(events, play(allocator, events), strict=True):
-            if event.nbytes is None:
-                del live[event.name]
-            else:
-                live[event.name] = event.nbytes
-            blocks = allocator.blocks
-            assert blocks.keys() == live.keys()
-            if isinstance(allocator, BestFitAllocator):
-                allocated = sum(size for _, size in blocks.values())
-            else:
-                allocated = len({c for block in blocks.values() for c in block})
-                allocated *= allocator.chunk_bytes
-            requested = sum(live.values())
-            reserved = allocator.reserved_bytes
-            external = reserved - allocated if isinstance(allocator, BestFitAllocator) else 0
-            rows.append(
-                (requested, allocated, reserved, allocated - requested, external, len(live))
-            )
-        table = np.array(rows)
-        for column, name in zip(table.T, QUANTITIES, strict=True):
-            assert np.array_equal(report.timeline[name], column), name
-            assert getattr(report, f"peak_{name}") == column.max() == allocator.peaks[name]
-        assert report.map_operations == allocator.map_operations > 0
-
+class TestAll:
     @pytest.mark.slow
-    def test_the_largest_request_that_fits(self, make):
-        scale = MIB if make in LARGE else 5
-        assert make().largest_allocatable() is None
-        checked = 0
+    @pytest.mark.parametrize("limited", [False, True])
+    def test_random_requests(self, make, limited):
+        """Counts and peaks are those of a slow count; what fits is served, and nothing overlaps."""
+        scale, refused, checked = MIB if make in LARGE else 5, 0, 0
         for seed in range(6):
-            allocator, live = make(200 * scale), set()
-            for name, nbytes in random_events(seed, 150, 80 * scale):
-                if nbytes is not None:
+            allocator, live, done, rows = make(200 * scale if limited else None), {}, [], []
+            for event in random_events(seed, 150 if limited else 400, 80 * scale):
+                name, nbytes = event
+                waste = allocator.internal_fragmentation_bytes
+                if nbytes is None and name in live:
+                    del live[name]
+                    allocator.free(name)
+                elif nbytes is None:
+                    continue
+                else:
                     try:
                         allocator.malloc(name, nbytes)
                     except OutOfMemory as error:
                         # Best fit may have no 20 MiB for a request of 9 MiB, but 12 MiB for 12.
                         assert error.largest_bytes != nbytes
+                        refused += 1
                         continue
-                    live.add(name)
-                elif name in live:
-                    allocator.free(name)
-                largest = allocator.largest_allocatable()
-                if largest:
-                    copy.deepcopy(allocator).malloc("x", largest)
-                    checked += 1
-                with pytest.raises(OutOfMemory):
-                    copy.deepcopy(allocator).malloc("x", largest + 1)
-        assert checked > 100
+                    live[name] = nbytes
+                done.append(event)
+                rows.append(self.counted(allocator, live))
+                if type(allocator) is ChunkedAllocator and nbytes is not None:  # equation 1
+                    waste = allocator.internal_fragmentation_bytes - waste
+                    assert 0 <= waste < allocator.chunk_bytes
+                checked += self.largest(allocator, limited)
+            for column, name in zip(np.array(rows).T, QUANTITIES, strict=True):
+                assert column.max() <= allocator.peaks[name]
+                if not limited:  # a refusal gives free segments back
+                    report = replay(make(), done)
+                    assert np.array_equal(report.timeline[name], column), name
+                    assert getattr(report, f"peak_{name}") == column.max() == allocator.peaks[name]
+                    assert report.map_operations == allocator.map_operations > 0
+            self.check_end(allocator, live)
+        assert refused > 5 and checked > 100 if limited else not refused
+        empty = replay(make(), [])
+        assert empty.peak_reserved_bytes == empty.map_operations == 0
+        assert empty.timeline["live_blocks"].shape == (0,)
+
+    def counted(self, allocator, live: dict) -> tuple[int, ...]:
+        """Return `QUANTITIES` by counting blocks; check that they are apart."""
+        blocks, requested = allocator.blocks, sum(live.values())
+        reserved, external = allocator.reserved_bytes, 0
+        assert blocks.keys() == live.keys()
+        if isinstance(allocator, BestFitAllocator):
+            spans = sorted(blocks.values())
+            assert all(place + size <= after for (place, size), (after, _) in pairwise(spans))
+            allocated = sum(size for _, size in spans)
+            external = reserved - allocated
+            # Live and free blocks tile the segments: nothing is lost.
+            free = sorted((b.size, b.address) for b in allocator._blocks.values())
+            assert sum(size for size, _ in free) == external == allocator.cached_bytes
+            assert free == sorted(one for pool in allocator._free.values() for one in pool)
+        else:
+            chunks = [c for block in blocks.values() for c in block]
+            pooled = isinstance(allocator, PooledChunkedAllocator)
+            assert pooled or len(chunks) == len(set(chunks))
+            assert max(chunks, default=-1) < allocator.chunks_created
+            allocated = len(set(chunks)) * allocator.chunk_bytes
+            assert allocated - requested < max(1, len(live)) * allocator.chunk_bytes  # equation 2
+        return requested, allocated, reserved, allocated - requested, external, len(live)
+
+    def largest(self, allocator, limited: bool) -> bool:
+        """Check what is said to be the largest request that fits."""
+        largest = allocator.largest_allocatable()
+        assert (largest is None) != limited
+        if largest:
+            copy.deepcopy(allocator).malloc("x", largest)
+        if limited:
+            with pytest.raises(OutOfMemory):
+                copy.deepcopy(allocator).malloc("x", largest + 1)
+        if limited and type(allocator) is ChunkedAllocator:  # whatever is free, wherever it is
+            chunk, used = allocator.chunk_bytes, allocator.allocated_bytes
+            assert largest == allocator.capacity_bytes // chunk * chunk - used
+        return bool(largest)
+
+    def check_end(self, allocator, live: dict) -> None:
+        if not isinstance(allocator, BestFitAllocator):
+            # No more is ever reserved than what was live at once.
+            assert allocator.peaks["reserved_bytes"] == allocator.peaks["allocated_bytes"]
+            return
+        for name in live:
+            allocator.free(name)
+        assert all(not (b.before or b.after) for b in allocator._blocks.values())
+        allocator.release_cached()
+        assert allocator.reserved_bytes == 0
 
     def test_errors(self, make):
         allocator = make(100 * MIB)
@@ -344,28 +285,19 @@ class TestBoth:
         allocator.malloc("a", np.int64(7))
         with pytest.raises(AllocatorError, match="'a' is live already"):
             allocator.malloc("a", 7)
-        allocator.free("a")
-        with pytest.raises(AllocatorError, match="'a' is not live"):
-            allocator.free("a")
         with pytest.raises(AllocatorError, match="'b' is not live"):
             allocator.free("b")
-        for capacity in (0, -5, 1.5):
-            with pytest.raises(AllocatorError, match="capacity_bytes is"):
-                make(capacity)
-
-    def test_a_refused_request_changes_nothing(self, make):
-        allocator = make(100 * MIB)
-        allocator.malloc("a", 7)
         before = [getattr(allocator, name) for name in QUANTITIES]
         with pytest.raises(OutOfMemory):
             allocator.malloc("b", 101 * MIB)
         assert [getattr(allocator, name) for name in QUANTITIES] == before
         allocator.malloc("b", 8)
-
-    def test_no_events(self, make):
-        report = replay(make(), [])
-        assert report.peak_reserved_bytes == report.map_operations == 0
-        assert report.timeline["live_blocks"].shape == (0,)
+        allocator.free("a")
+        with pytest.raises(AllocatorError, match="'a' is not live"):
+            allocator.free("a")
+        for capacity in (0, -5, 1.5):
+            with pytest.raises(AllocatorError, match="capacity_bytes is"):
+                make(capacity)
 
     def test_twenty_thousand_events_take_less_than_a_second(self, make):
         events = random_events(1, 20_000, 200 * MIB)
@@ -374,15 +306,20 @@ class TestBoth:
         assert time.process_time() - started < 1
 
 
-def test_chunk_bytes_that_make_no_sense():
-    for chunk in (0, -1, 2.0, True):
-        with pytest.raises(AllocatorError, match="chunk_bytes is"):
-            ChunkedAllocator(chunk)
-
-
-def test_events_that_contradict_themselves():
-    with pytest.raises(AllocatorError, match="'x' is not live"):
-        replay(ChunkedAllocator(), [Event("a", 1), Event("x", None)])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((lambda c=chunk: ChunkedAllocator(c), "chunk_bytes is") for chunk in (0, -1, 2.0, True)),
+        *((lambda s=small: PooledChunkedAllocator(1024, small_bytes=s),
+           rf"small_bytes is {small}: .*bytes=1024") for small in (0, -1, 1025)),
+        (lambda: PooledChunkedAllocator(1000, small_bytes=900), "is 1000: .* give larger chunks"),
+        (lambda: BestFitAllocator(small_segment_bytes=512), "give larger segments"),
+        (lambda: replay(ChunkedAllocator(), [Event("x", None)]), "'x' is not live"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(make, message):
+    with pytest.raises(AllocatorError, match=message):
+        make()
 
 
 def test_torch_is_not_needed():
@@ -395,12 +332,3 @@ def test_torch_is_not_needed():
     )
     path = sys.modules["repro.outofcore.allocator"].__file__
     subprocess.run([sys.executable, "-c", code, path], check=True)
-
-
-def test_requests_of_plans():
-    trace = chain(8, width=10, weight=3)
-    core = replay(ChunkedAllocator(1), requests(plan_swaps(trace, trace.peak_bytes)))
-    assert core.peak_requested_bytes == core.peak_reserved_bytes == trace.peak_bytes
-    plan = plan_swaps(trace, 50)
-    swapped = replay(ChunkedAllocator(1), requests(plan, iterations=3))
-    assert swapped.peak_requested_bytes == plan.verify() <= 50

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
-from traces import budgets, chain, random_trace
+from traces import chain
 
 from repro.outofcore import (
     Action,
@@ -15,13 +15,10 @@ from repro.outofcore import (
     PlanError,
     SwapPlan,
     Trace,
-    on_demand,
     plan_packed,
     plan_swaps,
-    swap_everything,
 )
 from repro.outofcore.bounds import bound
-from repro.outofcore.packing import packed_plans
 
 # A parameter that is needed first and last, and what only an away one leaves room for.
 UPDATED = (
@@ -44,9 +41,13 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
     Before each function any variables leave and any enter, in either order; after it the copies of
     any begin. What breaks a rule is left out by `verify`, so that few rules are known here.
     """
-    n = len(trace.functions)
-    persistent = sorted(trace.persistent)
-    alive = [_alive(trace, number) for number in range(n)]
+    n, persistent = len(trace.functions), sorted(trace.persistent)
+    # What is there when a function is about to run, on the device or on the host.
+    lives = trace.lifetimes.items()
+    alive = [
+        trace.persistent | {name for name, (birth, death) in lives if birth < number < death}
+        for number in range(n)
+    ]
 
     def go(number, device, valid, before, after, start):
         if number == n:
@@ -66,21 +67,13 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                 entered = [
                     Action(_kind(trace, name, number), name) for name in sorted(missing | enter)
                 ]
-                orders = [(*released, *entered)]
-                if released and entered:
-                    orders.append((*entered, *released))
+                orders = {(*released, *entered), (*entered, *released)}
                 dirty = valid - frozenset(trace.functions[number].outputs)
                 for out in _subsets(sorted(on_device - dirty)):
                     copies = tuple(Action(Kind.SWAP_OUT, name) for name in sorted(out))
-                    for order in orders:
-                        yield from go(
-                            number + 1,
-                            on_device,
-                            dirty | out,
-                            [*before, order],
-                            [*after, copies],
-                            start,
-                        )
+                    for order in sorted(orders):
+                        begun = [*before, order], [*after, copies], start
+                        yield from go(number + 1, on_device, dirty | out, *begun)
 
     for resident in _subsets(persistent):
         for valid in _subsets(persistent):
@@ -94,12 +87,6 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                     except PlanError:
                         continue
                     yield plan
-
-
-def _alive(trace: Trace, number: int) -> frozenset[str]:
-    """Return what is there when a function is about to run, on the device or on the host."""
-    lives = trace.lifetimes.items()
-    return trace.persistent | {name for name, (birth, death) in lives if birth < number < death}
 
 
 def _kind(trace: Trace, name: str, number: int) -> Kind:
@@ -134,21 +121,6 @@ class TestBound:
         assert tried > 100
         assert reached >= 4  # and it says something: most are reached
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("seed", range(3))
-    def test_no_scheduler_beats_it(self, seed):
-        rng = random.Random(seed)
-        for _ in range(40):
-            trace = random_trace(rng)
-            times = [rng.random() for _ in trace.functions]
-            for budget in budgets(trace, rng):
-                plans = [make(trace, budget) for make in (plan_swaps, on_demand, swap_everything)]
-                for rates, latency_s in (((2.0, 3.0), 0.0), ((9.0, 9.0), 0.1)):
-                    least = bound(trace, budget, times, rates, latency_s)
-                    for plan in (*plans, plan_packed(trace, budget, times, rates, latency_s)):
-                        took = plan.simulate(times, rates, latency_s).time_s
-                        assert least <= took + 1e-9
-
     def test_by_hand(self):
         # Of the chain of three layers at a budget of four variables one has to be away at the loss
         # (a0), which is out after forward 0 and in before backward 0. At 1 s a function and 5
@@ -173,38 +145,22 @@ class TestBound:
         assert seconds == sorted(seconds, reverse=True)
         assert seconds[-1] == pytest.approx(sum(times))
 
-    def test_errors_are_those_of_plans_and_simulations(self):
+    def test_too_small_a_budget(self):
         with pytest.raises(BudgetTooSmall):
             bound(chain(3), 1, [1.0] * 10, 1.0)
-        with pytest.raises(ValueError, match="has the shape"):
-            bound(chain(3), 1000, [1.0], 1.0)
-        with pytest.raises(ValueError, match="above 0"):
-            plan_swaps(chain(3), 1000).bound([1.0] * 10, 0.0)
 
 
-class TestPacked:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_random_traces(self, seed):
-        rng = random.Random(seed)
-        for _ in range(40):
-            trace = random_trace(rng)
-            times = [rng.random() for _ in trace.functions]
-            for budget in budgets(trace, rng):
-                for plan in packed_plans(trace, budget, times, (2.0, 3.0)):
-                    assert plan.verify() <= budget
-                    if trace.peak_bytes <= budget:
-                        assert plan.bytes_moved == 0
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.5])
+def test_packed_plans_come_close_to_the_bound(share):
+    trace = chain(40, width=40, weight=9)
+    low, high = trace.smallest_budget, trace.peak_bytes
+    budget = low + int(share * (high - low))
+    times = [need / 10 for need in trace.needs_bytes]
+    plan = plan_packed(trace, budget, times, 8.0)
+    assert plan.simulate(times, 8.0).time_s <= 1.05 * plan.bound(times, 8.0)
 
-    @pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.35, 0.5])
-    def test_close_to_the_bound(self, share):
-        trace = chain(40, width=40, weight=9)
-        low, high = trace.smallest_budget, trace.peak_bytes
-        budget = low + int(share * (high - low))
-        times = [need / 10 for need in trace.needs_bytes]
-        plan = plan_packed(trace, budget, times, 8.0)
-        assert plan.simulate(times, 8.0).time_s <= 1.05 * plan.bound(times, 8.0)
 
-    def test_margins_that_are_none(self):
-        for margins in ((), (1.0,), (-0.1,)):
-            with pytest.raises(ValueError, match="margins is"):
-                plan_packed(chain(4), 50, [1.0] * 13, 1.0, margins=margins)
+def test_margins_that_are_none():
+    for margins in ((), (1.0,), (-0.1,)):
+        with pytest.raises(ValueError, match="margins is"):
+            plan_packed(chain(4), 50, [1.0] * 13, 1.0, margins=margins)

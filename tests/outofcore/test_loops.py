@@ -2,15 +2,11 @@
 
 import ctypes
 import signal
-import subprocess
 import sys
-import textwrap
-import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -19,30 +15,20 @@ import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
+from torch.ao import quantization
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
+from trainings import AMPLE, KIB, back, child, crowd, plain, same, touch, within
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, record
 from repro.outofcore.operations import OutOfCoreWarning, _said
 
-KIB = 2**10
-AMPLE = 1 << 40
 
-
-def crowd(n: int = 8) -> list[torch.Tensor]:
-    """Tensors of 4 KiB: all of them, one after the other, fill a small budget."""
-    return [torch.full((KIB,), float(i)) for i in range(n)]
-
-
-def child(code: str, *arguments: str) -> str:
-    """Run code that may crash in a process of its own, and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
-    return done.stdout.strip()
+@pytest.fixture(autouse=True)
+def nothing_was_said():
+    _said.clear()
 
 
 class TestOthers:
@@ -58,38 +44,26 @@ class TestOthers:
             def answer():
                 while (tensor := questions.get()) is not None:
                     answers.put(tensor.sum().item())
-            before = threading.Thread(target=answer, daemon=True)
-            before.start()
+            threading.Thread(target=answer, daemon=True).start()
             pool = ThreadPoolExecutor(1)
             pool.submit(int).result()
             tensors = [torch.full((1024,), float(i)) for i in range(32)]
             right = [1024.0 * i for i in range(32)]
+            sums, file = [], io.BytesIO()
 
-            def save(state, file):
-                torch.save(state, file)
+            def add():
+                for _ in range(50):
+                    sums.append([tensor.sum().item() for tensor in tensors] == right)
 
             with OutOfCore(24 * 1024) as block:
-                for tensor in tensors:
-                    tensor.mul_(1)
-                file = io.BytesIO()
-                thread = threading.Thread(target=save, args=(tensors, file))
-                thread.start()
-                for _ in range(20):  # while it writes, others come and go
-                    for tensor in tensors:
-                        tensor.mul_(1)
-                thread.join()
-                seen = list(pool.map(lambda t: t.sum().item(), tensors))
-                assert seen == right, seen
-                sums = []
-                def add():
-                    for _ in range(50):
-                        sums.append([tensor.sum().item() for tensor in tensors] == right)
-                adding = threading.Thread(target=add)
-                adding.start()
-                while adding.is_alive():
-                    for tensor in tensors:
-                        tensor.mul_(1)
-                adding.join()
+                for work in (lambda: torch.save(tensors, file), add):
+                    thread = threading.Thread(target=work)
+                    thread.start()
+                    while thread.is_alive():  # while it works, others come and go
+                        for tensor in tensors:
+                            tensor.mul_(1)
+                    thread.join()
+                assert list(pool.map(lambda t: t.sum().item(), tensors)) == right
                 assert all(sums) and len(sums) == 50
                 assert block.statistics.peak_bytes <= 24 * 1024, block.statistics
                 if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
@@ -98,8 +72,7 @@ class TestOthers:
                     assert [answers.get() for _ in tensors] == right
                 questions.put(None)
             file.seek(0)
-            loaded = torch.load(file)
-            assert [t.sum().item() for t in loaded] == right
+            assert [t.sum().item() for t in torch.load(file)] == right
             print("right")
         """)
         assert out == "right"
@@ -117,10 +90,10 @@ class TestOthers:
                 w.grad = None
             return w.sum().item()
 
-        plain = [train(s) for s in (1.0, 2.0)]
+        wanted = [train(s) for s in (1.0, 2.0)]
         with OutOfCore(48 * KIB) as block, ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(train, (1.0, 2.0))) == plain
-            assert train(1.0) == plain[0]
+            assert list(pool.map(train, (1.0, 2.0))) == wanted
+            assert train(1.0) == wanted[0]
         assert block.statistics.bytes_in > 0
 
     @pytest.mark.thorough
@@ -169,8 +142,7 @@ class TestOthers:
             from repro.outofcore import OutOfCore
 
             tensors = [torch.full((1024,), float(i)) for i in range(16)]
-            folder = sys.argv[1] or None
-            with OutOfCore(24 * 1024, swap_folder=folder) as block:
+            with OutOfCore(24 * 1024, swap_folder=sys.argv[1] or None) as block:
                 for tensor in tensors:
                     tensor.mul_(1)
                 if (pid := os.fork()) == 0:
@@ -189,9 +161,9 @@ class TestOthers:
 
 
 class Branch(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.a, self.b = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(torch.tanh(self.a(x)))
@@ -220,41 +192,41 @@ class Nested(Forked):
         return self.three(x * 2) + torch.jit.wait(future)
 
 
+@contextmanager
+def unwarned(kind: type[Warning]):
+    """For what torch deprecates, or calls a beta or a prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", kind)
+        yield
+
+
 class TestScriptsThatFork:
     """Operations of torch.jit.fork come from threads of torch's own, several at once."""
 
     @pytest.mark.parametrize("network", [Forked, Nested])
     def test_they_give_the_same(self, network):
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
+        def make():
             net = torch.jit.script(network())
             optimizer = torch.optim.SGD(net.parameters(), 0.01)
-            x, seen = torch.rand(32, 64), []
+            x = torch.rand(32, 64)
 
-            def loop() -> None:
-                for _ in range(8):
-                    optimizer.zero_grad()
-                    loss = (net(x) - x).square().mean()
-                    loss.backward()
-                    optimizer.step()
-                    with torch.no_grad():
-                        seen.append((loss.item(), net(x).sum().item()))
+            def step():
+                optimizer.zero_grad()
+                loss = back((net(x) - x).square().mean())
+                optimizer.step()
+                with torch.no_grad():
+                    return loss, net(x).sum().item()
 
-            if budget is None:
-                loop()
-                return seen
-            with OutOfCore(budget, model=net, optimizer=optimizer) as block:
-                loop()
-            assert block.statistics.bytes_in
-            assert block.statistics.peak_bytes <= budget + x.nbytes  # it counts once it is used
-            return seen
+            return step, {"model": net, "optimizer": optimizer}
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            train(None)  # the first runs of a script are not optimized
-            assert train(120 * KIB) == train(None)
+        with unwarned(DeprecationWarning):
+            plain(make, 8)  # the first runs of a script are not optimized
+            block = same(120 * KIB, make, 8)
+            assert block.statistics.bytes_in and not block.statistics.locked_bytes
+            # The mini-batch counts once it is used.
+            assert block.statistics.peak_bytes <= 120 * KIB + 32 * 64 * 4
             with pytest.raises(BudgetTooSmall):
-                train(40 * KIB)
+                within(40 * KIB, make, 8)
 
 
 class TestSizes:
@@ -263,44 +235,31 @@ class TestSizes:
     @pytest.mark.slow
     @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
     def test_packed_sequences(self, cell):
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
+        def make():
             net = cell(8, 16, batch_first=True)
-            lengths = torch.randint(5, 30, (8,))
-            x = torch.randn(8, 30, 8)
-            seen = []
+            lengths, x = torch.randint(5, 30, (8,)), torch.randn(8, 30, 8)
 
-            def step() -> None:
+            def step():
                 packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
                 out, _ = nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=True)
-                loss = out.square().mean()
-                loss.backward()
-                seen.append(loss.item())
+                return back(out.square().mean())
 
-            if budget is None:
-                [step() for _ in range(3)]
-                return seen
-            with OutOfCore(budget) as block:
-                for _ in range(3):
-                    step()
-                    block.step()
-            assert block.statistics.bytes_out > 0
-            return seen
+            return step
 
-        assert train(100 * KIB) == train(None)
+        assert same(100 * KIB, make, 3).statistics.bytes_out > 0
 
     def test_tensor_split_by_a_tensor(self):
-        x, sizes = torch.arange(4 * KIB, dtype=torch.float32), torch.tensor([100, 200, 300])
-        plain = [part.sum().item() for part in x.tensor_split(sizes)]
-        others = crowd()
-        with OutOfCore(24 * KIB) as block:
-            for _ in range(3):
-                sizes.add_(0)
-                for other in others:
-                    other.mul_(1)
-                x.mul_(1)
-                assert [part.sum().item() for part in torch.tensor_split(x, sizes)] == plain
-                block.step()
+        def make():
+            x, others = torch.arange(4 * KIB, dtype=torch.float32), crowd()
+            sizes = torch.tensor([100, 200, 300])
+
+            def step():
+                touch([sizes, *others, x])
+                return [part.sum().item() for part in torch.tensor_split(x, sizes)]
+
+            return step
+
+        same(24 * KIB, make)
 
 
 class TestGrowth:
@@ -309,66 +268,43 @@ class TestGrowth:
         with OutOfCore(24 * KIB) as block:
             out = torch.empty(0)
             small = torch.full((10,), 7.0)
-            for other in others:
-                other.mul_(1)
+            touch(others)
             small.resize_(1000)[10:] = 7.0  # 40 bytes become 4000
             torch.add(others[0], 1.0, out=out)  # no bytes become 4096
-            held = block.statistics.peak_bytes
             for _ in range(3):
-                for other in others:
-                    other.mul_(1)
+                touch(others)
                 assert small.sum().item() == 7000.0
                 assert out.sum().item() == KIB
                 block.step()
             assert sum(v.nbytes for v in block._residency.variables()) == 8 * 4096 + 4000 + 4096
-        assert held <= 24 * KIB
         assert block.statistics.peak_bytes <= 24 * KIB
 
     def test_growth_makes_room_before(self):
-        others = crowd(5)
         with OutOfCore(24 * KIB) as block, pytest.raises(BudgetTooSmall):
-            for other in others:
-                other.mul_(1)
+            touch(crowd(5))
             torch.full((10,), 7.0).resize_(7 * KIB)
         assert block.statistics.peak_bytes <= 24 * KIB
 
     def test_quantisation_aware_training(self):
-        from torch.ao.quantization import (
-            FakeQuantize,
-            FusedMovingAvgObsFakeQuantize,
-            MovingAverageMinMaxObserver,
-            PerChannelMinMaxObserver,
-        )
-
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
-            fused = FusedMovingAvgObsFakeQuantize(MovingAverageMinMaxObserver)
-            channels = FakeQuantize(
-                PerChannelMinMaxObserver, dtype=torch.qint8, quant_min=-128, quant_max=127,
-                qscheme=torch.per_channel_symmetric,
+        def make():
+            fused = quantization.FusedMovingAvgObsFakeQuantize(
+                quantization.MovingAverageMinMaxObserver
+            )
+            channels = quantization.FakeQuantize(
+                quantization.PerChannelMinMaxObserver, dtype=torch.qint8, quant_min=-128,
+                quant_max=127, qscheme=torch.per_channel_symmetric,
             )  # fmt: skip
-            layers = [nn.Linear(64, 64) for _ in range(4)]
-            x = torch.randn(16, 64)
-            seen = []
+            layers, x = [nn.Linear(64, 64) for _ in range(4)], torch.randn(16, 64)
 
-            def step() -> None:
+            def step():
                 y = x
                 for layer in layers:
                     y = F.linear(fused(y), channels(layer.weight), layer.bias)
-                loss = y.square().mean()
-                loss.backward()
-                seen.append(loss.item())
+                return back(y.square().mean())
 
-            if budget is None:
-                [step() for _ in range(4)]
-                return seen
-            with OutOfCore(budget) as block:
-                for _ in range(4):
-                    step()
-                    block.step()
-            return seen
+            return step
 
-        assert train(80 * KIB) == train(None)
+        same(80 * KIB, make)
 
 
 class TestTheFirstIteration:
@@ -376,16 +312,14 @@ class TestTheFirstIteration:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))  # 130 KiB
         held = []
 
-        class Meter(torch.utils._python_dispatch.TorchDispatchMode):
+        class Meter(TorchDispatchMode):
             """The bytes of the parameters that are where they were made, by their addresses."""
 
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 storages = [p.untyped_storage() for p in model.parameters()]
                 variables = [block._residency.known.get(s._cdata) for s in storages]
-                held.append(
-                    sum(s.nbytes() for s, v in zip(storages, variables, strict=True)
-                        if v is None or v.resident)
-                )  # fmt: skip
+                held.append(sum(s.nbytes() for s, v in zip(storages, variables, strict=True)
+                                if v is None or v.resident))  # fmt: skip
                 return func(*args, **(kwargs or {}))
 
         for named in ({"model": model}, {"optimizer": torch.optim.SGD(model.parameters())}, {}):
@@ -399,84 +333,51 @@ class TestTheFirstIteration:
             assert held and max(held) <= 70 * KIB
             assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
-    def test_what_is_named_must_be_that(self):
-        with pytest.raises(ValueError, match="give modules, one or some"):
-            OutOfCore(1, model=[torch.ones(1)])
-
 
 class TestLayouts:
     def test_sparse_tensors(self):
         """COO and CSR, as gradients and as matrices."""
 
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
+        def make():
             table = nn.Embedding(400, 16, sparse=True)
-            eye = torch.eye(64)
-            coo, csr = eye.to_sparse(), eye.to_sparse_csr()
+            coo, csr = torch.eye(64).to_sparse(), torch.eye(64).to_sparse_csr()
             adam = torch.optim.SparseAdam(table.parameters())
-            seen = []
 
-            def step() -> None:
+            def step():
                 adam.zero_grad()
                 rows = table(torch.randint(0, 400, (64,)))
-                loss = (torch.sparse.mm(coo, rows) + csr @ rows).square().sum()
-                loss.backward()
+                loss = back((torch.sparse.mm(coo, rows) + csr @ rows).square().sum())
                 adam.step()
-                seen.append(loss.item())
                 coo.mul_(0.9)
+                return loss
 
-            if budget is None:
-                [step() for _ in range(4)]
-                return seen
-            with OutOfCore(budget):
-                [step() for _ in range(4)]
-            return seen
+            return step
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls CSR a beta
-            assert train(120 * KIB) == train(None)
+        with unwarned(UserWarning):
+            same(120 * KIB, make)
 
     @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
     def test_nested_tensors(self, layout):
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
-            layer = nn.Linear(32, 32)
+        def make():
+            layer, others = nn.Linear(32, 32), crowd()
             parts = [torch.randn(n, 32) for n in (3, 7, 20)]
-            others = crowd()
-            seen = []
 
-            def step() -> None:
-                batch = torch.nested.nested_tensor(parts, layout=layout)
-                out = layer(batch)
-                for other in others:
-                    other.mul_(1)
-                loss = torch.nested.to_padded_tensor(out, 0.0).square().sum()
-                loss.backward()
-                seen.append(loss.item())
+            def step():
+                out = layer(torch.nested.nested_tensor(parts, layout=layout))
+                touch(others)
+                return back(torch.nested.to_padded_tensor(out, 0.0).square().sum())
 
-            if budget is None:
-                [step() for _ in range(3)]
-                return seen
-            with OutOfCore(budget) as block:
-                for _ in range(3):
-                    step()
-                    block.step()
-            return seen
+            return step
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls them a prototype
-            assert train(64 * KIB) == train(None)
+        with unwarned(UserWarning):
+            same(64 * KIB, make, 3)
 
     def test_a_tensor_around_others(self):
-        from torch.testing._internal.two_tensor import TwoTensor
-
-        others = crowd()
-        a, b = torch.ones(KIB), torch.full((KIB,), 2.0)
+        others, a, b = crowd(), torch.ones(KIB), torch.full((KIB,), 2.0)
         with OutOfCore(24 * KIB):
             both = TwoTensor(a, b)
             for _ in range(2):
-                for other in others:
-                    other.mul_(1)
+                touch(others)
                 result = both * 3
             assert (result.a.sum().item(), result.b.sum().item()) == (3 * KIB, 6 * KIB)
 
@@ -486,9 +387,8 @@ def foreign(tensor: torch.Tensor, how: str, folder: Path) -> torch.Tensor:
     if how == "numpy":
         return torch.from_numpy(tensor.numpy().copy())
     if how == "buffer":
-        return torch.frombuffer(bytearray(tensor.numpy().tobytes()), dtype=tensor.dtype).view_as(
-            tensor
-        )
+        copied = torch.frombuffer(bytearray(tensor.numpy().tobytes()), dtype=tensor.dtype)
+        return copied.view_as(tensor)
     if how == "mmap":
         path = folder / f"tensor{len(list(folder.iterdir()))}"
         torch.save(tensor, path)
@@ -499,50 +399,58 @@ def foreign(tensor: torch.Tensor, how: str, folder: Path) -> torch.Tensor:
     return tensor.clone().share_memory_()
 
 
+def alias_of(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    """Return another tensor over the memory of one."""
+    if how == "numpy":
+        return torch.from_numpy(tensor.numpy())
+    if how == "dlpack":
+        return torch.from_dlpack(tensor)
+    if how == "storage":
+        return torch.empty(0).set_(tensor.untyped_storage())
+    if how == "address":
+        place = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+        return torch.frombuffer(place, dtype=tensor.dtype)
+    export = to_dlpack if how == "bound" else torch.utils.dlpack.to_dlpack
+    return torch.utils.dlpack.from_dlpack(export(tensor))
+
+
 class TestMemoryOfOthers:
     """What torch does not own, or not alone, counts and stays where it is."""
-
-    @pytest.fixture(autouse=True)
-    def forget(self):
-        _said.clear()
 
     @pytest.mark.parametrize("how", ["numpy", "buffer", "mmap", "shared", "exported"])
     def test_it_counts_and_stays(self, how, tmp_path):
         def train(budget: int | None) -> list[float]:
             torch.manual_seed(0)
-            net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+            net, x = Branch(32), torch.rand(64, 32)
             for parameter in net.parameters():
                 parameter.data = foreign(parameter.detach().clone(), how, tmp_path)
             optimizer = torch.optim.SGD(net.parameters(), 0.1)
-            x, seen = torch.rand(64, 32), []
             places = [p.data_ptr() for p in net.parameters()]
 
-            def loop() -> None:
+            def loop() -> list[float]:
+                seen = []
                 for _ in range(5):
                     optimizer.zero_grad()
-                    loss = (net(x) - x).square().mean()
-                    loss.backward()
+                    seen.append(back((net(x) - x).square().mean()))
                     optimizer.step()
-                    seen.append(loss.item())
+                return seen
 
             if budget is None:
-                loop()
-                return seen
+                return loop()
             held = sum(p.nbytes for p in net.parameters())
             with ExitStack() as stack:
                 with pytest.warns(OutOfCoreWarning, match=f"{held} bytes of the model"):
                     block = stack.enter_context(OutOfCore(budget, model=net, optimizer=optimizer))
-                loop()
+                seen = loop()
                 assert block.statistics.locked_bytes == held
                 block.unlock()
                 loop()
-            assert held < block.statistics.peak_bytes <= budget
-            assert block.statistics.iterations == 10
-            assert block.statistics.replayed
-            assert block.statistics.bytes_in
+            statistics = block.statistics
+            assert held < statistics.peak_bytes <= budget
+            assert statistics.iterations == 10 and statistics.replayed and statistics.bytes_in
             assert [p.data_ptr() for p in net.parameters()] == places
             assert all(p.is_shared() == (how == "shared") for p in net.parameters())
-            return seen[:5]
+            return seen
 
         assert train(70 * KIB) == train(None)
         _said.clear()
@@ -552,51 +460,30 @@ class TestMemoryOfOthers:
     @pytest.mark.parametrize("how", ["numpy", "dlpack", "to_dlpack", "bound", "storage"])
     @pytest.mark.parametrize("before", [True, False])
     def test_an_alias_holds_what_the_tensor_holds(self, how, before):
-        def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-            if how == "numpy":
-                return torch.from_numpy(tensor.numpy())
-            if how == "dlpack":
-                return torch.from_dlpack(tensor)
-            if how == "storage":
-                return torch.empty(0).set_(tensor.untyped_storage())
-            export = to_dlpack if how == "bound" else torch.utils.dlpack.to_dlpack
-            return torch.utils.dlpack.from_dlpack(export(tensor))
-
         tensors, x = crowd(), torch.zeros(KIB)
-        alias = alias_of(x) if before else x
+        alias = alias_of(x, how) if before else x
         with OutOfCore(32 * KIB):
             if not before:
                 x.add_(0)
-                alias = alias_of(x)
+                alias = alias_of(x, how)
             for i in range(4):
                 alias.fill_(float(i))
-                for tensor in tensors:
-                    tensor.mul_(1)
+                touch(tensors)
                 assert x.sum().item() == i * KIB
                 x.add_(1)
-                for tensor in tensors:
-                    tensor.mul_(1)
+                touch(tensors)
                 assert alias.sum().item() == (i + 1) * KIB
 
-    @pytest.mark.parametrize("how", ["dlpack", "to_dlpack", "address"])
+    @pytest.mark.parametrize("how", ["dlpack", "bound", "address"])
     def test_an_alias_may_first_be_used_when_the_tensor_would_have_left(self, how):
         tensors, x = crowd(), torch.ones(KIB)
-        if how == "address":
-            alias = torch.frombuffer(
-                (ctypes.c_float * KIB).from_address(x.data_ptr()), dtype=x.dtype
-            )
-        elif how == "dlpack":
-            alias = torch.from_dlpack(x)
-        else:
-            alias = torch.utils.dlpack.from_dlpack(to_dlpack(x))
+        alias = alias_of(x, how)
         with OutOfCore(32 * KIB) as block:
             x.add_(1)
-            for tensor in tensors:
-                tensor.mul_(1)
+            touch(tensors)
             assert alias.sum().item() == 2 * KIB
             alias.fill_(5)
-            for tensor in tensors:
-                tensor.mul_(1)
+            touch(tensors)
             assert x.sum().item() == 5 * KIB
         assert block.statistics.locked_bytes == 4 * KIB
 
@@ -606,8 +493,7 @@ class TestMemoryOfOthers:
         with OutOfCore(32 * KIB, exclude=(x,)) as block:
             for _ in range(3):
                 x.add_(1)
-                for tensor in tensors:
-                    tensor.mul_(1)
+                touch(tensors)
             assert alias.sum() == x.sum().item() == 4 * KIB
         assert block.statistics.bytes_out > 0
 
@@ -617,8 +503,7 @@ class TestMemoryOfOthers:
             x.add_(1)
             x.share_memory_()
             block.unlock()
-            for tensor in tensors:
-                tensor.mul_(1)
+            touch(tensors)
             assert x.is_shared()
         assert x.is_shared()
 
@@ -630,8 +515,7 @@ class TestMemoryOfOthers:
                 assert parts[0].sum().item() == i  # read alone at first
                 for part in parts:
                     part.add_(1 / KIB)
-                for tensor in tensors:
-                    tensor.mul_(1)
+                touch(tensors)
                 block.step()
             assert any(v.nbytes == flat.nbytes for v in block._residency.variables())
         assert flat.sum().item() == 16
@@ -654,9 +538,8 @@ class NativeSGD(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     def step(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                write_by_address(parameter, parameter.grad)
+        for parameter in self.param_groups[0]["params"]:
+            write_by_address(parameter, parameter.grad)
 
 
 class TestNativeOptimizers:
@@ -664,42 +547,31 @@ class TestNativeOptimizers:
     def test_they_lose_no_update(self, by):
         """Half: native code changes some parameters, operations the others."""
 
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
+        def make():
             net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 32))
-            parameters = list(net.parameters())
+            parameters, x = list(net.parameters()), torch.rand(64, 32)
             native = NativeSGD(parameters[::2] if by == "half" else parameters)
             others = torch.optim.Adam(parameters[1::2])
-            x, seen = torch.rand(64, 32), []
 
-            def loop(block: OutOfCore | None = None) -> None:
-                for _ in range(8):
-                    net.zero_grad()
-                    loss = (net(x) - x).square().mean()
-                    loss.backward()
-                    if by == "hand":
-                        for parameter in parameters:
-                            write_by_address(parameter, parameter.grad)
-                        if block:
-                            block.step()
-                    else:
-                        native.step()
-                    if by == "half":
-                        others.step()
-                    seen.append(loss.item())
+            def step():
+                net.zero_grad()
+                loss = back((net(x) - x).square().mean())
+                if by == "hand":
+                    for parameter in parameters:
+                        write_by_address(parameter, parameter.grad)
+                else:
+                    native.step()
+                if by == "half":
+                    others.step()
+                return loss
 
-            if budget is None:
-                loop()
-                return seen
-            with OutOfCore(budget, model=net) as block:
-                loop(block)
+            # An optimizer ends iterations by itself.
+            return step, {"model": net} | ({} if by == "hand" else {"optimizer": native})
+
+        for budget in (50, 56, 64, 80, 96):
+            block = same(budget * KIB, make, 8)
             assert block.statistics.replayed
             assert block.statistics.bytes_in
-            return seen
-
-        plain = train(None)
-        for budget in (50, 56, 64, 80, 96):
-            assert train(budget * KIB) == plain
 
 
 class TestIterationsThatEnd:
@@ -715,7 +587,6 @@ class TestIterationsThatEnd:
 
     def test_what_never_ends_is_told_once_and_forgotten(self, monkeypatch):
         monkeypatch.setattr("repro.outofcore.iterations._MOST", 50)
-        _said.clear()
         net, x = nn.Linear(32, 32), torch.rand(64, 32)
         with OutOfCore(60 * KIB) as block:
             with pytest.warns(OutOfCoreWarning, match="no iteration has ended in 50 op") as said:
@@ -734,23 +605,20 @@ class TestOtherTensors:
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
     def test_forward_mode_differentiation(self):
-        torch.manual_seed(0)
-        net, x = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)), torch.rand(64, 16)
-        zero = torch._efficientzerotensor((KIB,))
+        def make():
+            net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+            x, zero = torch.rand(64, 16), torch._efficientzerotensor((KIB,))
 
-        def tangent() -> torch.Tensor:
-            with fwd.dual_level():
-                out = net(fwd.make_dual(x, torch.ones_like(x)))
-                return fwd.unpack_dual(out).tangent + zero[:64].view(64, 1)
-
-        plain = tangent()
-        with OutOfCore(52 * KIB, model=net) as block:
-            for _ in range(4):
+            def step():
                 net(x).mean().backward()
-                for tensor in crowd():
-                    tensor.mul_(1)
-                assert torch.equal(tangent(), plain)
-                block.step()
+                touch(crowd())
+                with fwd.dual_level():
+                    out = net(fwd.make_dual(x, torch.ones_like(x)))
+                    return (fwd.unpack_dual(out).tangent + zero[:64].view(64, 1)).tolist()
+
+            return step, {"model": net}
+
+        same(52 * KIB, make)
 
     def test_lazy_layers_are_named(self):
         net = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.LazyLinear(10))
@@ -765,28 +633,24 @@ class TestOtherTensors:
         assert block.statistics.iterations == 4
 
     def test_functions_of_functions(self):
-        torch.manual_seed(0)
-        net, x = nn.Linear(16, 1), torch.rand(64, 16)
-        parameters = dict(net.named_parameters())
+        def make():
+            net, x = nn.Linear(16, 1), torch.rand(64, 16)
+            parameters = dict(net.named_parameters())
 
-        def norm(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
-            return functional_call(net, values, (row,)).square().sum()
+            def norm(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+                return functional_call(net, values, (row,)).square().sum()
 
-        def each() -> list[torch.Tensor]:
-            one = vmap(grad(norm), (None, 0))(parameters, x)["weight"]
-            two = torch.ops.higher_order.cond(
-                x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,)
-            )[0]
-            return [one.detach(), two, jacrev(torch.sin)(x[0])]
+            def step():
+                one = vmap(grad(norm), (None, 0))(parameters, x)["weight"]
+                two = torch.ops.higher_order.cond(
+                    x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,)
+                )[0]
+                touch(crowd())
+                return one.tolist(), two.tolist(), jacrev(torch.sin)(x[0]).tolist()
 
-        plain = each()
-        with OutOfCore(44 * KIB) as block:
-            for _ in range(4):
-                assert all(map(torch.equal, each(), plain))
-                for tensor in crowd():
-                    tensor.mul_(1)
-                block.step()
-            assert block.statistics.bytes_in
+            return step
+
+        assert same(44 * KIB, make).statistics.bytes_in
 
     @pytest.mark.parametrize("operator", ["cond", "while_loop"])
     def test_what_needs_compiling_is_refused(self, operator):
@@ -823,8 +687,7 @@ class TestAddresses:
         state = {f"t{i}": tensor for i, tensor in enumerate(crowd())}
         state["part"] = state["t3"][:0].clone()
         with OutOfCore(24 * KIB) as block:
-            for tensor in state.values():
-                tensor.mul_(1)
+            touch([*state.values()])
             safetensors.save_file(state, tmp_path / "state")
             assert block.statistics.locked_bytes == 0
             assert block.statistics.peak_bytes <= 24 * KIB
@@ -835,10 +698,6 @@ class TestAddresses:
 
 
 class TestOtherPaths:
-    @pytest.fixture(autouse=True)
-    def forget(self):
-        _said.clear()
-
     def test_compiled_functions_are_named_once(self):
         double = torch.compile(lambda x: x * 2, backend="eager")
         with OutOfCore(KIB), pytest.warns(OutOfCoreWarning, match="not compiled") as said:
@@ -864,21 +723,18 @@ class TestInterrupts:
             tensors = crowd(6)
             left = [after]
 
-            def trace(frame: FrameType, event: str, _: object, left: list[int] = left):
+            def trace(frame, event, _, left=left):
                 left[0] -= 1
                 if left[0] == 0:
                     signal.raise_signal(signal.SIGINT)
                     signal.raise_signal(signal.SIGINT)  # twice
                 return trace
 
-            seen = 0
             with pytest.raises(KeyboardInterrupt), OutOfCore(16 * KIB):
                 try:
                     sys.settrace(trace)
                     while True:
-                        for tensor in tensors:
-                            tensor.mul_(1)
-                            seen += 1
+                        touch(tensors)
                 finally:
                     sys.settrace(None)
             assert [t.sum().item() for t in tensors] == [KIB * i for i in range(6)], after
@@ -887,14 +743,13 @@ class TestInterrupts:
     def test_one_while_the_block_ends(self):
         tensors = crowd(8)
 
-        def trace(frame: FrameType, event: str, _: object):
+        def trace(frame, event, _):
             signal.raise_signal(signal.SIGINT)
             return trace
 
         block = OutOfCore(16 * KIB)
         block.__enter__()
-        for tensor in tensors:
-            tensor.mul_(1)
+        touch(tensors)
         with pytest.raises(KeyboardInterrupt):
             try:
                 sys.settrace(trace)
@@ -905,29 +760,29 @@ class TestInterrupts:
         assert [t.sum().item() for t in tensors] == [KIB * i for i in range(8)]
 
     def test_a_thread_leaves_signals_alone(self):
-        def train() -> None:
+        def train() -> object:
             with OutOfCore(KIB):
-                handlers.append(signal.getsignal(signal.SIGINT))
+                return signal.getsignal(signal.SIGINT)
 
-        handlers: list[object] = []
-        thread = threading.Thread(target=train)
-        thread.start()
-        thread.join()
-        assert handlers == [signal.default_int_handler]
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(train).result() is signal.default_int_handler
+
+
+@contextmanager
+def operation(name: str, function, kind: str = "CPU"):
+    """Register an operation of one's own: by its kernel alone, or as torch advises."""
+    with torch.library._scoped_library("repro_tests", "FRAGMENT") as library:
+        if kind.startswith("custom"):
+            made = torch.library.custom_op(f"repro_tests::{name}", function, mutates_args=())
+            if kind == "custom with a fake":
+                made.register_fake(torch.empty_like)
+        else:
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, function, kind)
+        yield getattr(torch.ops.repro_tests, name)
 
 
 class TestOperations:
-    def test_without_a_meta_kernel_the_smallest_budget_does(self):
-        data = torch.zeros(4 * KIB)
-        data[7] = 1
-
-        def step() -> None:
-            torch.nonzero(data)  # how long it is depends on values: the guess is 16 KiB
-
-        trace = record(step)
-        with OutOfCore(trace.smallest_budget):
-            step()
-
     @pytest.mark.parametrize(
         "choose",
         [
@@ -962,51 +817,38 @@ class TestOperations:
         x = torch.ones(2 * KIB)
         with OutOfCore(20 * KIB), pytest.raises(BudgetTooSmall, match="nonzero"):
             x.nonzero()
-        with OutOfCore(25 * KIB) as block:
+        with OutOfCore(25 * KIB):
             assert len(x.nonzero()) == 2 * KIB
         x[KIB:] = 0  # 8 KiB of them are known only by counting
         with OutOfCore(17 * KIB) as block:
             assert len(x.nonzero()) == KIB
         assert block.statistics.peak_bytes == 16 * KIB
+        one = torch.zeros(4 * KIB)
+        one[7] = 1
+        # The guess of a recording is 16 KiB.
+        with OutOfCore(record(lambda: torch.nonzero(one)).smallest_budget):
+            torch.nonzero(one)
 
-    @pytest.mark.parametrize("kind", ["all backends", "no fake", "a fake"])
+    @pytest.mark.parametrize("kind", ["CompositeExplicitAutograd", "custom", "custom with a fake"])
     def test_an_operation_of_ones_own_runs_once(self, kind):
         """Its random numbers and whatever else it does are those of plain training."""
-        calls, name = [], f"repro_tests::{kind.replace(' ', '_')}"
+        calls = []
 
         def noise(x: torch.Tensor) -> torch.Tensor:
             calls.append(x.device.type)
             return x + torch.rand(x.shape)
 
-        with torch.library._scoped_library("repro_tests", "FRAGMENT") as library:
-            if kind == "all backends":
-                library.define(f"{name.partition('::')[2]}(Tensor x) -> Tensor")
-                library.impl(name.partition("::")[2], noise, "CompositeExplicitAutograd")
-            else:
-                made = torch.library.custom_op(name, noise, mutates_args=())
-                if kind == "a fake":
-                    made.register_fake(torch.empty_like)
-            operation = getattr(torch.ops.repro_tests, name.partition("::")[2])
-
-            def train() -> list[float]:
-                torch.manual_seed(0)
-                return [float(operation(torch.ones(8)).sum()) for _ in range(3)]
-
-            plain = train()
-            with OutOfCore(1 << 20):
-                assert train() == plain
-            assert calls == ["cpu"] * 6
+        with operation(kind.replace(" ", "_"), noise, kind) as called:
+            same(AMPLE, lambda: lambda: float(called(torch.ones(8)).sum()), 3)
+        assert calls == ["cpu"] * 6
 
     def test_what_is_not_foretold_is_said_once(self):
-        _said.clear()
         x, others = torch.ones(KIB), crowd()
-        with torch.library._scoped_library("repro_tests", "FRAGMENT") as library:
-            library.define("tripled(Tensor x) -> Tensor")
-            library.impl("tripled", lambda x: x.repeat(3), "CPU")
+        with operation("tripled", lambda x: x.repeat(3)) as tripled:
             with OutOfCore(20 * KIB) as block, pytest.warns(OutOfCoreWarning) as said:
                 for _ in range(2):
-                    [other.add_(1) for other in others]
-                    torch.ops.repro_tests.tripled(x)
+                    touch(others)
+                    tripled(x)
             assert block.statistics.peak_bytes > 20 * KIB
         assert len(said) == 1 and "tripled made more" in str(said[0].message)
         assert "register_fake" in str(said[0].message)
@@ -1028,88 +870,52 @@ class TestOperations:
                 self.seen += 1
                 return operation(*args, **(kwargs or {}))
 
-        def drawn(within: OutOfCore | nullcontext) -> tuple[torch.Tensor, int]:
+        def drawn(block: OutOfCore | nullcontext) -> tuple[torch.Tensor, int]:
             torch.manual_seed(0)
             generator = torch.Generator().manual_seed(1)
-            with Counts() as counts, within:
+            with Counts() as counts, block:
                 before = counts.seen
                 values = [draw(generator) for _ in range(3)]
                 return torch.stack(values), counts.seen - before
 
-        (plain, count), (values, seen) = drawn(nullcontext()), drawn(OutOfCore(1 << 20))
-        assert torch.equal(plain, values) and count == seen
+        (wanted, count), (values, seen) = drawn(nullcontext()), drawn(OutOfCore(AMPLE))
+        assert torch.equal(wanted, values) and count == seen
 
     def test_what_lstms_and_losses_keep_is_foretold(self):
-        model, x = nn.LSTM(40, 33, 2, bidirectional=True), torch.randn(7, 5, 40)
+        def make():
+            model, x = nn.LSTM(40, 33, 2, bidirectional=True), torch.randn(7, 5, 40)
 
-        def step() -> None:
-            out, _ = model(x)
-            F.mse_loss(out, torch.zeros_like(out)).backward()
-            model.zero_grad()
+            def step():
+                model.zero_grad()
+                out, _ = model(x)
+                return back(F.mse_loss(out, torch.zeros_like(out)))
 
-        budget = record(step).smallest_budget
-        with OutOfCore(budget, model=model) as block:
-            for _ in range(4):
-                step()
-                block.step()
-        assert block.statistics.peak_bytes <= budget
+            return step, {"model": model}
 
-    def test_scripted_modules(self):
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.b(torch.relu(self.a(x)))
-
-        def train(budget: int | None) -> list[float]:
-            torch.manual_seed(0)
-            net = torch.jit.script(Net())
-            x = torch.randn(16, 32)
-            seen = []
-
-            def step() -> None:
-                loss = net(x).square().sum()
-                loss.backward()
-                seen.append(loss.item())
-
-            if budget is None:
-                [step() for _ in range(4)]
-                return seen
-            with OutOfCore(budget) as block:
-                for _ in range(4):
-                    step()
-                    block.step()
-            assert block.statistics.locked_bytes == 0
-            return seen
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            assert train(20 * KIB) == train(None)
-            with pytest.raises(BudgetTooSmall, match=r"aten\.addmm"):
-                train(4 * KIB)
+        budget = record(make()[0]).smallest_budget
+        assert same(budget, make).statistics.peak_bytes <= budget
 
 
 class TestSums:
     """Autograd sums gradients in place, and so does a block; but not into what others hold."""
 
     def step(self, kept: list[torch.Tensor] | None = None):
-        torch.manual_seed(0)
-        layers = [nn.Linear(32, 32) for _ in range(4)]
-        x = torch.randn(64, 32)
+        layers, x = [nn.Linear(32, 32) for _ in range(4)], torch.randn(64, 32)
 
-        def run() -> list[torch.Tensor]:
+        def run():
             y = x
             for layer in layers:
                 layer.zero_grad()
                 z = layer(y).tanh()
                 if kept is not None:
-                    z.register_hook(lambda grad: kept.append(grad))
-                    y.requires_grad and y.register_hook(lambda grad: kept.append(grad))
+                    z.register_hook(kept.append)
+                    y.requires_grad and y.register_hook(kept.append)
                 y = y + z + y.sin()
             y.square().sum().backward()
-            return [p.grad.clone() for layer in layers for p in layer.parameters()]
+            grads = [*(p.grad for layer in layers for p in layer.parameters()), *(kept or ())]
+            if kept is not None:
+                kept.clear()
+            return [one.tolist() for one in grads]
 
         return run
 
@@ -1120,26 +926,13 @@ class TestSums:
         assert "aten.add" not in names
         assert names.count("aten.add_") == 6  # two for each layer but the first, whose x is given
 
-    @pytest.mark.parametrize("hold", [False, True])
-    def test_every_bit_is_kept(self, hold):
-        kept: list[torch.Tensor] = []
-        step = self.step(kept if hold else None)
-        plain, seen = step(), [grad.clone() for grad in kept]
-        kept.clear()
-        step = self.step(kept if hold else None)
-        with OutOfCore(80 * KIB) as block:
-            for _ in range(5):
-                ours = step()
-                block.step()
-                assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
-                assert all(torch.equal(a, b) for a, b in zip(kept, seen, strict=True))
-                kept.clear()
-            assert block.statistics.replayed >= 2
-            assert block.statistics.bytes_out > 0
+    @pytest.mark.parametrize("kept", [None, []])
+    def test_every_bit_is_kept(self, kept):
+        statistics = same(80 * KIB, lambda: self.step(kept), 5).statistics
+        assert statistics.replayed >= 2 and statistics.bytes_out > 0
 
     def test_slices_are_summed_in_place_as_in_plain_training(self):
         """Dense blocks: the gradient of what was put together is divided into slices."""
-        torch.manual_seed(0)
         layers = [nn.Conv2d(4 + 2 * i, 2, 3, padding=1) for i in range(5)]
         x = torch.randn(4, 4, 8, 8)
 
@@ -1150,9 +943,9 @@ class TestSums:
                 features.append(layer(torch.cat(features, 1)).relu())
             torch.cat(features, 1).square().sum().backward()
 
-        with torch.profiler.profile() as plain:
+        with torch.profiler.profile() as profiled:
             step()
-        ran = {event.key: event.count for event in plain.key_averages()}
+        ran = {event.key: event.count for event in profiled.key_averages()}
         names = [f.name for f in record(step, warmup=1).functions]
         assert names.count("aten.add_") == ran["aten::add_"] > 0
         assert names.count("aten.add") == ran.get("aten::add", 0)

@@ -160,28 +160,15 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
 
 
 class TestMapping:
-    def test_chunks_are_rounded_up_to_pages(self):
-        with ChunkedMemory("posix", 1) as memory:
-            assert memory.counters().chunk_bytes == PAGE
-
-    def test_values_survive_the_remapping_of_others(self, memory):
-        kept = memory.malloc(5 * PAGE)
+    def test_chunks_go_on_with_what_was_written_and_others_stay(self, memory):
+        kept, old = memory.malloc(5 * PAGE), memory.malloc(2 * PAGE)
         write(kept, 77, 5 * PAGE)
-        for count in (3, 1, 4, 2, 6, 3, 5, 2):
-            other = memory.malloc(count * PAGE)
-            write(other, count, count * PAGE)
-            assert holds(kept, 77, 5 * PAGE)
-            memory.free(other)
-        assert holds(kept, 77, 5 * PAGE)
-        assert memory.counters().unmaps > 0
-
-    def test_a_chunk_in_a_new_range_has_what_was_written_in_the_old(self, memory):
-        old = memory.malloc(2 * PAGE)
         write(old, 5, 2 * PAGE)
         memory.free(old)
         new = memory.malloc(3 * PAGE)
         assert sorted(read(new + n * PAGE) for n in range(3)) == [0, 5, 5]
-        assert memory.counters().chunks_created == 3
+        assert memory.counters().chunks_created == 8 and memory.counters().unmaps == 2
+        assert holds(kept, 77, 5 * PAGE)
 
     def test_a_range_of_the_same_size_is_reused_as_it_is(self, memory):
         first, second = memory.malloc(2 * PAGE), memory.malloc(2 * PAGE)
@@ -191,6 +178,9 @@ class TestMapping:
         assert memory.malloc(2 * PAGE) == first
         c = memory.counters()
         assert (c.ranges_reused, c.maps, c.unmaps) == (2, 4, 0)
+        assert memory.malloc(0) == 0  # nothing takes nothing
+        memory.free(0)
+        assert memory.counters().mallocs == c.mallocs
 
     def test_the_limit_is_hard(self):
         with ChunkedMemory("posix", PAGE, limit_bytes=4 * PAGE + 1) as memory:
@@ -208,7 +198,9 @@ class TestMapping:
             memory.malloc(2 * PAGE)
             assert memory.counters().peak_reserved_bytes == 4 * PAGE
 
-    def test_more_than_4_gib_of_addresses(self):
+    def test_sizes_of_chunks_and_of_addresses(self):
+        with ChunkedMemory("posix", 1) as memory:
+            assert memory.counters().chunk_bytes == PAGE
         with ChunkedMemory("posix", 2**30) as memory:
             address = memory.malloc(6 * 2**30 + 1)
             assert memory.counters().allocated_bytes == 7 * 2**30
@@ -226,12 +218,6 @@ class TestMapping:
         assert c.physical_bytes == c.reserved_bytes == c.allocated_bytes == 3 * PAGE
         assert holds(held, 1, 3 * PAGE)
         assert holds(memory.malloc(8 * PAGE), 0, 8 * PAGE)
-        memory.free(held)
-
-    def test_nothing_takes_nothing(self, memory):
-        assert memory.malloc(0) == 0
-        memory.free(0)
-        assert memory.counters().mallocs == 0
 
 
 class TestStreams:
@@ -251,25 +237,20 @@ class TestStreams:
         c = memory.counters()
         assert (c.chunks_created, c.retired_ranges, c.unmaps) == (2, 0, 2)
 
-    def test_the_same_stream_reuses_a_range_at_once(self, memory):
-        memory.set_complete(7, False)
-        old = memory.malloc(2 * PAGE, 7)
-        memory.free(old, 7)
-        assert memory.malloc(2 * PAGE, 7) == old
-        assert memory.counters().event_waits == 0
-
     @pytest.mark.parametrize("count", [1, 2])
     def test_another_stream_has_it_only_when_its_last_use_has_run(self, memory, count):
         memory.set_complete(7, False)
         old = memory.malloc(2 * PAGE, 7)
+        memory.free(old, 7)
+        assert memory.malloc(2 * PAGE, 7) == old  # the same stream at once
         write(old, 3, 2 * PAGE)
         memory.free(old, 7)
-        new = memory.malloc(count * PAGE, 8)
-        assert read(new) == 0
+        assert read(memory.malloc(count * PAGE, 8)) == 0
         assert memory.counters().chunks_created == 2 + count
         memory.set_complete(7, True)
         assert read(memory.malloc(count * PAGE, 8)) == 3
         assert memory.counters().chunks_created == 2 + count
+        assert memory.counters().event_waits == 0
 
     def test_chunks_that_were_retired_keep_their_stream(self, memory):
         memory.set_complete(7, False)
@@ -353,20 +334,18 @@ class TestSmall:
                 memory.free(first)
         assert memory.counters().live_blocks == 1
 
-    def test_streams_do_not_share_a_chunk(self, memory):
+    def test_streams(self, memory):
+        """They share no chunk; a piece comes back when all streams that used it have run."""
         one, other = memory.malloc(512, 7), memory.malloc(512, 8)
         assert abs(other - one) >= PAGE
         assert memory.counters().shared_chunks == 2
-
-    def test_a_piece_that_another_stream_used_comes_back_when_that_has_run(self, memory):
-        kept, piece = memory.malloc(512, 7), memory.malloc(1024, 7)
+        piece = memory.malloc(1024, 7)
         memory.record_stream(piece, 9)
         memory.set_complete(9, False)
         memory.free(piece, 7)
         assert memory.malloc(1024, 7) != piece
         memory.set_complete(9, True)
         assert memory.malloc(1024, 7) == piece
-        assert kept
 
     def test_it_waits_for_pieces_where_nothing_else_is_left(self, memory):
         pieces = [memory.malloc(PAGE // 2, 7) for _ in range(6)]
@@ -407,20 +386,15 @@ def test_threads():
         check_empty(memory)
 
 
-def test_two_allocators_are_apart():
-    with ChunkedMemory("posix", PAGE) as one, ChunkedMemory("posix", PAGE) as other:
-        address = one.malloc(PAGE)
-        with pytest.raises(AllocatorError, match="not the address of a live block"):
-            other.free(address)
-        assert (one.counters().live_blocks, other.counters().live_blocks) == (1, 0)
-
-
 class TestErrors:
     def test_free(self, memory):
         address = memory.malloc(2 * PAGE)
-        for wrong in (address + 1, address + PAGE, 12345):
-            with pytest.raises(AllocatorError, match="not the address of a live block"):
-                memory.free(wrong)
+        with ChunkedMemory("posix", PAGE) as other:
+            for owner, wrong in ((memory, address + 1), (memory, address + PAGE), (memory, 12345),
+                                 (other, address)):  # fmt: skip
+                with pytest.raises(AllocatorError, match="not the address of a live block"):
+                    owner.free(wrong)
+            assert (memory.counters().live_blocks, other.counters().live_blocks) == (1, 0)
         memory.free(address)
         with pytest.raises(AllocatorError, match="it was freed before"):
             memory.free(address)
@@ -428,28 +402,22 @@ class TestErrors:
             memory.record_stream(address, 1)
         assert memory.counters().failures == 4
 
-    def test_sizes(self, memory):
+    def test_what_is_refused(self):
+        for given, message in (
+            (("posix", PAGE, None, PAGE + 1), rf"small_bytes is {PAGE + 1}.* one chunk"),
+            (("posix", PAGE, None, -1), "small_bytes is -1: give whole bytes 0 or more"),
+            *((("posix", wrong), "chunk_bytes is") for wrong in (0, -1, 1.5, 2**63)),
+            *((("posix", PAGE, wrong), "limit_bytes is") for wrong in (0, -1, 1.5, 2**63)),
+            (("posix", PAGE, PAGE - 1), "less than one chunk"),
+            (("mps",), '"mps": choose cuda or posix'),
+        ):
+            options = {"small_bytes": given[3]} if len(given) > 3 else {}
+            with pytest.raises(AllocatorError, match=message):
+                ChunkedMemory(*given[:3], **options)
+        memory = ChunkedMemory("posix", PAGE)
         for wrong in (-1, 1.5, True, "1", 2**63):
             with pytest.raises(AllocatorError, match=r"nbytes is .*: give whole bytes"):
                 memory.malloc(wrong)
-        with pytest.raises(AllocatorError, match=rf"small_bytes is {PAGE + 1}.* one chunk"):
-            ChunkedMemory("posix", PAGE, small_bytes=PAGE + 1)
-        with pytest.raises(AllocatorError, match="small_bytes is -1: give whole bytes 0 or more"):
-            ChunkedMemory("posix", PAGE, small_bytes=-1)
-        for wrong in (0, -1, 1.5, 2**63):
-            with pytest.raises(AllocatorError, match="chunk_bytes is"):
-                ChunkedMemory("posix", wrong)
-            with pytest.raises(AllocatorError, match="limit_bytes is"):
-                ChunkedMemory("posix", PAGE, wrong)
-        with pytest.raises(AllocatorError, match="less than one chunk"):
-            ChunkedMemory("posix", PAGE, PAGE - 1)
-
-    def test_a_backend_that_does_not_exist(self):
-        with pytest.raises(AllocatorError, match='"mps": choose cuda or posix'):
-            ChunkedMemory("mps")
-
-    def test_closed(self):
-        memory = ChunkedMemory("posix", PAGE)
         memory.malloc(PAGE)
         memory.close()
         memory.close()
@@ -491,70 +459,63 @@ class TestBuild:
         assert build() == library
         assert library.stat().st_mtime_ns == before
 
-    def test_no_compiler(self, monkeypatch):
+    def compiler(self, tmp_path, monkeypatch, body: str) -> None:
+        """A compiler of a shell's, with an argument, as it may have; `$out` is what it makes."""
+        compiler = tmp_path / "compiler"
+        find = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done; '
+        compiler.write_text(f'#!/bin/sh\n[ "$2" = --version ] || {{ {find}{body}; }}\n')
+        compiler.chmod(stat.S_IRWXU)
+        monkeypatch.setenv("CXX", f"'{compiler}' -O0")
+
+    @pytest.fixture
+    def no_library(self, tmp_path, monkeypatch):
+        """A compiler that takes no time; the libraries it makes cannot be loaded."""
+        self.compiler(tmp_path, monkeypatch, 'echo made > "$out"')
+
+    def test_what_cannot_be_built(self, folder, tmp_path, monkeypatch):
+        self.compiler(tmp_path, monkeypatch, "echo oh dear >&2; exit 3")
+        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3: \S+ -O0 .*oh dear"):
+            build()
+        assert list(next(folder.iterdir()).iterdir()) == []
         monkeypatch.setenv("CXX", "no-such-compiler")
         with pytest.raises(AllocatorBuildError, match=r"\$CXX is 'no-such-compiler'; install one"):
             build()
         monkeypatch.delenv("CXX")
-        monkeypatch.setenv("PATH", "")
-        with pytest.raises(AllocatorBuildError, match=r"no c\+\+ and no g\+\+"):
+        with monkeypatch.context() as context:
+            context.setenv("PATH", "")
+            with pytest.raises(AllocatorBuildError, match=r"no c\+\+ and no g\+\+"):
+                build()
+        monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "compiler" / "cache"))
+        with pytest.raises(AllocatorBuildError, match="name a folder that can be written"):
             build()
 
-    def test_a_compiler_that_fails_is_quoted(self, folder, tmp_path, monkeypatch):
-        compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\n[ $2 = --version ] || { echo oh dear >&2; exit 3; }\n")
-        compiler.chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", f"'{compiler}' -O0")  # with an argument, as it may have
-        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3: \S+ -O0 .*oh dear"):
-            build()
-        assert list(next(folder.iterdir()).iterdir()) == []
+    def test_each_source_has_a_library_closed_to_others(
+        self, folder, tmp_path, monkeypatch, no_library
+    ):
+        folder.mkdir()
+        folder.chmod(0o777)
+        monkeypatch.setattr(native, "SOURCES", tmp_path)
+        libraries, umask = set(), os.umask(0)
+        try:
+            for text in ("one", "two", "one"):
+                (tmp_path / "a.cpp").write_text(text)
+                libraries.add(build())
+        finally:
+            os.umask(umask)
+        assert len(libraries) == 2
+        for library in libraries:
+            assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+            assert stat.S_IMODE(library.stat().st_mode) == 0o700
 
-    @pytest.mark.exhaustive
-    def test_a_folder_in_the_place_of_the_library(self, folder):
+    def test_a_folder_in_the_place_of_the_library(self, no_library):
         library = build()
         library.unlink()
         library.mkdir()
         with pytest.raises(AllocatorBuildError, match=r"\.so is a folder: remove it$"):
             build()
 
-    def test_a_change_of_the_source_is_built_anew(self, tmp_path, monkeypatch):
-        compiler = tmp_path / "compiler"
-        compiler.write_text(
-            '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done\n'
-        )
-        compiler.chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", str(compiler))
-        monkeypatch.setattr(native, "SOURCES", tmp_path)
-        libraries = set()
-        for text in ("one", "two", "one"):
-            (tmp_path / "a.cpp").write_text(text)
-            libraries.add(build())
-        assert len(libraries) == 2
-
-    def compiler(self, tmp_path, monkeypatch) -> None:
-        """A compiler that takes no time; the libraries it makes cannot be loaded."""
-        compiler = tmp_path / "compiler"
-        compiler.write_text(
-            '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && echo made > "$2"; shift; done\n'
-        )
-        compiler.chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", str(compiler))
-
-    def test_the_folder_is_closed_to_others(self, folder, tmp_path, monkeypatch):
-        self.compiler(tmp_path, monkeypatch)
-        folder.mkdir()
-        folder.chmod(0o777)
-        umask = os.umask(0)
-        try:
-            library = build()
-        finally:
-            os.umask(umask)
-        assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
-        assert stat.S_IMODE(library.stat().st_mode) == 0o700
-
     @pytest.mark.parametrize("fault", ["writable", "another's", "link", "link to another's"])
-    def test_a_folder_that_others_could_fill_is_refused(self, folder, tmp_path, monkeypatch, fault):
-        self.compiler(tmp_path, monkeypatch)
+    def test_a_folder_that_others_could_fill_is_refused(self, tmp_path, fault, no_library):
         parent = build().parent
         if fault == "writable":
             parent.chmod(0o770)
@@ -575,16 +536,17 @@ class TestBuild:
         "fault",
         ["planted", "flipped", "cut", "empty", "writable", "another's", "link", "pipe", "renamed"],
     )
-    def test_what_was_not_built_here_is_built_again(
-        self, folder, tmp_path, monkeypatch, caplog, fault
-    ):
-        self.compiler(tmp_path, monkeypatch)
+    def test_what_was_not_built_here_is_built_again(self, tmp_path, caplog, fault, no_library):
         library = build()
         good = library.read_bytes()
-        if fault in ("planted", "flipped", "cut", "empty"):
-            flipped = bytes([good[0] ^ 1]) + good[1:]
-            bad = {"planted": b"\x7fELF" * 99, "flipped": flipped, "cut": good[:-1], "empty": b""}
-            library.write_bytes(bad[fault])
+        contents = {
+            "planted": b"\x7fELF" * 99,
+            "flipped": bytes([good[0] ^ 1]) + good[1:],
+            "cut": good[:-1],
+            "empty": b"",
+        }
+        if fault in contents:
+            library.write_bytes(contents[fault])
         elif fault == "writable":
             library.chmod(0o722)
         elif fault == "another's":
@@ -627,13 +589,7 @@ class TestBuild:
         ctypes.CDLL(str(planted))
         assert mark.exists()  # as it should where it is loaded
         mark.unlink()
-        # A compiler that takes no time.
-        (tmp_path / "copy").write_text(
-            '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && '
-            f'cp {tmp_path}/built "$2"; shift; done\n'
-        )
-        (tmp_path / "copy").chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", str(tmp_path / "copy"))
+        self.compiler(tmp_path, monkeypatch, f'cp {tmp_path}/built "$out"')
         library = build()
         for path in (library, cache / library.name):
             path.write_bytes(planted.read_bytes())
@@ -642,12 +598,6 @@ class TestBuild:
         assert not mark.exists()
         loaded = native._load(library)  # which torch opens by the same name
         assert ctypes.CDLL(loaded._name)._handle == loaded._handle
-
-    def test_a_folder_that_cannot_be_written(self, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "file" / "cache"))
-        with pytest.raises(AllocatorBuildError, match="name a folder that can be written"):
-            build()
 
     @pytest.mark.exhaustive
     def test_the_sources_compile_without_warnings(self, monkeypatch):

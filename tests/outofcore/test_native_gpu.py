@@ -37,66 +37,48 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def view(address: int, nbytes: int) -> torch.Tensor:
-    """A byte tensor over device memory that is not torch's."""
+class Bytes:
+    """Device memory that is not torch's."""
 
-    class Array:
-        __cuda_array_interface__ = {  # noqa: RUF012
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3,
             "strides": None,
-        }
+        }  # fmt: skip
 
-    return torch.as_tensor(Array(), device="cuda")
+
+def view(address: int, nbytes: int) -> torch.Tensor:
+    return torch.as_tensor(Bytes(address, nbytes), device="cuda")
 
 
 class TestDriver:
-    def test_counters_are_those_of_the_simulator(self):
-        # Nothing is put on the stream: events complete at once, or nearly.
-        rng, live, addresses = random.Random(0), [], {}
+    def test_counters_are_the_simulators_and_values_survive_the_remapping_of_others(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        rng, live = random.Random(0), []
         simulated = ChunkedAllocator(2 * MIB, 512 * MIB)
         with ChunkedMemory("cuda", 2 * MIB, 512 * MIB) as memory:
             for number in range(2_000):
                 if live and (len(live) == 20 or rng.random() < 0.5):
-                    name = live.pop(rng.randrange(len(live)))
+                    name, address, nbytes = live.pop(rng.randrange(len(live)))
+                    assert bool((view(address, nbytes) == name % 251).all())
                     simulated.free(name)
-                    memory.free(addresses.pop(name))
+                    memory.free(address, stream)
                     torch.cuda.synchronize()
                 else:
                     nbytes = rng.randint(1, 20 * MIB)
                     simulated.malloc(number, nbytes)
-                    addresses[number] = memory.malloc(nbytes)
-                    live.append(number)
+                    live.append((number, memory.malloc(nbytes, stream), nbytes))
+                    view(*live[-1][1:]).fill_(number % 251)
                 counters = memory.counters()
                 for name in ("requested_bytes", "reserved_bytes", "allocated_bytes", "maps"):
                     assert getattr(counters, name) == getattr(simulated, name), name
+            assert counters.unmaps > 0 and counters.failures == 0
             memory.trim()
             counters = memory.counters()
             assert counters.reserved_bytes == counters.allocated_bytes == counters.physical_bytes
 
-    def test_what_is_written_survives_the_remapping_of_others(self):
-        stream = torch.cuda.current_stream().cuda_stream
-        rng, live = random.Random(1), []
-        with ChunkedMemory("cuda", 2 * MIB, 200 * MIB) as memory:
-            for number in range(600):
-                if live and (len(live) == 10 or rng.random() < 0.5):
-                    address, nbytes, value = live.pop(rng.randrange(len(live)))
-                    assert bool((view(address, nbytes) == value).all())
-                    memory.free(address, stream)
-                else:
-                    nbytes, value = rng.randint(1, 20 * MIB), number % 251
-                    address = memory.malloc(nbytes, stream)
-                    view(address, nbytes).fill_(value)
-                    live.append((address, nbytes, value))
-            counters = memory.counters()
-            assert counters.unmaps > 0
-            assert counters.failures == 0
-            torch.cuda.synchronize()
-
     def test_work_that_the_device_has_yet_to_do_keeps_its_mapping(self):
-        stream = torch.cuda.current_stream().cuda_stream
+        stream, other = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream().cuda_stream
         with ChunkedMemory("cuda", 2 * MIB) as memory:
             old = memory.malloc(8 * MIB, stream)
             source = torch.full((8 * MIB,), 3, dtype=torch.uint8, device="cuda")
@@ -110,24 +92,17 @@ class TestDriver:
             assert bool((view(new, 4 * MIB) == 3).all())  # through the other address
             memory.malloc(2 * MIB, stream)
             assert memory.counters().retired_ranges == 0
-
-    def test_another_stream_takes_other_chunks_meanwhile(self):
-        stream, other = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream().cuda_stream
-        with ChunkedMemory("cuda", 2 * MIB) as memory:
-            old = memory.malloc(2 * MIB, stream)
             torch.cuda._sleep(200_000_000)
-            memory.free(old, stream)
-            assert memory.malloc(2 * MIB, other) != old
+            memory.free(new, stream)
+            assert memory.malloc(4 * MIB, other) != new  # another stream has other chunks
             torch.cuda.synchronize()
-            assert memory.malloc(2 * MIB, other) == old
+            assert memory.malloc(4 * MIB, other) == new
 
-    def test_the_limit_is_hard(self):
+    def test_what_is_refused(self):
         with ChunkedMemory("cuda", 2 * MIB, 5 * MIB) as memory:
             memory.malloc(4 * MIB)
             with pytest.raises(NativeOutOfMemory, match="the limit is reached"):
                 memory.malloc(1)
-
-    def test_a_device_that_is_full(self):
         free, total = torch.cuda.mem_get_info()
         with ChunkedMemory("cuda", 256 * MIB) as memory:
             with pytest.raises(NativeOutOfMemory, match="the device has no more"):
@@ -135,18 +110,16 @@ class TestDriver:
             assert memory.counters().reserved_bytes > free // 2
             memory.trim()
             assert memory.counters().reserved_bytes == 0
-
-    def test_no_such_device(self):
         with pytest.raises(RuntimeError, match="cuDeviceGet"):
             ChunkedMemory("cuda", device=1000)
-
-
-class TestTorch:
-    def test_it_refuses_once_cuda_is_in_use(self):
         torch.zeros(1, device="cuda")
         with pytest.raises(AllocatorError, match="initialised already"):
             install()
+        loaded = _load(build())  # the same library for the same file, as torch opens it
+        assert ctypes.CDLL(loaded._name)._handle == loaded._handle
 
+
+class TestTorch:
     def test_training_is_the_same_bit_for_bit(self, monkeypatch):
         code = """
             {install}
@@ -188,6 +161,12 @@ class TestTorch:
                 raise SystemExit("it fitted")
             assert int(torch.ones(MIB, device="cuda").sum()) == MIB
             assert installed.counters().failures == 1
+            try:
+                install()
+            except ValueError as error:
+                assert "already" in str(error)
+            else:
+                raise SystemExit("twice")
         """)
 
     def test_streams(self):
@@ -207,20 +186,3 @@ class TestTorch:
                 assert float(y) == round * MIB
             assert installed.counters().failures == 0
         """)
-
-    def test_it_is_installed_once(self):
-        run("""
-            install()
-            try:
-                install()
-            except ValueError as error:
-                assert "already" in str(error)
-            else:
-                raise SystemExit("twice")
-        """)
-
-
-def test_the_library_is_the_one_that_torch_opens():
-    # dlopen gives the same library for the same file.
-    loaded = _load(build())
-    assert ctypes.CDLL(loaded._name)._handle == loaded._handle

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from traces import chain
+from trainings import AMPLE
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, planning, tune_window
 from repro.outofcore.planning import AT_ONCE_S, SHARE, Planner
@@ -113,8 +114,7 @@ def train(budget: int | None, momentum: float, iterations: int = 8, **options):
     model = nn.Sequential(*layers, nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     losses, moved = [], []
-
-    def loop(block: OutOfCore | None) -> None:
+    with OutOfCore(budget or AMPLE, device="cpu", **options) as block:
         for _ in range(iterations):
             images, labels = torch.randn(256, 64), torch.randint(0, 4, (256,))
             optimizer.zero_grad()
@@ -122,14 +122,7 @@ def train(budget: int | None, momentum: float, iterations: int = 8, **options):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if block is not None:
-                moved.append((block.statistics.bytes_in, block.statistics.on_demand, block.plan))
-
-    if budget is None:
-        loop(None)
-        return losses, None, moved
-    with OutOfCore(budget, device="cpu", **options) as block:
-        loop(block)
+            moved.append((block.statistics.bytes_in, block.statistics.on_demand, block.plan))
     return losses, block, moved
 
 

@@ -1,10 +1,9 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -12,20 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from trainings import AMPLE, MIB, child, same
 
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
-from repro.outofcore import (
-    BudgetTooSmall,
-    OutOfCore,
-    Statistics,
-    Trace,
-    operations,
-    record,
-)
+from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, operations, record
 from repro.outofcore.host import HostStore
-
-AMPLE = 1 << 40
 
 
 class InPlaceAndViews(nn.Module):
@@ -66,34 +57,14 @@ OPTIMIZERS = {
 }
 
 
-@dataclass
-class Run:
-    """What a training left."""
-
-    seen: list[object]
-    tensors: list[torch.Tensor]
-    block: OutOfCore | None = None
-
-    @property
-    def statistics(self) -> Statistics:
-        assert self.block is not None
-        return self.block.statistics
-
-    @property
-    def trace(self) -> Trace:
-        assert self.block is not None and self.block.trace is not None
-        return self.block.trace
-
-
 class Training:
     """An ordinary loop over a small model, with places where a test does more."""
 
-    def __init__(self, model: str = "resnet20", optimizer: str = "sgd", iterations: int = 5):
+    def __init__(self, model: str = "resnet20", optimizer: str = "sgd") -> None:
         self.generator = torch.Generator().manual_seed(1)
         torch.manual_seed(0)
         self.model = MODELS[model]()
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.iterations = iterations
         self.seen: list[object] = []
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,9 +75,9 @@ class Training:
         out = self.model(images)
         return F.cross_entropy(out, labels) if out.ndim == 2 else out.square().mean()
 
-    def loop(self, at: Callable[["Training", int, str], None]) -> None:
-        for i in range(self.iterations):
-            images, labels = self.batch()
+    def loop(self, iterations: int, at=lambda training, i, where: None, batches=None) -> None:
+        for i in range(iterations):
+            images, labels = batches[i] if batches else self.batch()
             self.optimizer.zero_grad()
             loss = self.loss(images, labels)
             loss.backward()
@@ -121,25 +92,29 @@ class Training:
         return [*self.model.state_dict().values(), *states, *grads]
 
 
-def nothing(training: Training, i: int, where: str) -> None:
-    pass
+@dataclass
+class Run:
+    """What a training left."""
+
+    training: Training
+    block: OutOfCore
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.block.statistics
 
 
-def run(budget: int | None, at=nothing, model="resnet20", optimizer="sgd", n=5, **options) -> Run:
-    training = Training(model, optimizer, n)
-    if budget is None:
-        training.loop(at)
-        return Run(training.seen, training.state())
-    with OutOfCore(budget, **options) as block:
-        training.loop(at)
-    return Run(training.seen, training.state(), block)
+def run(budget: int | None, *at, model="resnet20", optimizer="sgd", n=5, **options) -> Run:
+    training = Training(model, optimizer)
+    with OutOfCore(budget, **options) if budget else nullcontext() as block:
+        training.loop(n, *at)
+    return Run(training, block)
 
 
-def assert_same(ours: Run, plain: Run) -> None:
-    assert ours.seen == plain.seen
-    assert len(ours.tensors) == len(plain.tensors)
-    for one, other in zip(ours.tensors, plain.tensors, strict=True):
-        assert torch.equal(one, other)
+def assert_same(ours: Run | Training, plain: Run | Training) -> None:
+    one, other = (run.training if isinstance(run, Run) else run for run in (ours, plain))
+    assert one.seen == other.seen
+    assert all(torch.equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
 
 
 @pytest.mark.slow
@@ -153,14 +128,14 @@ def assert_same(ours: Run, plain: Run) -> None:
     ],
 )
 def test_training_is_bit_identical_at_every_budget(model, optimizer):
-    plain = run(None, model=model, optimizer=optimizer)
-    ample = run(AMPLE, model=model, optimizer=optimizer)
+    made = {"model": model, "optimizer": optimizer}
+    plain, ample = run(None, **made), run(AMPLE, **made)
     assert_same(ample, plain)
     assert ample.statistics.bytes_in == ample.statistics.bytes_out == 0
-    low, high = ample.trace.smallest_budget, ample.trace.peak_bytes
+    low, high = ample.block.trace.smallest_budget, ample.block.trace.peak_bytes
     assert low < high / 2
     for budget in (low, (low + high) // 2, high):
-        ours = run(budget, model=model, optimizer=optimizer)
+        ours = run(budget, **made)
         assert_same(ours, plain)
         assert ours.statistics.peak_bytes <= budget
         assert ours.statistics.replayed == 3  # all but the first, and the one after the state came
@@ -168,117 +143,83 @@ def test_training_is_bit_identical_at_every_budget(model, optimizer):
         if budget < high:
             assert ours.statistics.bytes_in > 0
     with pytest.raises(BudgetTooSmall, match="smallest feasible budget"):
-        run(low // 2, model=model, optimizer=optimizer)
+        run(low // 2, **made)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["foreach", "fused"])
 def test_operations_on_lists_run_in_parts(optimizer):
-    plain = run(None, optimizer=optimizer)
-    whole = run(AMPLE, optimizer=optimizer)
     # The optimizer alone touches 4 bytes × 270,000 parameters × 4 at once; a budget below that.
-    budget = 2 * 2**20
-    assert whole.trace.smallest_budget > budget
+    budget = 2 * MIB
+    assert run(AMPLE, optimizer=optimizer).block.trace.smallest_budget > budget
     ours = run(budget, optimizer=optimizer)
-    assert_same(ours, plain)
+    assert_same(ours, run(None, optimizer=optimizer))
     assert ours.statistics.peak_bytes <= budget
 
 
 @pytest.mark.slow
 def test_the_steady_state_moves_what_the_plan_says():
-    low = run(AMPLE).trace.smallest_budget
-    statistics = []
-    moved = []
+    low = run(AMPLE).block.trace.smallest_budget
+    on_demand, moved = [], []
 
     def watch(training: Training, i: int, where: str) -> None:
-        if where == "end":
-            statistics.append(block.statistics.on_demand)
-            moved.append(block.statistics.bytes_in)
+        on_demand.append(block.statistics.on_demand)
+        moved.append(block.statistics.bytes_in)
 
-    training = Training(iterations=8)
     with OutOfCore(2 * low) as block:
-        training.loop(watch)
-        plan = block.plan
+        Training().loop(8, watch)
     # At most the batch, which the loop lets go of late, is not as planned.
-    assert statistics[-1] - statistics[-2] <= 2
-    assert moved[-1] - moved[-2] == pytest.approx(plan.bytes_in, rel=0.03)
+    assert on_demand[-1] - on_demand[-3] <= 2
+    assert moved[-1] - moved[-3] == pytest.approx(block.plan.bytes_in, rel=0.03)
     assert block.statistics.plans <= 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["memory", "file"])
-def test_where_swapped_out_tensors_lie(tmp_path, threads):
-    budget = int(1.5 * run(AMPLE).trace.smallest_budget)
-    folder = tmp_path if threads == "file" else None
-    ours = run(budget, swap_folder=folder)
+@pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
+def test_windows_and_where_swapped_out_tensors_lie(window, tmp_path):
+    folder = tmp_path if window == 0 else None
+    ours = run(2_000_000, window_bytes=window, swap_folder=folder)
     assert_same(ours, run(None))
-    assert ours.statistics.host_bytes > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-LESS_MEMORY = """
-import sys, torch
-from pathlib import Path
-from repro.models import unet
-from repro.outofcore import OutOfCore
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = unet(width=16)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-def train():
-    for _ in range(3):
-        images = torch.randn(8, 3, 128, 128)
-        optimizer.zero_grad()
-        model(images).square().mean().backward()
-        optimizer.step()
-
-def peak_kib():  # ru_maxrss would begin with what the parent had
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-
-model(torch.randn(1, 3, 32, 32))
-before = peak_kib()
-if len(sys.argv) > 1:
-    with OutOfCore(60 * 2**20, swap_folder=sys.argv[1]):
-        train()
-else:
-    train()
-print(peak_kib() - before)
-"""
+    assert ours.statistics.host_bytes > 0 and list(tmp_path.iterdir()) == []
+    if isinstance(window, int):
+        assert ours.block.plan.window_bytes == window
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
-    grown = [
-        int(subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", LESS_MEMORY, *arguments],
-            capture_output=True, text=True, check=True,
-        ).stdout)
-        for arguments in ([], [str(tmp_path)])
-    ]  # fmt: skip
-    assert 0 < grown[1] < 0.6 * grown[0]
+    code = """
+        import sys, torch
+        from contextlib import nullcontext
+        from pathlib import Path
+        from repro.models import unet
+        from repro.outofcore import OutOfCore
 
+        def peak_kib():  # ru_maxrss would begin with what the parent had
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
-def test_windows(window):
-    ours = run(2_000_000, window_bytes=window)
-    assert_same(ours, run(None))
-    if isinstance(window, int):
-        assert ours.block.plan.window_bytes == window
+        torch.set_num_threads(1)
+        model = unet(width=16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.randn(1, 3, 32, 32))
+        before = peak_kib()
+        folder = sys.argv[1]
+        with OutOfCore(60 * 2**20, swap_folder=folder) if folder else nullcontext():
+            for _ in range(3):
+                images = torch.randn(8, 3, 128, 128)
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+        print(peak_kib() - before)
+    """
+    whole, swapped = (int(child(code, folder)) for folder in ("", str(tmp_path)))
+    assert 0 < swapped < 0.6 * whole
 
 
 def clip(training: Training, i: int, where: str) -> None:
     if where == "backward" and i > 2:
         norm = nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
         training.seen.append(norm.item())
-
-
-def rate(training: Training, i: int, where: str) -> None:
-    training.optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
 
 
 def evaluate(training: Training, i: int, where: str) -> None:
@@ -290,6 +231,7 @@ def evaluate(training: Training, i: int, where: str) -> None:
 
 
 def changed_step(training: Training, i: int, where: str) -> None:
+    training.optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
     if where == "backward" and i >= 4:
         training.loss(*training.batch()).backward()
 
@@ -301,34 +243,28 @@ def save(training: Training, i: int, where: str) -> None:
         torch.save(state, file)
         file.seek(0)
         loaded = torch.load(file)
-        training.seen += [v.double().sum().item() for v in loaded["model"].values()]
-        for states in loaded["optimizer"]["state"].values():
-            training.seen += [v.double().sum().item() for v in states.values()]
+        for values in (loaded["model"], *loaded["optimizer"]["state"].values()):
+            training.seen += [v.double().sum().item() for v in values.values()]
         weight = pickle.loads(pickle.dumps(next(training.model.parameters())))
         training.seen.append(weight.sum().item())
 
 
 def copied(training: Training, i: int, where: str) -> None:
     if where == "end" and i == 4:
-        twin = copy.deepcopy(training.model)
+        twin, state = copy.deepcopy(training.model), training.model.state_dict()
         training.seen += [p.sum().item() for p in twin.state_dict().values()]
-
-
-def loaded(training: Training, i: int, where: str) -> None:
-    if where == "end" and i == 4:
-        state = training.model.state_dict()
         training.model.load_state_dict({name: v * 0.5 for name, v in state.items()})
 
 
 def addresses(training: Training, i: int, where: str) -> None:
+    weight = next(training.model.parameters())
     if where == "end" and i == 4:
-        weight = next(training.model.parameters())
         array = weight.detach().numpy()
         training.seen += [float(array.sum()), str(weight[0, 0]), f"{weight.sum():.4f}"]
         training.seen += weight.flatten().tolist()
         array[0] += 1  # behind everybody's back
     if where == "end" and i == 5:
-        training.seen.append(next(training.model.parameters()).sum().item())
+        training.seen.append(weight.sum().item())
 
 
 def average(training: Training, i: int, where: str) -> None:
@@ -352,20 +288,14 @@ def keep(training: Training, i: int, where: str) -> None:
     "at",
     [
         clip,
-        *(
-            pytest.param(at, marks=pytest.mark.thorough)
-            for at in (changed_step, evaluate, save, addresses)
-        ),
-        *(
-            pytest.param(at, marks=pytest.mark.exhaustive)
-            for at in (rate, copied, loaded, average, keep)
-        ),
+        *(pytest.param(at, marks=pytest.mark.thorough)
+          for at in (changed_step, evaluate, save, addresses)),
+        *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (copied, average, keep)),
     ],
     ids=lambda at: at.__name__,
-)
+)  # fmt: skip
 def test_what_people_do_in_their_loops(at):
-    plain = run(None, at, n=8)
-    trace = run(AMPLE).trace
+    plain, trace = run(None, at, n=8), run(AMPLE).block.trace
     for budget in (int(1.2 * trace.smallest_budget), (3 * trace.peak_bytes) // 4):
         ours = run(budget, at, n=8)
         assert_same(ours, plain)
@@ -385,18 +315,12 @@ def test_an_exception_inside_leaves_everything_in_its_place():
         if i == 3 and where == "backward":
             raise KeyError("stop")
 
-    def until_then(budget: int | None) -> list[torch.Tensor]:
-        training = Training()
-        with pytest.raises(KeyError, match="stop"):
-            if budget is None:
-                training.loop(fail)
-            else:
-                with OutOfCore(budget):
-                    training.loop(fail)
-        return training.state()
-
-    for one, other in zip(until_then(1_500_000), until_then(None), strict=True):
-        assert torch.equal(one, other)
+    ours, plain = Training(), Training()
+    with pytest.raises(KeyError, match="stop"):
+        plain.loop(5, fail)
+    with pytest.raises(KeyError, match="stop"), OutOfCore(1_500_000):
+        ours.loop(5, fail)
+    assert_same(ours, plain)
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
@@ -423,17 +347,11 @@ def test_a_full_disk_loses_nothing(monkeypatch, tmp_path, left):
         assert torch.equal(tensor, torch.full((1000,), float(i)))
 
 
-def test_an_error_of_an_operation_is_passed_on():
-    with OutOfCore(10_000) as block:
-        a = torch.ones(8, 8)
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            a @ torch.ones(3, 3)
-        assert (a @ a).sum().item() == 512
-    assert block.statistics.peak_bytes <= 10_000
-
-
-def test_too_small_a_budget_names_the_operation_and_loses_nothing():
+def test_errors_of_operations_and_too_small_a_budget_lose_nothing():
     a = torch.ones(100, 100)
+    with OutOfCore(100_000) as block, pytest.raises(RuntimeError, match="shapes cannot be mult"):
+        a @ torch.ones(3, 3)
+    assert block.statistics.peak_bytes <= 100_000
     with pytest.raises(BudgetTooSmall, match=r"aten\.mm") as caught, OutOfCore(100_000):
         a @ a.clone()
     assert caught.value.function == "function 1 (aten.mm)"
@@ -442,26 +360,23 @@ def test_too_small_a_budget_names_the_operation_and_loses_nothing():
 
 
 @pytest.mark.slow
-def test_training_in_blocks_one_after_another():
-    plain = Training(iterations=6)
-    plain.loop(nothing)
-    training = Training(iterations=3)
-    block = OutOfCore(1_500_000)
+def test_training_in_blocks_one_after_another_on_batches_of_a_process():
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3, 16, 16), torch.arange(12) % 10)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)
+    plain, ours, block = Training(), Training(), OutOfCore(1_500_000)
     for _ in range(2):
+        plain.loop(3, batches=list(loader))
         with block:
-            training.loop(nothing)
-    assert training.seen == plain.seen
-    for one, other in zip(training.state(), plain.state(), strict=True):
-        assert torch.equal(one, other)
+            ours.loop(3, batches=list(loader))
+    assert_same(ours, plain)
 
 
 def test_steps_by_hand_and_two_optimizers():
-    def train(block: OutOfCore | None) -> list[float]:
-        torch.manual_seed(0)
+    def make():
         makes, judges = nn.Linear(8, 64), nn.Linear(64, 1)
         first, second = (torch.optim.Adam(m.parameters()) for m in (makes, judges))
-        seen = []
-        for _ in range(8):
+
+        def step() -> tuple[float, float]:
             noise = torch.randn(32, 8)
             first.zero_grad()
             loss = judges(makes(noise)).mean()
@@ -471,53 +386,18 @@ def test_steps_by_hand_and_two_optimizers():
             other = judges(makes(noise).detach()).square().mean()
             other.backward()
             second.step()
-            seen += [loss.item(), other.item()]
-        return seen
+            return loss.item(), other.item()
 
-    plain = train(None)
-    with OutOfCore(20_000) as block:
-        assert train(block) == plain
-        assert block.statistics.replayed >= 4
-    with OutOfCore(20_000) as block:
-        x = torch.ones(16, 16)
-        for _ in range(4):
-            (x * 2).sum().item()
-            block.step()
-        assert block.statistics.iterations == 4
-        assert block.statistics.replayed >= 2
+        return step, {"optimizer": (first, second)}
 
-
-@pytest.mark.slow
-def test_workers_of_a_loader_are_processes_of_their_own():
-    data = torch.utils.data.TensorDataset(torch.randn(12, 3, 16, 16), torch.arange(12) % 10)
-
-    def train(budget: int | None) -> list[float]:
-        torch.manual_seed(0)
-        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)
-        training = Training()
-
-        def epochs() -> None:
-            for _ in range(2):
-                for images, labels in loader:
-                    training.optimizer.zero_grad()
-                    loss = training.loss(images, labels)
-                    loss.backward()
-                    training.optimizer.step()
-                    training.seen.append(loss.item())
-
-        if budget is None:
-            epochs()
-        else:
-            with OutOfCore(budget):
-                epochs()
-        return training.seen
-
-    assert train(1_500_000) == train(None)
+    assert same(20_000, make, 8).statistics.replayed >= 4
+    x = torch.ones(16, 16)
+    by_hand = same(20_000, lambda: lambda: (x * 2).sum().item()).statistics
+    assert by_hand.iterations == 4 and by_hand.replayed >= 2
 
 
 def test_what_is_left_alone():
-    data = torch.randn(4000, 16)
-    model = nn.Linear(16, 2)
+    data, model = torch.randn(4000, 16), nn.Linear(16, 2)
     operations._said.discard("uncounted")
     told = pytest.warns(operations.OutOfCoreWarning, match="256000 bytes are used by slices")
     with told, OutOfCore(20_000) as block:
@@ -526,99 +406,73 @@ def test_what_is_left_alone():
             block.step()
     assert block.statistics.peak_bytes <= 20_000
     assert block.statistics.uncounted_bytes == data.nbytes
-    with OutOfCore(20_000, exclude=(data,)):
-        model(data.index_select(0, torch.arange(10))).sum().backward()
-    with pytest.raises(BudgetTooSmall), OutOfCore(20_000):
-        model(data.index_select(0, torch.arange(10))).sum().backward()
+    for excluded in ((data,), ()):
+        refuses = nullcontext() if excluded else pytest.raises(BudgetTooSmall)
+        with refuses, OutOfCore(20_000, exclude=excluded):
+            model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
 @pytest.mark.slow
 def test_a_compiled_model(monkeypatch):
     """torch.compile looks into no code of the block's, and values are those of the same model."""
     monkeypatch.setattr(operations, "_said", {"compile"})
-
-    def train(budget: int | None) -> list[float]:
+    seen = []
+    for budget in (None, 400_000):
         torch._dynamo.reset()
-        training = Training("views", iterations=4)
+        training = Training("views")
         training.model.forward = torch.compile(training.model.forward, backend="eager")
-        if budget is None:
-            training.loop(nothing)
-            return training.seen
-        with OutOfCore(budget) as block:
-            training.loop(nothing)
-        assert block.statistics.replayed == 2 and block.statistics.bytes_in > 0
-        return training.seen
-
-    assert train(400_000) == train(None)
+        with OutOfCore(budget) if budget else nullcontext() as block:
+            training.loop(4)
+        seen.append(training.seen)
+    assert seen[0] == seen[1]
+    assert block.statistics.replayed == 2 and block.statistics.bytes_in > 0
 
 
 class TestRecord:
-    def step(self) -> Callable[[], None]:
+    def step(self, network: str = "small") -> Callable[[], None]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
+        model, batch = (
+            nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
+            (4,),
+        )
+        if network != "small":
+            model = resnet20(width=4) if network == "resnet20" else unet(width=4, depth=2)
+            batch = (3, 16, 16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        batch = torch.randn(6, 4)
+        images = torch.randn(6, *batch)
 
         def step() -> None:
             optimizer.zero_grad()
-            model(batch).sum().backward()
+            model(images).square().mean().backward()
             optimizer.step()
 
         return step
 
-    def test_kinds_and_sizes(self):
+    def test_kinds_sizes_and_lifetimes(self):
         trace = record(self.step(), warmup=2)
-        total = trace.bytes_by_kind()
-        parameters = 4 * (4 * 8 + 8 + 8)
+        total, parameters = trace.bytes_by_kind(), 4 * (4 * 8 + 8 + 8)
         assert total["parameter"] == total["gradient"] == parameters
         assert total["optimizer state"] == parameters
         assert total["buffer"] == 4 * (8 + 8) + 8 + 4 * 6 * 4  # statistics, count, the one batch
         names = [function.name for function in trace.functions]
         assert {"aten.mm", "aten.native_batch_norm", "aten.add_"} <= set(names)
-
-    def test_running_statistics_are_written(self):
-        trace = record(self.step(), warmup=1)
         (norm,) = [f for f in trace.functions if f.name == "aten.native_batch_norm"]
         written = {name for name in norm.outputs if name in norm.inputs}
         assert [trace.kinds[name] for name in sorted(written)] == ["buffer", "buffer"]
-
-    def test_gradients_end_in_the_next_iteration(self):
-        trace = record(self.step(), warmup=2)
-        n = len(trace.functions)
+        # Gradients end in the next iteration, all before one is there: they are set to None.
         gradients = [name for name, kind in trace.kinds.items() if kind == "gradient"]
         assert len(gradients) == 3
-        for name in gradients:
-            assert trace.lifetimes[name][1] >= n
-        # Some function runs with no gradient alive: they are set to None, not to zero.
+        assert all(trace.lifetimes[name][1] >= len(names) for name in gradients)
         assert min(trace.live_bytes) < min(trace.live_bytes[trace.accesses[gradients[0]][0] :])
-
-    def test_within_a_budget(self):
-        whole = record(self.step(), warmup=1)
-        within = record(self.step(), budget_bytes=whole.smallest_budget, warmup=1)
-        assert within.functions == whole.functions
-        assert within.sizes == whole.sizes
 
     @pytest.mark.slow
     @pytest.mark.parametrize("network", ["small", "resnet20", "unet"])
-    def test_without_computing(self, network):
-        def step() -> Callable[[], None]:
-            if network == "small":
-                return self.step()
-            model = resnet20(width=4) if network == "resnet20" else unet(width=4, depth=2)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            images = torch.randn(2, 3, 16, 16)
-
-            def run() -> None:
-                optimizer.zero_grad()
-                model(images).square().mean().backward()
-                optimizer.step()
-
-            return run
-
-        computed = record(step(), warmup=2, device="cpu")
+    def test_without_computing_and_within_a_budget(self, network):
+        computed = record(self.step(network), warmup=2, device="cpu")
         with FakeTensorMode():
-            traced = record(step(), warmup=2, device="meta")
-        assert traced == computed
+            assert record(self.step(network), warmup=2, device="meta") == computed
+        within = record(self.step(network), budget_bytes=computed.smallest_budget, warmup=2)
+        assert (within.functions, within.sizes) == (computed.functions, computed.sizes)
 
     def test_what_no_memory_could_hold(self):
         with FakeTensorMode():
@@ -627,84 +481,59 @@ class TestRecord:
         assert trace.peak_bytes > 2 * 4 << 40  # the weight and its gradient
 
     def test_errors(self):
-        with pytest.raises(ValueError, match="warmup is -1"):
-            record(self.step(), warmup=-1)
-        with pytest.raises(ValueError, match=r"budget_bytes is 5, .* give None"):
-            record(self.step(), budget_bytes=5, device="meta")
-        with pytest.raises(ValueError, match=r"ran in the step on the device meta.*FakeTensorMode"):
-            record(self.step(), device="meta")
+        step = self.step()
+        for given, message in (
+            ((step, {"warmup": -1}), "warmup is -1"),
+            ((step, {"budget_bytes": 5, "device": "meta"}), r"budget_bytes is 5, .* give None"),
+            ((step, {"device": "meta"}), r"ran in the step on the device meta.*FakeTensorMode"),
+            ((lambda: None, {}), "no operation ran"),
+            ((3, {}), "give a function"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                record(given[0], **given[1])
         with FakeTensorMode(), pytest.raises(ValueError, match=r'device cpu.* give device="meta"'):
             record(self.step())
-        with pytest.raises(ValueError, match="no operation ran"):
-            record(lambda: None)
 
 
 class TestArguments:
-    @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "1 GiB"])
-    def test_budgets(self, budget):
-        with pytest.raises(ValueError, match="whole bytes above 0"):
-            OutOfCore(budget)
-
-    def test_window(self):
-        with pytest.raises(ValueError, match='None or "auto"'):
-            OutOfCore(1, window_bytes="large")
-
-    def test_device(self):
-        with pytest.raises(ValueError, match="choose cpu or an accelerator"):
-            OutOfCore(1, device="meta")
-
-    def test_folder(self, tmp_path):
-        with (
-            pytest.raises(ValueError, match="is no folder"),
-            OutOfCore(1, swap_folder=tmp_path / "none"),
-        ):
-            pass
-
     @pytest.mark.parametrize(
         ("name", "value"),
         [
+            *(("budget_bytes", value) for value in (0, -1, 1.5, True, "1 GiB")),
             ("model", nn.Linear),
             ("model", None),
+            ("model", [torch.ones(1)]),
             ("optimizer", torch.optim.SGD),
             ("exclude", [1]),
             ("exclude", [torch.eye(2).to_sparse()]),
-            ("device", "foo"),
-            ("device", 5),
-            ("swap_folder", 5),
-            ("swap_folder", "/proc"),
-            ("swap_folder", ""),
-            ("window_bytes", -1),
-            ("link_bytes_per_s", "fast"),
-            ("host_bytes", 0.5),
+            *(("device", value) for value in ("foo", "meta", 5)),
+            *(("swap_folder", value) for value in (5, "/proc", "", "/no/such/folder")),
+            *(("window_bytes", value) for value in (-1, "large")),
+            *(("link_bytes_per_s", value) for value in ("fast", 0, -1.0)),
+            *(("host_bytes", value) for value in (0.5, -1)),
+            ("schedule", "best"),
         ],
     )
     def test_what_is_of_another_kind(self, name, value):
         with (
-            pytest.raises(ValueError, match=r"give|choose|name|use"),
-            OutOfCore(1, **{name: value}),
+            pytest.raises(ValueError, match=r"give|choose|name|use|whole bytes above 0"),
+            OutOfCore(**{"budget_bytes": 1} | {name: value}),
         ):
             pass
 
-    def test_what_is_no_tensor_and_no_step(self):
-        with OutOfCore(1000) as block, pytest.raises(ValueError, match="give a tensor"):
-            block.unlock(3)
-        with pytest.raises(ValueError, match="give a function"):
-            record(3)
-
-    def test_entered_twice(self):
-        with OutOfCore(1000), pytest.raises(RuntimeError, match=r"another .* of cpu .* leave it"):
-            OutOfCore(1000).__enter__()
-        with OutOfCore(1000) as block, pytest.raises(RuntimeError, match="entered already"):
-            block.__enter__()
-        with OutOfCore(1000), ThreadPoolExecutor(1) as pool:
-            error = pool.submit(lambda: OutOfCore(1000).__enter__()).exception()
-        assert "without a block of its own" in str(error)
-
-    def test_a_native_address_of_what_is_away_says_what_to_do(self):
+    def test_what_is_done_inside_and_outside(self):
+        with pytest.raises(RuntimeError, match="inside the block"):
+            OutOfCore(1000).step()
+        with OutOfCore(1000) as block:
+            with pytest.raises(ValueError, match="give a tensor"):
+                block.unlock(3)
+            with pytest.raises(RuntimeError, match="entered already"):
+                block.__enter__()
+            with pytest.raises(RuntimeError, match=r"another .* of cpu .* leave it"):
+                OutOfCore(1000).__enter__()
+            with ThreadPoolExecutor(1) as pool:
+                error = pool.submit(lambda: OutOfCore(1000).__enter__()).exception()
+            assert "without a block of its own" in str(error)
         with pytest.raises(RuntimeError) as caught, OutOfCore(1000):
             raise RuntimeError("The tensor has elements, but its data is not allocated yet.")
         assert "name it in exclude=" in caught.value.__notes__[0]
-
-    def test_a_step_outside(self):
-        with pytest.raises(RuntimeError, match="inside the block"):
-            OutOfCore(1000).step()
