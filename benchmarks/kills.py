@@ -2,7 +2,7 @@
 
 Each writer writes again and again in a process of its own, which SIGKILL ends at a random moment.
 Then whatever stands must be whole, and be the last or the last but one that was written; and after
-the next ordinary use of the same place no temporary file may be left. A table says for each writer
+the next ordinary use of the same place, a day later, no temporary file may be left. A table says for each writer
 how many kills there were, how many left something behind until then, how many after it, and how
 many tore or lost something. The last two must be 0, or the exit code is 1.
 
@@ -308,6 +308,8 @@ def try_writer(name: str, kills: int, chance: random.Random) -> tuple[int, int, 
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}")
                 torn += 1
+            for path in folder.rglob(".*.tmp"):
+                os.utime(path, (0, 0))  # what is younger than a day may be in use
             writer.write(folder, 10**6)  # the next ordinary use
             if remaining := leftovers(folder):
                 print(f"{name}: {', '.join(remaining)} stayed")

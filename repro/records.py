@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing, sweep
+from repro.measure.files import replacing
 
 SCHEMA = 3
 STATUSES = ("ok", "out_of_memory", "failed")
@@ -297,11 +297,6 @@ class RecordStore:
             RecordError: That cannot be done; the text says why.
         """
         check_writable(self.folder / paper, f"records of {paper}", _MAKE_ROOM)
-
-    def sweep(self) -> None:
-        """Remove the temporary files of processes that were killed while they wrote."""
-        for folder in (self.folder, *self.folder.glob("*/")):
-            sweep(folder)
 
 
 def check_writable(folder: Path, what: str, advice: str) -> None:

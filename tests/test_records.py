@@ -72,7 +72,6 @@ class TestStore:
         assert store.load("outofcore") == []
 
     def test_the_folder_is_made_by_the_first_record_only(self, store, record):
-        store.sweep()
         assert store.load("mbs") == []
         assert not store.folder.exists()
         store.write(record)
@@ -94,7 +93,7 @@ class TestStore:
             elif moment == "fsync":
                 patch.setattr(os, "fsync", crash)
             else:
-                patch.setattr(Path, "replace", crash)
+                patch.setattr(os, "replace", crash)
             for changed in (replace(record, seed=1), replace(record, key="new")):
                 with pytest.raises(KeyboardInterrupt):
                     store.write(changed)
@@ -133,8 +132,6 @@ class TestStore:
             for record in store.load("mbs"):
                 assert record.metrics == big.metrics
             leftovers += len(list(store.folder.rglob("*.tmp")))
-            store.sweep()
-            assert not list(store.folder.rglob("*.tmp"))
             if leftovers >= 2 and attempt >= 5:
                 break
         assert leftovers, "no kill fell into the writing; the test shows nothing"
@@ -315,7 +312,7 @@ class TestPacked:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Path, "replace", crash)
+            patch.setattr(os, "replace", crash)
             store.pack("mbs")
         assert store.load("mbs") == [record] and store.path("mbs", "train", record.key).exists()
 
@@ -492,7 +489,6 @@ def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path, monkeypatch, 
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     code, out, err = command_line(monkeypatch, capsys)(*RUN)
     assert code == 0, err
-    assert not list(store.folder.rglob("*.tmp"))
     total = len(store.load("mbs"))
     expected = f"{total - len(written)} computed"
     assert expected in out

@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -29,7 +30,7 @@ from repro.datasets.image_data import (
     digest,
     tensor_digest,
 )
-from repro.measure.files import check_writable, regular, replacing, sweep
+from repro.measure.files import regular, replacing
 from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
@@ -328,7 +329,6 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
         f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}" for file, stat in stats
     )
     remembered = paths.cache_dir() / "hashes" / signature
-    sweep(remembered.parent)
     with contextlib.suppress(OSError, ValueError):  # ValueError: two words, in UTF-8
         result, check = regular(remembered).read_text(encoding="utf-8").split()
         if check == digest([signature, result]):
@@ -367,7 +367,6 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         DatasetError: The set cannot be kept.
     """
     path = paths.cache_dir() / f"{stem}.pt"
-    sweep(path.parent)
     try:
         return _read(regular(path), stem)
     except FileNotFoundError:
@@ -376,7 +375,8 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.warning("decoding again, for the cache file %s is damaged: %s", path, reason)
     try:
-        check_writable(path)  # before minutes are spent
+        path.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+        TemporaryDirectory(dir=path.parent).cleanup()
     except OSError as error:
         raise _unwritable(path, error) from error
     built = build()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from repro.datasets.image_data import (
     check_memory,
 )
 from repro.datasets.sources import Source
-from repro.measure.files import scratch
 
 NAMES = ("div2k", "bsds500")
 DIV2K = {"train": "DIV2K_train_HR", "test": "DIV2K_valid_HR"}
@@ -72,7 +72,8 @@ def fetch(name: str, root: Path) -> None:
     for part, (size, expected) in _ARCHIVES.items():
         if (root / part).exists():
             continue
-        with scratch(root / part) as folder:
+        with TemporaryDirectory(dir=root) as temporary:
+            folder = Path(temporary)
             archive = folder / f"{part}.zip"
             torchvision.datasets.utils.download_url(f"{_URL}{archive.name}", str(folder))
             received = file_sha256(archive)

@@ -288,7 +288,6 @@ def execute(
 
     store = store or local_store(setting.profile)
     setting = replace(setting, device=check_device(setting.device))
-    store.sweep()
     if setting.device == "cpu" and setting.profile in ("smoke", "quick", LONG):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.

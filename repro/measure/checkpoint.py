@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from repro.measure.files import regular, replacing, sweep
+from repro.measure.files import regular, replacing
 
 
 class CheckpointError(ValueError):
@@ -61,9 +61,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[s
         FileNotFoundError: There is none.
         NotAFileError: It is a folder, a pipe or a device.
     """
-    file = regular(path)
-    sweep(file.parent)
-    whole = file.read_bytes()
+    whole = regular(path).read_bytes()
     problem = (
         f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
         "give another path"

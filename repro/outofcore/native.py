@@ -9,6 +9,7 @@ content, and what is loaded is the very file that was checked.
 """
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -25,13 +26,7 @@ from types import TracebackType
 
 import torch
 
-from repro.measure.files import (
-    UnsafeFolderError,
-    cache_folder,
-    is_own,
-    own_folder,
-    replacing,
-)
+from repro.measure.files import cache_folder, replacing
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -191,6 +186,46 @@ def build() -> Path:
     return target
 
 
+class UnsafeFolderError(PermissionError):
+    """A folder that code is loaded from belongs to another user, or can be written by others."""
+
+
+def _own_folder(path: Path) -> int:
+    """Open a folder that nobody else can write, made with the permissions 0700 where it is not.
+
+    What is then opened relative to the descriptor was put there by this user or by root, whatever
+    others may do to the folders above it.
+
+    Returns:
+        A descriptor, to be closed.
+
+    Raises:
+        UnsafeFolderError: It belongs to another user (root's is trusted), others can write it, or
+            it is a symbolic link.
+        OSError: It cannot be made.
+    """
+    if path.is_symlink():
+        raise _unsafe(path, "It is a symbolic link, which may lead anywhere")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    state = os.fstat(folder)
+    if _is_own(state):
+        return folder
+    os.close(folder)
+    if state.st_mode & 0o022:
+        raise _unsafe(path, "Others can write it, and could have put any code there")
+    raise _unsafe(path, f"It belongs to user {state.st_uid}, who could have put any code there")
+
+
+def _is_own(state: os.stat_result) -> bool:
+    """Whether a file or folder is this user's or root's, and nobody else can write it."""
+    return state.st_uid in (os.geteuid(), 0) and not state.st_mode & 0o022
+
+
+def _unsafe(path: Path, reason: str) -> UnsafeFolderError:
+    return UnsafeFolderError(errno.EPERM, f"{reason}; remove it", os.fspath(path))
+
+
 class BrokenLibraryError(AllocatorBuildError):
     """A file in the place of the library is not what was built."""
 
@@ -208,7 +243,7 @@ def _opened(path: Path) -> int:
         BrokenLibraryError: It is damaged, another's, or none of ours.
         UnsafeFolderError: Its folder is not this user's alone.
     """
-    folder = own_folder(path.parent)
+    folder = _own_folder(path.parent)
     try:
         # Neither is a link followed nor a pipe waited for.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -220,7 +255,7 @@ def _opened(path: Path) -> int:
     finally:
         os.close(folder)
     state = os.fstat(file)
-    if stat.S_ISREG(state.st_mode) and is_own(state):
+    if stat.S_ISREG(state.st_mode) and _is_own(state):
         with open(file, "rb", closefd=False) as stream:
             content = stream.read()
         if content[-_DIGEST_BYTES:] == _digest(path, content[:-_DIGEST_BYTES]):

@@ -338,9 +338,9 @@ class TestExecute:
         assert bad.read_text() == "{"
 
     def test_leftovers_of_killed_processes_go(self, toy, store):
-        leftover = store.folder / "toy" / ".add-key.json.repro-00000000-00000000.tmp"
+        leftover = store.folder / "toy" / ".add-key.json.abc.repro.tmp"
         leftover.mkdir(parents=True)
-        os.utime(leftover, (0, 0))  # of another machine, long ago
+        os.utime(leftover, (0, 0))
         execute(toy, store)
         assert not leftover.exists()
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.measure.files import UnsafeFolderError
 from repro.outofcore import native
 from repro.outofcore.allocator import AllocatorError, ChunkedAllocator, OutOfMemory
 from repro.outofcore.native import (
     AllocatorBuildError,
     ChunkedMemory,
     NativeOutOfMemory,
+    UnsafeFolderError,
     build,
     install,
 )
