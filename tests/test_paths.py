@@ -10,7 +10,8 @@ import pytest
 from repro import __main__ as cli
 from repro import datasets, notebooks, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError, golden, running
+from repro.experiments import UsageError, golden
+from repro.experiments import run as running
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none, by what the error says of it.

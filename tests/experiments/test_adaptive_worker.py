@@ -9,13 +9,13 @@ import time
 import pytest
 
 from repro.adaptive import NoLoopbackError
-from repro.experiments.adaptive import settings, worker
+from repro.experiments.adaptive import runs, worker
 from repro.measure import describe_device
 
 
 @pytest.mark.exhaustive
 def test_a_worker_that_fails_is_named():
-    job = settings.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0}
+    job = runs.parallel("smoke", {})[0].config | {"jobs": {"CIFAR": {}}, "seed": 0}
     with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
         worker.launch(job, 2)
     assert "KeyError" in str(caught.value)
@@ -63,7 +63,7 @@ def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):
     asked = []
     monkeypatch.setattr(worker, "launch", lambda *given: asked.append(given) or {"CIFAR": {}})
     for profile in ("quick", "paper"):
-        config = settings.parallel(profile).config
+        config = runs.parallel(profile, {})[0].config
         found = worker.parallel(config, 3, None, "cuda").metrics
         assert asked.pop() == ({**config, "seed": 3}, 2)
         assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}

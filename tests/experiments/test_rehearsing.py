@@ -10,7 +10,7 @@ from torch import nn
 
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.imagining import imagined_data
-from repro.experiments.mbs import settings
+from repro.experiments.mbs import runs
 from repro.experiments.rehearsing import rehearse, seconds
 from repro.measure import MemoryMeter
 from repro.measure.datasheets import DEVICES, GIB, Device
@@ -88,7 +88,7 @@ class TestRuns:
     def test_resnet101_fits_the_papers_card_as_in_the_paper(self):
         paper = load_paper("mbs")
         found = [
-            rehearse(paper, settings.training("paper", "ResNet-101", OWN, *sizes))
+            rehearse(paper, runs.training("paper", "ResNet-101", OWN, *sizes))
             for sizes in ((8, None), (16, None), (16, 8))
         ]
         assert [one.fits for one in found] == [one.expected for one in found] == [True, False, True]
@@ -99,15 +99,15 @@ class TestRuns:
 
     @pytest.mark.slow
     def test_an_epoch_is_80_percent_of_all_flowers(self):
-        (run,) = [settings.training("paper", "ResNet-50", OWN, 16, None, True)]
+        (run,) = [runs.training("paper", "ResNet-50", OWN, 16, None, "low")]
         assert rehearse(load_paper("mbs"), run).data == "6,551 images of 32×32"
 
     @pytest.mark.thorough
     def test_gradients_are_those_of_one_card_in_float64(self):
         paper = load_paper("mbs")
         for profile in ("gpu", "paper"):
-            found = rehearse(paper, settings.gradient_errors(profile, "ResNet-50", OWN))
-            single = rehearse(paper, settings.normalised_training(profile, OWN, None))
+            planned = runs.normalisations(profile, OWN, [None])
+            found, single = rehearse(paper, planned[0]), rehearse(paper, planned[-1])
             assert found.limit_bytes is single.limit_bytes is None
             # Twice the bytes, but no optimizer's.
             assert 1.8 < found.peak_bytes / single.peak_bytes < 2.1
@@ -123,7 +123,7 @@ class TestRuns:
 
     def test_a_recipe_that_cannot_start_fails(self):
         paper = load_paper("mbs")
-        run = settings.training("paper", "U-Net", OWN, 16, None, True)
+        run = runs.training("paper", "U-Net", OWN, 16, None, "low")
         cut = replace(run, config=run.config | {"augment": {"crop_size": 4000}})
         with pytest.raises(ValueError, match=r"crop_size=\(4000, 4000\) does not fit"):
             rehearse(paper, cut)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
+from ooc_trainings import AMPLE, KIB, back, child, crowd, plain, same, touch, within
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.ao import quantization
@@ -20,7 +21,6 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
-from trainings import AMPLE, KIB, back, child, crowd, plain, same, touch, within
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, record
 from repro.outofcore.operations import OutOfCoreWarning, _said

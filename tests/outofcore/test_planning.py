@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from ooc_trainings import AMPLE
 from torch import nn
 from traces import chain
-from trainings import AMPLE
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, planning, tune_window
 from repro.outofcore.planning import AT_ONCE_S, SHARE, Planner

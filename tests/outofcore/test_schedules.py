@@ -9,9 +9,9 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from ooc_trainings import AMPLE
 from torch import nn
 from traces import budgets, chain, random_trace
-from trainings import AMPLE
 
 from repro.outofcore import (
     Action,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from ooc_trainings import AMPLE, MIB, child, same
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trainings import AMPLE, MIB, child, same
 
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
