@@ -334,7 +334,7 @@ def run(root, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(accelerator, "present", lambda: None)
-    monkeypatch.setattr(running, "_carry_out", train)
+    monkeypatch.setattr(running, "carry_out", train)
     monkeypatch.setattr(paths, "ROOT", root / "checkout")  # the user's data is not searched
     monkeypatch.setattr(notebooks, "FOLDER", root / "notebooks")
     monkeypatch.setenv("REPRO_RESULTS", str(root / "results"))
@@ -462,16 +462,17 @@ def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, troubl
         done.append("one")
         return Outcome({})
 
-    for name in ("train", "size", "overhead", "timeline"):
-        monkeypatch.setattr(f"repro.experiments.mbs.experiments.{name}", method)
-    monkeypatch.setattr(running, "_carry_out", CARRY_OUT)
+    monkeypatch.setattr("repro.experiments.mbs.training.train", method)
+    for name in ("size", "overhead", "timeline"):
+        monkeypatch.setattr(f"repro.experiments.mbs.measuring.{name}", method)
+    monkeypatch.setattr(running, "carry_out", CARRY_OUT)
     if moment == "before the first":
         monkeypatch.setattr(os, "fsync", fail)
     code, _, err = run("run", "mbs", *SMOKE)
     monkeypatch.undo()
     line = err.splitlines()[-1]
     assert code == 2 and line.startswith("error: ") and os.strerror(trouble) in line
-    assert ("stands" in line) == (moment != "before the first")
+    assert ("kept" in line) == (moment != "before the first")
     assert len(done) == {"before the first": 0, "between two": 2, "in the method": 1}[moment]
     files = list(results_folder.rglob("*.json"))
     assert not list(results_folder.rglob("*.tmp"))

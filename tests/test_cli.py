@@ -71,12 +71,12 @@ class TestCommands:
         assert snapshot(results_folder) == written
 
     def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):
-        from repro.experiments.mbs import experiments
+        from repro.experiments.mbs import measuring
 
         def broken(config, seed, data, device):
             raise RuntimeError("it broke")
 
-        monkeypatch.setattr(experiments, "timeline", broken)
+        monkeypatch.setattr(measuring, "timeline", broken)
         command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
         code, out, err = run(*command)
         assert code == 1 and "1 failed" in out
@@ -468,13 +468,13 @@ def test_interrupted_while_modules_are_imported(results_folder, module):
 
 
 def test_interrupted_while_it_computes(run, results_folder, monkeypatch):
-    from repro.experiments.mbs import experiments
+    from repro.experiments.mbs import measuring
 
     def interrupted(config, seed, data, device):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(10)
 
-    monkeypatch.setattr(experiments, "timeline", interrupted)
+    monkeypatch.setattr(measuring, "timeline", interrupted)
     command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
     assert run(*command) == (130, "", INTERRUPTED)
     assert not [path for path in results_folder.rglob("*") if path.is_file()]

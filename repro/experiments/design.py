@@ -142,6 +142,7 @@ class Run:
         config: JSON values.
         seeds: None for the profile's; `PROCESSES`, and any further ones, of measurements.
         label: Its name in progress and failures, such as ``ResNet-50, mini-batch 64``.
+        beside: Whether it has extra seeds for one claim: not plotted, not counted as missing.
     """
 
     experiment: str

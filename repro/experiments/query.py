@@ -382,8 +382,9 @@ def _share(results: Results) -> float:
     present = {record.identity for record in results.records}
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:
-        here = identity(run.experiment, run.config, seed) in present
-        seeds.setdefault(run, []).append(here)
+        if not run.beside:
+            here = identity(run.experiment, run.config, seed) in present
+            seeds.setdefault(run, []).append(here)
     shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
     return sum(shares) / max(1, len(shares))
 

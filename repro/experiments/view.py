@@ -61,11 +61,11 @@ def signature(results: Results, said: str) -> str:
     if trained:
         most = "at most " * any(record.config.get("stop") for record in trained)
         parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
-    # Runs that are planned once, such as those that run out of memory, do not count.
+    # Runs that are planned once, such as those that run out of memory, do not count, nor extra seeds.
     once = {
         identity(run.experiment, run.config, seed)
         for run, seed in results.expected
-        if run.seeds is not None and len(run.seeds) == 1
+        if run.beside or (run.seeds is not None and len(run.seeds) == 1)
     }
     repeated = [r for r in records if r.status == "ok" and r.identity not in once] or records
     counts = Counter(identity(record.experiment, record.config, 0) for record in repeated)

@@ -1,13 +1,14 @@
 """What a notebook tells first: true of the records that are shown, and silent without them."""
 
 import math
+import re
 
 import pytest
 
 from repro import notebooks, paths, plots, report
 from repro.experiments import PAPERS, load_paper, showing, story, summary
 from repro.experiments.design import UsageError
-from repro.experiments.judge import NotRun, ratio
+from repro.experiments.judge import ratio
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import Effect
 
@@ -31,7 +32,7 @@ def test_every_paper_is_told(source):
     sentences = story.findings_of(source)
     assert len(sentences) == len(told.findings) in (3, 4)
     assert all(any(c.isdigit() for c in s) and s.endswith(".") for s in sentences), sentences
-    assert sum(effect.ours is not None for effect in told.effects(story.looking(source))) >= 1
+    assert story.effects_of(source)
 
 
 def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
@@ -44,13 +45,33 @@ def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
 
 def test_the_sentences_follow_the_records(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
-    look = story.looking(source)
     told = story.findings_of(source)
-    for record in look("table4").select("overhead"):
+    for record in story.looking(source)("table4").select("overhead"):
         undivided = record.timings["undivided"]["samples_s"]
         monkeypatch.setitem(record.timings["halved"], "samples_s", undivided)
-    changed = [finding(look) for finding in story.story_of(source.paper).findings]
+    changed = story.findings_of(source)
     assert changed != told and "×1.00" in changed[1]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("{table5.overhead_halved:mean}", r"×1\.\d{3}$"),
+        ("{table5.overhead_halved}", r"×1\.\d{3} \[×1\.\d{3}, ×1\.\d{3}\]$"),
+        ("{paper:table5.overhead_halved[U-Net]}", r"×1\.014$"),
+        ("{paper:table4.optimum_beyond[ResNet-50]}", r"\+2\.45$"),
+        ("{verdict:table4.overhead_halved}", "not seen here$"),
+    ],
+)
+def test_a_placeholder_is_the_number_of_a_claim(sentence, told):
+    source = find_source(load_paper("mbs"), local=False)
+    assert re.match(told, story.filled(sentence, source.paper, story.looking(source)))
+
+
+def test_a_placeholder_of_several_cases_names_one():
+    source = find_source(load_paper("mbs"), local=False)
+    with pytest.raises(ValueError, match="name one"):
+        story.filled("{table4.overhead_halved}", source.paper, story.looking(source))
 
 
 @pytest.mark.slow
@@ -98,12 +119,9 @@ def test_the_overview_has_a_row_for_each_paper():
 
 def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
-
-    def effects(look):
-        yield Effect("reach", 2.0, 3.0, None, "SIMULATED")
-        raise NotRun("no records")
-
-    told = story.Story(**{**vars(story.story_of(source.paper)), "effects": effects})
+    told = story.story_of(source.paper)
+    known = {"label": "reach", "claim": "table5.overhead_halved", "remark": "SIMULATED"}
+    told.effects = [known, {"label": "copies", "claim": "figure2.overlap"}]
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     figure = story.effects_figure({"mbs": source})
     rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
@@ -136,13 +154,10 @@ def test_the_figure_of_all_papers_shows_ours_and_the_papers():
 def test_missing_records_leave_a_sentence_out(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
-
-    def lacking(look):
-        raise NotRun("no records")
-
-    lame = story.Story(**{**vars(told), "findings": (lacking, told.findings[0])})
-    monkeypatch.setattr(story, "story_of", lambda paper: lame)
-    assert story.findings_of(source) == [told.findings[0](story.looking(source))]
+    first, *_ = told.findings
+    told.findings = ["{figure2.overlap} of a copy", first]  # a CPU has no copy engine
+    monkeypatch.setattr(story, "story_of", lambda paper: told)
+    assert story.findings_of(source) == [story.filled(first, source.paper, story.looking(source))]
 
 
 def test_the_figure_of_all_papers_is_a_file(monkeypatch, tmp_path):

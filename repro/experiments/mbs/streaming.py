@@ -55,7 +55,9 @@ def figure2(results: Results) -> "Figure":
     """A measured timeline."""
     from repro import plots
 
-    record = results.need("timeline")
+    record = results.first("timeline")
+    if record is None:
+        return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy", "ours: not run")
     spans = [(str(k), int(i), float(a), float(b)) for k, i, a, b in record.metrics["spans"]]
     start, end = record.metrics["update"]
     lane = "prepare on the CPU" if "CPU" in record.metrics["copied"] else "copy, host to device"
