@@ -61,7 +61,7 @@ def signature(results: Results, said: str) -> str:
     if trained:
         most = "at most " * any(record.config.get("stop") for record in trained)
         parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
-    # Runs that are planned once, such as those that run out of memory, do not count, nor extra seeds.
+    # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
     once = {
         identity(run.experiment, run.config, seed)
         for run, seed in results.expected
