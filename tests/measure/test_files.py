@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -218,16 +219,17 @@ def test_many_writers_of_one_file(tmp_path):
     assert len(set(path.read_text())) == 1 and len(path.read_text()) == 1000
 
 
-def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch):
-    hold, swept = files._hold, []
+@pytest.mark.parametrize("moment", ["open", "lock"])
+def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch, moment):
+    owner, name = (files, "_hold") if moment == "open" else (files.fcntl, "flock")
+    own, swept = getattr(owner, name), []
 
-    def late(folder: Path) -> int | None:
+    def late(*arguments):
         if not swept:
-            swept.append(folder)
-            sweep(tmp_path)
-            assert not folder.exists()
-        return hold(folder)
+            swept.extend(tmp_path.iterdir())
+            shutil.rmtree(swept[0])
+        return own(*arguments)
 
-    monkeypatch.setattr(files, "_hold", late)
+    monkeypatch.setattr(owner, name, late)
     write(tmp_path / "file", "new")
-    assert swept and names(tmp_path) == ["file"]
+    assert len(swept) == 1 and names(tmp_path) == ["file"]
