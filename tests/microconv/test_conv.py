@@ -131,6 +131,9 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
                 assert sum(ways[part].time_s for part in parts) == pytest.approx(expected)
             assert kernel.division(batch) is parts  # remembered
         assert kernel.division(8) is kernel.parts and kernel.candidates == before
+    kernel = make_kernel()
+    kernel.candidates[8].append(Candidate(NATIVE, 0.1, 0))  # whose result was counted as the output
+    assert (8, NATIVE) not in kernel.division(16)
     kernel = make_kernel(sizes=(8,), algorithms=["torch:im2col"])
     assert kernel.division(16) == [(8, "torch:im2col")] * 2
     assert kernel.division(7) is None and kernel.division(12) is None  # left to torch
