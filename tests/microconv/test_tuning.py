@@ -31,7 +31,6 @@ from tuned_nets import (
     tuned_layers,
 )
 
-from repro.measure.allocations import peak_allocation
 from repro.microconv import (
     POLICIES,
     BenchmarkCache,
@@ -664,30 +663,6 @@ def test_copies_of_a_tuned_model(copied, mode):
     assert_same(model, reference, images())
 
 
-def test_training_with_an_optimizer_made_before():
-    model = make_net(torch.float64)
-    reference = copy.deepcopy(model)
-    optimizers = [
-        (module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3))
-        for module in (model, reference)
-    ]
-    divided(model, images(dtype=torch.float64), ("torch:winograd", "torch:im2col"))
-    for step, num_samples in enumerate((BATCH, BATCH, 4, BATCH, BATCH)):
-        x = images(num_samples, dtype=torch.float64, seed=step)
-        losses = []
-        for module, optimizer in optimizers:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module(x), labels(num_samples))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-        if step == 3:
-            untune(model)
-    for p, q in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-12)
-
-
 def test_pruned_and_normalised_weights_are_hooks_and_stay():
     from torch.nn.utils import parametrizations, prune
 
@@ -1036,20 +1011,6 @@ def test_a_larger_limit_measures_only_what_is_new():
     assert tune(layer, x, **options | {"min_gain": -1.0}).measured > 0  # a trial, what a call costs
     assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0  # kept while the process lives
     assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
-
-
-# torch.fft makes buffers of its own.
-@pytest.mark.parametrize("name", [n for n in (*WRITTEN, *NNPACK) if n != "torch:fft"])
-def test_a_division_allocates_nothing_but_its_result(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    divided(model, images().requires_grad_(), algorithms=(name,))
-    for kernel in kernels_in(model):
-        if kernel.parts is None:
-            continue
-        first, second, out = kernel.kernel.tensors(BATCH)
-        run = partial(kernel.run, first, second, tuple(out.shape))
-        run()
-        assert peak_allocation(run, "cpu") == out.nbytes
 
 
 @pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
