@@ -103,23 +103,17 @@ def test_the_batch_size_between_epochs_and_within():
     assert x.dtype == y.dtype == torch.float32 and x.is_contiguous()
 
 
-def test_the_draws_are_made_once_per_epoch(monkeypatch):
-    """All at its start: nothing is drawn, and copied to a device, per mini-batch."""
-    loader = PatchLoader(*pairs(2), 2, patch=PATCH, seed=1, augment=True)
-    made, randint = [], torch.randint
-
-    def counted(*args, **options):
-        made.append(args)
-        return randint(*args, **options)
-
-    monkeypatch.setattr(torch, "randint", counted)
-    for _ in range(2):
-        made.clear()
-        batches = iter(loader)
-        before = len(made)
-        assert any(args[:2] == (2, (3, 13, 1, 1, 1)) for args in made)
-        assert len(list(batches)) == 7
-        assert [args for args in made[before:] if args[0] == 2] == []
+@pytest.mark.gpu
+def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(device, no_waits):
+    here, there = (
+        PatchLoader(*pairs(2), 2, patch=PATCH, augment=True, device=where)
+        for where in ("cpu", device)
+    )
+    batches = iter(there)
+    with no_waits():
+        made = list(batches)
+    for ours, wanted in zip(made, here, strict=True):
+        assert all(torch.allclose(a.cpu(), b, atol=1e-6) for a, b in zip(ours, wanted, strict=True))
 
 
 @pytest.mark.parametrize(

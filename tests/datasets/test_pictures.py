@@ -13,14 +13,7 @@ from dataset_files import encode, random_image, write, write_archive
 from PIL import Image
 
 from repro._torchvision import torchvision
-from repro.datasets import (
-    CorruptDatasetError,
-    DatasetNotFoundError,
-    available,
-    download,
-    load,
-    pictures,
-)
+from repro.datasets import CorruptDatasetError, available, download, load, pictures
 
 # Height and width of the pictures, some standing; the largest cut that all have is 10 x 14.
 SIZES = {"train": [(12, 16), (18, 10), (10, 20)], "test": [(14, 11), (13, 15)]}
@@ -128,38 +121,10 @@ def test_damaged_pictures_and_missing_splits(tmp_path, layout):
             empty.mkdir(parents=True)
         with pytest.raises(CorruptDatasetError, match="no picture for training or for testing"):
             load("div2k", write(tmp_path / split, left, packed))
-    assert not list((tmp_path / "cache").glob("*.pt"))
-
-
-def test_a_damaged_archive_and_one_of_something_else(tmp_path):
-    path = write_archive(tmp_path / "bsds500.tar.xz", files("archive", "bsds500"))
-    path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(CorruptDatasetError, match=r"bsds500\.tar\.xz is damaged or incomplete"):
-        load("bsds500", tmp_path)
-    write_archive(tmp_path / "div2k.tar.xz", {})
+    write_archive(tmp_path / "empty" / "div2k.tar.xz", {})
     with pytest.raises(CorruptDatasetError, match=r"expected .*div2k\.tar\.xz"):
-        load("div2k", tmp_path)
-
-
-def test_not_found(tmp_path, monkeypatch):
-    asked = []
-
-    def refuse(request, timeout):
-        asked.append(request.full_url)
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(DatasetNotFoundError) as caught:
-        load("div2k", tmp_path)
-    for text in ("DIV2K_train_HR/", "div2k.tar.xz", str(tmp_path), "cannot be reached"):
-        assert text in str(caught.value)
-    with pytest.raises(DatasetNotFoundError, match=r"no public address is known") as caught:
-        load("bsds500", tmp_path)
-    for text in ("bsds500.tar.xz", "bsds500/{train,test}/"):
-        assert text in str(caught.value)
-    with pytest.raises(DatasetNotFoundError, match="download=False"):
-        load("div2k", tmp_path, download=False)
-    assert len(asked) == 1 and asked[0].endswith("DIV2K_train_HR.zip")
+        load("div2k", tmp_path / "empty")
+    assert not list((tmp_path / "cache").glob("*.pt"))
 
 
 def test_a_download(tmp_path, monkeypatch):

@@ -102,10 +102,6 @@ def get_device_properties(device: Device = None) -> Properties:
     return Properties("Simulated Device", native.total_bytes(index), f"simulated-{index}")
 
 
-def get_device_name(device: Device = None) -> str:
-    return get_device_properties(device).name
-
-
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     found = get_device_properties(device)
     return found.major, found.minor
@@ -113,10 +109,6 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
-
-
-def is_bf16_supported() -> bool:
-    return True
 
 
 # ---- streams and events
@@ -174,10 +166,6 @@ def set_sync_debug_mode(mode: str | int) -> None:
         "synchronizing operations",
         stacklevel=2,
     )
-
-
-def get_sync_debug_mode() -> int:
-    return 2 if native.blocks_forbidden() else 0
 
 
 # ---- memory
@@ -286,7 +274,3 @@ def manual_seed(seed: int) -> None:
 def manual_seed_all(seed: int) -> None:
     for i in range(native.DEVICES):
         native.set_generator_state(i, int(seed) % 2**64, 0)
-
-
-def initial_seed() -> int:
-    return native.generator_state(native.current_device())[0]

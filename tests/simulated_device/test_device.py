@@ -10,7 +10,7 @@ from torch import nn
 
 from repro.models import resnet20
 from simulated_device import building
-from simulated_device.checking import checked, counted_blocks, deferred, present
+from simulated_device.checking import checked, counted_blocks, deferred, native, present
 
 MIB = 2**20
 
@@ -145,8 +145,6 @@ def test_tensors_of_several_devices_do_not_mix(sim):
 
 def test_absent_it_is_not_available(sim):
     assert torch.accelerator.current_accelerator(check_available=True) == torch.device("sim")
-    from simulated_device.checking import native
-
     native.set_present(False)
     assert torch.accelerator.current_accelerator(check_available=True) is None
     assert torch.accelerator.device_count() == 0
@@ -177,18 +175,13 @@ def test_the_allocator_counts_what_it_holds(sim):
     assert total - free == 2 * MIB
     assert torch.sim.memory_stats()["allocated_bytes.all.current"] == 512
     assert torch.sim.memory_allocated(1) == 0
+    assert kept.isnan().all()  # fresh memory holds nothing, and freed memory what it held
+    address = kept.fill_(3).data_ptr()
     del kept
-    assert torch.sim.memory_allocated() == 0
-
-
-def test_fresh_memory_holds_nothing_and_freed_memory_is_handed_out_again(sim):
-    first = torch.empty(1000, device=sim)
-    assert first.isnan().all()
-    first.fill_(3)
-    address = first.data_ptr()
-    del first
-    again = torch.empty(1000, device=sim)
+    again = torch.empty(100, device=sim)
     assert again.data_ptr() == address and bool((again == 3).all())
+    del again
+    assert torch.sim.memory_allocated() == 0
 
 
 def test_a_byte_limit_on_what_is_reserved(sim):
@@ -318,16 +311,12 @@ def test_waiting_can_be_forbidden_but_for_events(sim):
     assert x.sum().item() == 2
 
 
-# ---- the build
-
-
 def test_nobody_else_may_write_what_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
-    folder = building.cache_folder()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(building.BuildError, match="writable for no other"):
-        building.cache_folder()
+    (tmp_path / "simulated_device").mkdir(mode=0o777)
+    (tmp_path / "simulated_device").chmod(0o777)
+    with pytest.raises(building.BuildError, match="Others can write it"):
+        building.build()
 
 
 def test_host_threads_have_streams_of_their_own(sim):

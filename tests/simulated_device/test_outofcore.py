@@ -34,12 +34,18 @@ class Device:
         self.mover = StreamMover(self.store, SIM)
         self.residency = Residency(budget_bytes, SIM, self.store, self.mover)
 
-    def add(self, value: float) -> tuple[torch.Tensor, residency.Variable]:
+    def add(self, value: float, away: bool = False) -> tuple[torch.Tensor, residency.Variable]:
         tensor = new(value)
         variable = self.residency.find(tensor)
         assert variable is not None
         variable.used = self.residency.clock
+        if away:
+            self.residency.release(variable)
         return tensor, variable
+
+    def fetch(self, variable: residency.Variable) -> None:
+        self.residency.swap_in(variable)
+        self.residency.arrive(variable)
 
 
 def there_and_back() -> Any:
@@ -49,35 +55,29 @@ def there_and_back() -> Any:
     a.mul_(2)
     device.residency.release(variable)
     other = new(7)
-    device.residency.swap_in(variable)
-    device.residency.arrive(variable)
+    device.fetch(variable)
     return (a + 1).cpu(), (other + 1).cpu()
 
 
 def memory_of_another() -> Any:
     """A variable comes into memory that an operation still has to use, as it freed it."""
     device = Device()
-    a, variable = device.add(3)
-    device.residency.release(variable)
+    a, variable = device.add(3, away=True)
     x = new(5)
     y = x * 2
     del x
-    device.residency.swap_in(variable)
-    device.residency.arrive(variable)
+    device.fetch(variable)
     return y.cpu(), a.cpu()
 
 
 def released_before_it_is_used() -> Any:
     """A variable that was asked for in advance leaves again, as there is no room for it."""
     device = Device()
-    a, variable = device.add(3)
-    device.residency.release(variable)
+    a, variable = device.add(3, away=True)
     device.residency.swap_in(variable)
     device.residency.release(variable)
-    other = new(7)
-    result = (other + 1).cpu()
-    device.residency.swap_in(variable)
-    device.residency.arrive(variable)
+    result = (new(7) + 1).cpu()
+    device.fetch(variable)
     return result, a.cpu()
 
 
@@ -90,8 +90,7 @@ def changed_while_it_leaves() -> Any:
     a.mul_(2)
     device.residency.release(variable)
     other = new(7)
-    device.residency.swap_in(variable)
-    device.residency.arrive(variable)
+    device.fetch(variable)
     return a.cpu(), other.cpu()
 
 
@@ -111,12 +110,10 @@ def ended_while_it_leaves() -> Any:
 def ended_while_it_comes() -> Any:
     """A variable is dropped while its copy to the device is under way."""
     device = Device()
-    a, variable = device.add(3)
-    device.residency.release(variable)
+    a, variable = device.add(3, away=True)
     device.residency.swap_in(variable)
     del a
-    other = new(7)
-    result = (other + 1).cpu()
+    result = (new(7) + 1).cpu()
     device.residency.arrive(variable)
     return result
 
@@ -138,9 +135,8 @@ def restored() -> Any:
     before = accelerator.memory_allocated(SIM)
     device = Device()
     leaving, one = device.add(1)
-    away, other = device.add(2)
+    away, _ = device.add(2, away=True)
     device.residency.swap_out(one)
-    device.residency.release(other)
     device.residency.restore()
     side = torch.Stream(SIM)
     with side:
@@ -152,8 +148,7 @@ def restored() -> Any:
 def rates() -> Any:
     """Copies are timed."""
     device = Device()
-    _tensor, variable = device.add(3)
-    device.residency.release(variable)
+    _tensor, variable = device.add(3, away=True)
     device.residency.swap_in(variable)
     return min(device.mover.bandwidth()) > 0
 

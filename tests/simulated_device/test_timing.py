@@ -1,7 +1,7 @@
 """The virtual clock, and out-of-core training by it: what is simulated is what runs."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from simulated_device.timing import Costs, virtual_time
 SIM = torch.device("sim", 0)
 COSTS = Costs(kernel_s=1e-6, bytes_per_s=4e9, copy_s=1e-6, in_bytes_per_s=4e8, out_bytes_per_s=3e8)
 BYTES = 2**20
+ONE_S = COSTS.kernel_s + BYTES / COSTS.bytes_per_s  # of a kernel in place
 KERNEL_S = COSTS.kernel_s + 2 * BYTES / COSTS.bytes_per_s  # that reads and writes as much
 IN_S = COSTS.copy_s + BYTES / COSTS.in_bytes_per_s
 OUT_S = COSTS.copy_s + BYTES / COSTS.out_bytes_per_s
@@ -32,13 +33,16 @@ class TestClock:
         device = [torch.ones(BYTES // 4, device=sim) for _ in range(2)]
         return *device, torch.ones(BYTES // 4, pin_memory=True)
 
-    def test_kernels_follow_each_other(self, tensors):
-        a, _, _ = tensors
+    def test_what_is_queued_on_a_stream_follows_in_turn(self, tensors):
+        a, b, pinned = tensors
         with virtual_time(COSTS) as now:
             a.mul_(2)
-            b = a * 2
-            assert now() == near(COSTS.kernel_s + BYTES / COSTS.bytes_per_s + KERNEL_S)
-            del b
+            c = a * 2
+            assert now() == near(ONE_S + KERNEL_S)
+            a.copy_(pinned, non_blocking=True)
+            b.copy_(pinned, non_blocking=True)
+            assert now() == near(ONE_S + KERNEL_S + 2 * IN_S)
+            del c
 
     def test_streams_run_side_by_side_until_one_waits(self, tensors):
         a, b, pinned = tensors
@@ -54,13 +58,6 @@ class TestClock:
             torch.accelerator.current_stream(SIM).wait_stream(back)
             assert now() == near(OUT_S)
 
-    def test_copies_of_a_stream_follow_each_other(self, tensors):
-        a, b, pinned = tensors
-        with virtual_time(COSTS) as now:
-            a.copy_(pinned, non_blocking=True)
-            b.copy_(pinned, non_blocking=True)
-            assert now() == near(2 * IN_S)
-
     def test_what_the_host_waits_for_delays_what_it_queues(self, tensors):
         a, b, pinned = tensors
         side = torch.Stream(SIM)
@@ -72,30 +69,19 @@ class TestClock:
             assert not end.query()
             end.synchronize()
             assert end.query()
-            b.mul_(2)
-            assert now() == near(IN_S + COSTS.kernel_s + BYTES / COSTS.bytes_per_s)
-
-    def test_events_measure_by_it(self, tensors):
-        a, _, _ = tensors
-        begin, end = (torch.Event(SIM, enable_timing=True) for _ in range(2))
-        with virtual_time(COSTS):
-            a.mul_(2)
+            begin, end = (torch.Event(SIM, enable_timing=True) for _ in range(2))
             begin.record()
-            a.mul_(2)
+            b.mul_(2)
             end.record()
+            assert now() == near(IN_S + ONE_S)
             end.synchronize()
-            taken_s = begin.elapsed_time(end) / 1e3
-        assert taken_s == near(COSTS.kernel_s + BYTES / COSTS.bytes_per_s)
+            assert begin.elapsed_time(end) / 1e3 == near(ONE_S)  # events measure by it
 
     def test_deferred_work_has_no_time(self, sim):
         with virtual_time(COSTS), pytest.raises(RuntimeError, match="virtual time"), deferred():
             pass
         with deferred(), pytest.raises(RuntimeError, match="virtual time"), virtual_time(COSTS):
             pass
-
-
-def published(config: dict[str, Any]) -> Callable[[], None]:
-    return training_step(config, "sim:0")
 
 
 def small(model: nn.Module, *size: int) -> Callable[[], None]:
@@ -112,53 +98,41 @@ def small(model: nn.Module, *size: int) -> Callable[[], None]:
     return step
 
 
+def published(name: str, size: int, batch: int, **options: int) -> Callable[[], None]:
+    model = {"name": name, **options}
+    return training_step({"model": model, "image": [size, size], "batch": batch}, "sim:0")
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
 
 
 def attention() -> nn.Module:
-    return nn.Sequential(
-        *(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(2))
-    )
+    layer = partial(nn.TransformerEncoderLayer, 32, 2, 64, dropout=0.0, batch_first=True)
+    return nn.Sequential(layer(), layer())
 
 
-RESIDUAL = {
-    "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
-    "image": [12, 12],
-    "batch": 16,
-}
-DENSE = {"model": {"name": "densenet40", "growth": 2}, "image": [8, 8], "batch": 8}
-SEGMENTING = {"model": {"name": "deeplabv3plus", "width": 2}, "image": [33, 33], "batch": 2}
 NETWORKS: dict[str, Callable[[], Callable[[], None]]] = {
-    "residual": lambda: published(RESIDUAL),
+    "residual": lambda: published("resnet_cifar", 12, 16, depth=8, width=4),
     "perceptron": lambda: small(perceptron(), 128, 64),
     "attention": lambda: small(attention(), 8, 24, 32),
-    "dense": lambda: published(DENSE),
-    "segmenting": lambda: published(SEGMENTING),
+    "dense": lambda: published("densenet40", 8, 8, growth=2),
+    "segmenting": lambda: published("deeplabv3plus", 33, 2, width=2),
 }
+THOROUGH = (
+    ("residual", 0.05, "window"), ("residual", 0.4, "window"), ("residual", 0.3, "paper"),
+    ("residual", 0.3, "on_demand"), ("residual", 0.6, "lms"), ("residual", 0.8, "vdnn"),
+    ("perceptron", 0.2, "window"), ("attention", 0.4, "packed"),
+)  # fmt: skip
+EXHAUSTIVE = ("dense", 0.1, "packed"), ("segmenting", 0.3, "window")
 # Network, share of the way from the smallest budget to what training needs, schedule.
 CASES = [
     ("residual", 0.2, "window"),
     ("residual", 0.3, "packed"),
     ("perceptron", 0.4, "paper"),
     ("attention", 0.2, "window"),
-    *(
-        pytest.param(*case, marks=pytest.mark.thorough)
-        for case in (
-            ("residual", 0.05, "window"),
-            ("residual", 0.4, "window"),
-            ("residual", 0.3, "paper"),
-            ("residual", 0.3, "on_demand"),
-            ("residual", 0.6, "lms"),
-            ("residual", 0.8, "vdnn"),
-            ("perceptron", 0.2, "window"),
-            ("attention", 0.4, "packed"),
-        )
-    ),
-    *(
-        pytest.param(*case, marks=pytest.mark.exhaustive)
-        for case in (("dense", 0.1, "packed"), ("segmenting", 0.3, "window"))
-    ),
+    *(pytest.param(*case, marks=pytest.mark.thorough) for case in THOROUGH),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
 ]
 
 
