@@ -22,7 +22,7 @@ PAPER = Paper(
             "candidates",
             f"{_HERE}.experiments:candidates",
             timed=("candidates", "measured", *_DIVIDED),
-            derive=f"{_HERE}.settings:divided_again",
+            derive=f"{_HERE}.comparing:divided_again",
         ),
         Experiment("network", f"{_HERE}.experiments:network", shares=True, timed=_DIVIDED),
         Experiment("iterations", f"{_HERE}.iterating:iterations", timed=_DIVIDED),
@@ -47,10 +47,8 @@ PAPER = Paper(
             f"{_HERE}.networks:FIGURE9",
         ),
         Artefact("figure10", "Figure 10", "conv2's micro-batches", f"{_HERE}.layers:FIGURE10"),
-        Artefact("figure11", "Figure 11", "WR against WD", f"{_HERE}.shared_workspace:FIGURE11"),
-        Artefact(
-            "figure12", "Figure 12", "What WD gives to whom", f"{_HERE}.shared_workspace:FIGURE12"
-        ),
+        Artefact("figure11", "Figure 11", "WR against WD", f"{_HERE}.networks:FIGURE11"),
+        Artefact("figure12", "Figure 12", "What WD gives to whom", f"{_HERE}.sharing:FIGURE12"),
         Artefact("figure13", "Figure 13", "A heterogeneous cluster", f"{_HERE}.devices:FIGURE13"),
         Artefact(
             "table5", "Table V", "AlexNet, ResNet-50 and DenseNet-40", f"{_HERE}.networks:TABLE5"

@@ -3,49 +3,46 @@
 Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV of DeepBench.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
-from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.microconv import benchmark, deepbench, devices, networks, shared_workspace
-from repro.experiments.microconv.describing import marks
-from repro.experiments.microconv.settings import HALF, NATIVE, NETWORK_TYPES, PAPER, mib
+from repro.experiments.microconv import benchmark, devices, networks
+from repro.experiments.microconv.comparing import NATIVE, mib
+from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned
 
-NOT_RUN = "not run"
-TRUE_HALF = "cudnn_half:"  # algorithms that compute float16 in float16 begin so
-GIB = 2**30
+NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "table6": "VI"}
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the runs of Figures 8 and 13, whose records name algorithms and devices."""
+    """The runs of Figures 8 and 13, whose records name algorithms and devices."""
     return benchmark.runs(profile, chosen) + devices.runs(profile, chosen)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return the rows of all five tables, the paper's beside ours."""
+    """The rows of all five tables, the paper's beside ours."""
+    cluster = results.first("cluster")
+    named = cluster.metrics["devices"] if cluster else {}
     here = {
-        "table1": _configurations(results),
-        "table2": _machine(results),
-        "table3": _settings(results.profile),
-        "table4": {name: _layers(name) for name in NETWORK_TYPES},
-        "table6": {"devices": _devices(results)},
+        **_configurations(results),
+        **_machine(results),
+        **_settings(results.profile),
+        **{name: _told(**_counted(name)) for name in NETWORK_TYPES},
+        "devices": ", ".join(f"{name}: {device}" for name, device in named.items()),
     }
-    numbers = dict(zip(here, ("I", "II", "III", "IV", "VI"), strict=True))
     return [
         {
-            "table": numbers[name],
+            "table": number,
             "row": row,
             "paper": published if isinstance(published, str) else _told(**published),
-            "here": here[name][row] or NOT_RUN,
+            "here": here.get(row) or "not run",
         }
-        for name in here
+        for name, number in NUMBERS.items()
         for row, published in PAPER[name].items()
     ]
 
 
-def _family(algorithm: str) -> str:
-    """Return the column of Table I that an algorithm belongs to."""
+def family_of(algorithm: str) -> str:
+    """The column of Table I that an algorithm belongs to."""
     if algorithm == NATIVE:
         return "torch's own"
     name = algorithm.partition(":")[2].lower()
@@ -55,19 +52,17 @@ def _family(algorithm: str) -> str:
 
 
 def _configurations(results: Results) -> dict[str, str]:
-    """Return which algorithms the layers of Figure 8 take, with their largest workspace."""
+    """The algorithms that the layers of Figure 8 take, with their largest workspace."""
     taken: dict[str, dict[str, int]] = {name: {} for name in PAPER["table1"]}
     for record in results.ok("deepbench"):
-        half = record.config["setting"] == HALF
-        if not half and record.config["setting"] != "fp32":
-            continue
-        for row in record.metrics["layers"]:
-            division = row.get("divided", {"parts": [], "workspace_bytes": 0})
+        for division in (row["divided"] for row in record.metrics["layers"] if "divided" in row):
             for _, algorithm in division["parts"]:
-                true_half = algorithm.startswith(TRUE_HALF)
-                name = ("TRUE_HALF" if true_half else "PSEUDO_HALF") if half else "FLOAT"
-                most = taken[name].get(_family(algorithm), 0)
-                taken[name][_family(algorithm)] = max(most, division["workspace_bytes"])
+                true_half = algorithm.startswith("cudnn_half:")
+                name = "FLOAT"
+                if record.config["setting"] == HALF:
+                    name = "TRUE_HALF" if true_half else "PSEUDO_HALF"
+                family, most = family_of(algorithm), division["workspace_bytes"]
+                taken[name][family] = max(most, taken[name].get(family, 0))
     return {
         name: ", ".join(f"{family} (up to {mib(most)} MiB)" for family, most in families.items())
         for name, families in taken.items()
@@ -75,26 +70,23 @@ def _configurations(results: Results) -> dict[str, str]:
 
 
 def _machine(results: Results) -> dict[str, str]:
-    """Return what the records ran on."""
+    """The machines and libraries of the records."""
     records = [record for record in results.records if record.status == "ok"]
-
-    def told(values: Iterable[str]) -> str:
-        return ", ".join(dict.fromkeys(values))
-
-    return {
-        "device": told(record.device["name"] for record in records),
-        "memory": told(f"{record.device['memory_bytes'] / GIB:.0f} GiB" for record in records),
-        "libraries": told(f"torch {record.versions['torch']}" for record in records),
-        "frameworks": told("PyTorch" for _ in records),
-        "solver": told("HiGHS, of scipy" for _ in records),
+    columns = {
+        "device": [record.device["name"] for record in records],
+        "memory": [f"{record.device['memory_bytes'] / 2**30:.0f} GiB" for record in records],
+        "libraries": [f"torch {record.versions['torch']}" for record in records],
+        "frameworks": ["PyTorch" for _ in records],
+        "solver": ["HiGHS, of scipy" for _ in records],
     }
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in columns.items()}
 
 
 def _settings(profile: str) -> dict[str, str]:
-    """Return policies, limits and networks of the plans under a profile."""
+    """Policies, limits and networks of the plans under a profile."""
     planned = {
         "layers": benchmark.runs(profile, {}),
-        "Caffe": networks.figure9_runs(profile, {}) + shared_workspace.figure11_runs(profile, {}),
+        "Caffe": networks.figure9_runs(profile, {}) + networks.figure11_runs(profile, {}),
         "TensorFlow": networks.table5_runs(profile, {}),
         "cluster": devices.runs(profile, {}),
     }
@@ -108,30 +100,20 @@ def _settings(profile: str) -> dict[str, str]:
     return rows
 
 
-def _layers(network_type: str) -> str:
-    return _told(**_counted(network_type))
-
-
 def _counted(network_type: str) -> dict[str, Any]:
-    """Return kernel sizes, batch sizes and the number of a network type's layers."""
-    layers = deepbench.layers(network_type)
-    sizes = sorted({layer.conv.kernel_size for layer in layers})
+    """Kernel sizes (DeepBench names the wider side first), batch sizes and number of layers."""
+    layers = CONTENT["deepbench"][network_type]
+    sizes = sorted({(rows, columns) for *_, rows, columns, _, _, _ in layers})
+    batches = [batch for *_, batches in layers for batch in batches]
     return {
-        # DeepBench names the wider side first.
         "kernels": [f"{max(size)}×{min(size)}" for size in sizes],
-        "batches": sorted({layer.batch for layer in layers}),
-        "layers": len(layers),
+        "batches": sorted(set(batches)),
+        "layers": len(batches),
     }
 
 
 def _told(kernels: list[str], batches: list[int], layers: int) -> str:
     return f"{layers} layers: {', '.join(kernels)}; batch size {', '.join(map(str, batches))}"
-
-
-def _devices(results: Results) -> str:
-    record = results.first("cluster")
-    named = record.metrics["devices"] if record else {}
-    return ", ".join(f"{name}: {device}" for name, device in named.items())
 
 
 @check("DeepBench's layers have Table IV's kernel sizes, batch sizes and numbers")
@@ -145,10 +127,9 @@ def same_layers(results: Results) -> tuple[bool, str]:
 TABLES = Exhibit(
     runs=runs,
     table=table,
-    caption=caption(
+    caption=captioned(
         "The paper's tables that have no times. I names the algorithms that Figure 8's divisions "
-        "take, with the largest workspace of such a division; limits in III are of each kernel.",
-        marks,
+        "take, with the largest workspace of such a division; limits in III are of each kernel."
     ),
     checks=(same_layers,),
 )

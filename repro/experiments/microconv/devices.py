@@ -3,42 +3,49 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+import pandas as pd
+
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.microconv.describing import marks, whose
-from repro.experiments.microconv.settings import LIMITS_MIB, PAPER, cluster, ms, times
+from repro.experiments.microconv.comparing import ms, times
+from repro.experiments.microconv.runs import PAPER, captioned, cluster, title_of
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Split = dict[str, tuple[int, float]]  # by device: batch size and seconds
 FIGURE = PAPER["figure13"]
-LIMIT_MIB = LIMITS_MIB[1]
 
 # One fast device is the baseline, as one GK210 is in the paper, which adds another and a K20Xm.
+ALL = "2 fast + slow"
 COMBINATIONS = {
     "fast": ("fast",),
     "slow": ("slow",),
     "fast + slow": ("fast", "slow"),
-    "2 fast + slow": ("fast 1", "fast 2", "slow"),
+    ALL: ("fast 1", "fast 2", "slow"),
 }
-ALL = "2 fast + slow"
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the times of a network on each device."""
+    """The times of a network on each device."""
     return [cluster(profile)]
 
 
+def best_split(batch: int, seconds: Mapping[str, Mapping[int, float]]) -> Split:
+    """The split of a batch whose slowest device is the fastest; idle devices are left out."""
+    from repro.microconv import split_batch
+
+    return {
+        device: (size, seconds[device][size])
+        for device, size in split_batch(batch, seconds).items()
+    }
+
+
 def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
-    """Return, by combination, the best split and an even one, None where it is no size.
+    """The best split and an even one (None where it is no size) of each combination of devices.
 
     Empty where nothing was measured.
     """
-    from repro.microconv import split_batch
-
     record = results.first("cluster")
     if record is None:
         return {}
@@ -46,106 +53,78 @@ def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
         device: {int(size): seconds for size, seconds in sizes.items()}
         for device, sizes in record.metrics["times"].items()
     }
-    batch = record.config["batch"]
-    shared: dict[str, tuple[Split, Split | None]] = {}
+    batch, found = record.config["batch"], {}
     for name, devices in COMBINATIONS.items():
-        times_of = {device: measured[device.partition(" ")[0]] for device in devices}
-        best = {
-            device: (size, times_of[device][size])
-            for device, size in split_batch(batch, times_of).items()
-        }
-        share = batch // len(devices)
+        seconds = {device: measured[device.partition(" ")[0]] for device in devices}
+        share, rest = divmod(batch, len(devices))
         even = None
-        if share * len(devices) == batch and all(share in t for t in times_of.values()):
-            even = {device: (share, times_of[device][share]) for device in devices}
-        shared[name] = best, even
-    return shared
+        if not rest and all(share in sizes for sizes in seconds.values()):
+            even = {device: (share, sizes[share]) for device, sizes in seconds.items()}
+        found[name] = best_split(batch, seconds), even
+    return found
 
 
 def slowest(split: Split) -> float:
-    """Return the seconds of the slowest device."""
+    """Seconds of the slowest device."""
     return max(seconds for _, seconds in split.values())
 
 
-def _alone(shared: Mapping[str, tuple[Split, Split | None]]) -> float:
-    """Return the seconds of the better device alone."""
-    return min(slowest(shared[name][0]) for name in ("fast", "slow"))
+def _gains(results: Results) -> dict[str, float]:
+    """The speed-up of each combination over the better device alone."""
+    best = {name: slowest(split) for name, (split, _) in splits(results).items()}
+    return {name: min(best["fast"], best["slow"]) / seconds for name, seconds in best.items()}
 
 
-def published_split() -> tuple[Split, float]:
-    """Return the split of the paper's 750Ti and K20Xm by its own times, and the even one's time.
+def published_splits() -> tuple[Split, Split]:
+    """The best split of the paper's 750Ti and K20Xm by its own times, and the even one.
 
     The paper gives each GPU's time at half of the mini-batch; times are taken as proportional to
     the batch size from there, and batch sizes as multiples of 4 (section III-E; its splits are).
     """
-    from repro.microconv import split_batch
-
     batch, half = FIGURE["batch"], FIGURE["batch"] // 2
+    even = {device: (half, value / 1e3) for device, value in FIGURE["even_ms"].items()}
     seconds = {
-        device: {size: value * size / half / 1e3 for size in range(4, batch + 1, 4)}
-        for device, value in FIGURE["even_ms"].items()
+        device: {size: size / half * second for size in range(4, batch + 1, 4)}
+        for device, (_, second) in even.items()
     }
-    best = split_batch(batch, seconds)
-    split = {device: (size, seconds[device][size]) for device, size in best.items()}
-    return split, max(FIGURE["even_ms"].values()) / 1e3
+    return best_split(batch, seconds), even
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return how mini-batches are shared out among unequal devices."""
-    shared = splits(results)
-    metrics = results.need("cluster").metrics if shared else {}
-    described, divided = metrics.get("devices", {}), metrics.get("divided", {})
-    rows: list[dict[str, Any]] = []
-    for name, (best, even) in shared.items():
-        devices = ", ".join(dict.fromkeys(described[d.partition(" ")[0]] for d in best))
-        rows.append(
-            {
-                "devices": f"{name} ({devices})",
-                "batch sizes": _sizes(best),
-                "kernels divided": ", ".join(
-                    str(n)
-                    for n in dict.fromkeys(divided.get(d.partition(" ")[0]) for d in best)
-                    if n is not None
-                )
-                or DASH,
-                "slowest (ms)": ms(slowest(best)),
-                "over the best one": times(_alone(shared) / slowest(best)),
-                "paper": DASH,
-                "even split (ms)": ms(slowest(even) if even else None),
-                "even is slower by": times(slowest(even) / slowest(best) if even else None),
-            }
-        )
-    for devices, split, gain in (
-        ("K80 (two GK210) + K20Xm", FIGURE["split_k80_k20"], FIGURE["speedup_k80_k20"]),
-        ("all its GPUs", {}, FIGURE["speedup_all"]),
-    ):
-        sizes = ", ".join(f"{device}: {size}" for device, size in split.items())
-        row = dict.fromkeys(
-            (
-                "kernels divided",
-                "slowest (ms)",
-                "over the best one",
-                "even split (ms)",
-                "even is slower by",
-            ),
-            DASH,
-        )
-        row |= {"devices": f"the paper's {devices}", "batch sizes": sizes or DASH}
-        rows.append(row | {"paper": times(gain)})
-    best, even_s = published_split()
-    rows.append(
-        {
-            "devices": "the paper's 750Ti + K20Xm, its times",
-            "batch sizes": _sizes(best),
-            "kernels divided": DASH,
+    """Mini-batches shared out among unequal devices, ours and then the paper's."""
+    found, gains = splits(results), _gains(results) if splits(results) else {}
+    metrics = results.need("cluster").metrics if found else {}
+    rows = []
+
+    def add(devices: str, sizes: str, paper: str = DASH, **cells: str) -> None:
+        row = {"devices": devices, "batch sizes": sizes, "paper": paper}
+        columns = ("kernels divided", "slowest (ms)", "over the best one", "even split (ms)")
+        rows.append(row | dict.fromkeys((*columns, "even is slower by"), DASH) | cells)
+
+    for name, (best, even) in found.items():
+        kinds = dict.fromkeys(device.partition(" ")[0] for device in best)
+        cells = {
+            "kernels divided": ", ".join(str(metrics["divided"][kind]) for kind in kinds),
             "slowest (ms)": ms(slowest(best)),
-            "over the best one": DASH,
-            "paper": f"even: {FIGURE['even_slowdown']}×",
-            "even split (ms)": ms(even_s),
-            "even is slower by": times(even_s / slowest(best)),
+            "over the best one": times(gains[name]),
         }
-    )
+        devices = ", ".join(metrics["devices"][kind] for kind in kinds)
+        add(f"{name} ({devices})", _sizes(best), **cells, **_even(best, even))
+    split = ", ".join(f"{device}: {size}" for device, size in FIGURE["split_k80_k20"].items())
+    add("the paper's K80 (two GK210) + K20Xm", split, times(FIGURE["speedup_k80_k20"]))
+    add("the paper's all its GPUs", DASH, times(FIGURE["speedup_all"]))
+    best, even = published_splits()
+    cells = {"slowest (ms)": ms(slowest(best)), **_even(best, even)}
+    paper = f"even: {FIGURE['even_slowdown']}×"
+    add("the paper's 750Ti + K20Xm, its times", _sizes(best), paper, **cells)
     return rows
+
+
+def _even(best: Split, even: Split | None) -> dict[str, str]:
+    if even is None:
+        return {}
+    over = times(slowest(even) / slowest(best))
+    return {"even split (ms)": ms(slowest(even)), "even is slower by": over}
 
 
 def _sizes(split: Split) -> str:
@@ -153,69 +132,37 @@ def _sizes(split: Split) -> str:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw the time of every device by combination, and the paper's own pair of GPUs beside."""
+    """The time of every device by combination, and the paper's own pair of GPUs beside."""
     from repro import plots
+    from repro.experiments.microconv.drawing import draw_bars
 
     record = results.first("cluster")
     described = record.metrics["devices"] if record else {}
     ours: dict[str, Split] = {}
     for name, (best, even) in splits(results).items():
-        idle = [device for device in COMBINATIONS[name] if device not in best]
-        ours[name + f",\n{' and '.join(idle)} idle" * bool(idle)] = best
+        ours[name] = best
         if even is not None and len(even) > 1:
-            ours[f"{name},\neven"] = even
-    best, even_s = published_split()
-    half = FIGURE["batch"] // 2
-    even = {device: (half, value / 1e3) for device, value in FIGURE["even_ms"].items()}
-    assert slowest(even) == even_s
-    drawn, axes = plots.new_axes(1, 2, 10.5, 4.2)
+            ours[f"{name}, even"] = even
+    panels = dict(zip(("uneven", "even"), published_splits(), strict=True))
+    figure, axes = plots.new_axes(1, 2, 10.5, 4.2)
     axes[0, 0].get_gridspec().set_width_ratios([max(1, len(ours)), 2])
-    _draw(axes[0, 0], ours, {name: f"{name}: {what}" for name, what in described.items()})
-    _draw(axes[0, 1], {"uneven": best, "even": even})
-    title = whose(record, "ResNet-18").replace(", mini-batch", "\nmini-batch")
+    for axis, bars in zip(axes[0], (ours, panels), strict=True):
+        frame = pd.DataFrame(
+            [{device: 1e3 * seconds for device, (_, seconds) in s.items()} for s in bars.values()]
+        )
+        frame.index = pd.Index([f"{name}\n{_shares(split)}" for name, split in bars.items()])
+        frame = frame.rename(columns=lambda name: f"{name}: {described.get(name, '')}".rstrip(": "))
+        draw_bars(axis, frame, plots.PALETTE[1:], fontsize=8)
+    axes[0, 1].set_title("paper: ResNet-18, scaled from its two times", fontsize=9)
+    title = title_of(record, "ResNet-18").replace(", mini-batch", "\nmini-batch")
     axes[0, 0].set_title(f"{title}, SIMULATED", fontsize=10)
-    axes[0, 1].set_title("paper: ResNet-18,\nscaled from its two times", fontsize=10)
     axes[0, 0].set_ylabel("forward and backward pass (ms)")
-    for axis in axes[0]:
-        axis.set_xlabel("in bars: share of the mini-batch")
-    plots.legend_below(drawn, 5)
-    return drawn
+    plots.legend_below(figure, 4)
+    return figure
 
 
-def _draw(axis: "Axes", bars: Mapping[str, Split], ours: Mapping[str, str] | None = None) -> None:
-    """Draw devices side by side for each split, their shares in the bars, the slowest's time.
-
-    Args:
-        axis: Of a panel.
-        bars: By split.
-        ours: Names for the legend; None for the paper's, which are drawn hollow.
-    """
-    from repro import plots
-    from repro.experiments.microconv.drawing import ink_on
-
-    for position, split in enumerate(bars.values()):
-        width = 0.84 / max(1, len(split))
-        for number, (device, (batch, seconds)) in enumerate(split.items()):
-            x = position + (number - (len(split) - 1) / 2) * width
-            colour = plots.WITHOUT if device.startswith(("slow", "GTX")) else plots.OURS
-            style: dict[str, Any] = {"color": colour, "edgecolor": "white"}
-            name = device.partition(" ")[0]  # the second of two fast ones is as the first
-            name = (ours or {}).get(name, name)
-            if ours is None:
-                style = {"facecolor": "none", "edgecolor": colour, "linestyle": "--", "lw": 1.6}
-                name = f"paper: {device}"
-            axis.bar(x, 1e3 * seconds, width * 0.92, label=name, **style)
-            ink = plots.INK if ours is None else ink_on(colour)
-            text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": ink}
-            axis.text(x, 5e2 * seconds, str(batch), **text)
-        ends, longest = [position - 0.46, position + 0.46], 1e3 * slowest(split)
-        axis.plot(ends, [longest] * 2, ":", color=plots.INK, label="slowest: what counts")
-        above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
-        axis.annotate(f"{longest:,.0f} ms", (position, longest), fontsize=8, **above)
-    axis.set_xticks(range(len(bars)), list(bars), fontsize=9)
-    axis.grid(axis="x", visible=False)
-    axis.margins(y=0.12)
-    axis.set_ylim(bottom=0)
+def _shares(split: Split) -> str:
+    return " + ".join(str(size) for size, _ in split.values())
 
 
 @check(
@@ -224,8 +171,8 @@ def _draw(axis: "Axes", bars: Mapping[str, Split], ours: Mapping[str, str] | Non
 )
 def even_split(results: Results) -> tuple[bool, str]:
     """Compare what the paper's own times and programme lead to; needs no records."""
-    best, even_s = published_split()
-    slowdown = even_s / slowest(best)
+    best, even = published_splits()
+    slowdown = slowest(even) / slowest(best)
     near = abs(slowdown / FIGURE["even_slowdown"] - 1) <= 0.05
     return near, f"{times(slowdown)} ({_sizes(best)})"
 
@@ -237,8 +184,7 @@ def even_split(results: Results) -> tuple[bool, str]:
 def together_no_slower(results: Results) -> tuple[bool, str]:
     """Compare every combination with the better device alone."""
     results.need("cluster")
-    shared = splits(results)
-    gains = {name: _alone(shared) / slowest(shared[name][0]) for name in ("fast + slow", ALL)}
+    gains = {name: _gains(results)[name] for name in ("fast + slow", ALL)}
     evidence = ", ".join(f"{name} {times(gain)}" for name, gain in gains.items())
     paper = f"the paper's two GK210 and a K20Xm {times(FIGURE['speedup_k80_k20'])}"
     return all(gain >= 1 for gain in gains.values()), f"{evidence} ({paper})"
@@ -261,11 +207,10 @@ FIGURE13 = Exhibit(
     runs=runs,
     table=table,
     figure=figure,
-    caption=caption(
+    caption=captioned(
         "A mini-batch shared out so that the slowest device finishes first. SIMULATED: devices are "
         "timed one at a time, without communication. The paper's two times are scaled by the batch "
-        "size.",
-        marks,
+        "size."
     ),
     checks=(together_no_slower, even_no_faster, even_split),
 )
