@@ -22,7 +22,7 @@ PAPER = Paper(
             "candidates",
             f"{_HERE}.experiments:candidates",
             timed=("candidates", "measured", *_DIVIDED),
-            derive=f"{_HERE}.comparing:divided_again",
+            derive=f"{_HERE}.measured:divided_again",
         ),
         Experiment("network", f"{_HERE}.experiments:network", shares=True, timed=_DIVIDED),
         Experiment("iterations", f"{_HERE}.iterating:iterations", timed=_DIVIDED),

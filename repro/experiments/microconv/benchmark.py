@@ -4,24 +4,16 @@ DeepBench's convolutions, forward, at four times their batch size, each by itsel
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Chosen, Exhibit, Results, Run, one_machine
 from repro.experiments.judge import Cases, Estimate, NotRun, exactly
-from repro.experiments.microconv.comparing import compared, judged, ours_alone, times
-from repro.experiments.microconv.runs import (
-    HALF,
-    MODERATE,
-    NETWORK_TYPES,
-    PAPER,
-    captioned,
-    deepbench,
-    precisions_of,
-    profile_of,
-)
+from repro.experiments.microconv import measured, runs
+from repro.experiments.microconv.measured import times
+from repro.experiments.microconv.runs import HALF, MODERATE, PAPER, precisions_of
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -33,12 +25,12 @@ UNDIVIDED, TORCH = "undivided", "torch"  # what speed-ups are over
 FIGURE = PAPER["figure8"]
 
 
-def runs(profile: str, chosen: Chosen) -> list[Run]:
+def planned(profile: str, chosen: Chosen) -> list[Run]:
     """The layers of every network type at every precision."""
     return [
-        deepbench(profile, network_type, precision)
-        for precision in profile_of(profile)["benchmark_precisions"]
-        for network_type in NETWORK_TYPES
+        runs.deepbench(profile, network_type, precision)
+        for precision in runs.profile_of(profile)["benchmark_precisions"]
+        for network_type in runs.NETWORK_TYPES
     ]
 
 
@@ -56,7 +48,7 @@ class Gain:
     size: str
     ratio: float
     compared: int
-    ours: Sequence[str] = ()
+    ours: set[str] = field(default_factory=set)
 
 
 def _layers(results: Results, precision: str) -> list[Mapping[str, Any]]:
@@ -80,8 +72,8 @@ def layer_gains(results: Results, precision: str, over: str, size: str = "all") 
             gains.append(Gain(row["kernel_size"], ratio, 1))
         elif undivided is not None:
             ratio *= undivided["time_s"] / undivided["native_s"]
-            count = 0 if undivided == divided else 2
-            gains.append(Gain(row["kernel_size"], ratio, count, ours_alone(undivided)))
+            count, ours = 0 if undivided == divided else 2, measured.ours_alone(undivided)
+            gains.append(Gain(row["kernel_size"], ratio, count, ours))
     return gains
 
 
@@ -107,82 +99,62 @@ def measured_gain(
     gains = layer_gains(results, precision, over, size)
     if not gains:
         raise NotRun("no layers that fit both ways")
-    rows = [
-        row[way] | {"batch": row["batch"]}
-        for row in _layers(results, precision)
-        for way in ("undivided", "divided")
-        if way in row
-    ]
+    layers = _layers(results, precision)
+    forms = [row[form] | row for row in layers for form in ("undivided", "divided") if form in row]
     total = math.fsum(gain.ratio for gain in gains)
     weight = math.sqrt(math.fsum(gain.ratio**2 * gain.compared for gain in gains)) / total
-    mean = compared(math.log(total / len(gains)), weight, rows)
+    mean = measured.compared(math.log(total / len(gains)), weight, forms)
     return replace(mean, label=f"mean of {len(gains)} layers")
 
 
-def _gain_or_none(results: Results, over: str, size: str, precision: str) -> Estimate | None:
+def _gain_or_none(results: Results, *of: str) -> Estimate | None:
     try:
-        return measured_gain(results, over, size, precision)
+        return measured_gain(results, *of)
     except NotRun:
         return None
 
 
 def pseudo_half(results: Results, size: str = "all") -> list[bool]:
     """Whether each layer in half precision is computed in float32 throughout."""
-    return [
-        not any(name.startswith("cudnn_half:") for _, name in row["divided"]["parts"])
+    divisions = [
+        row["divided"]
         for row in _layers(results, HALF)
         if "divided" in row and size in ("all", row["kernel_size"])
     ]
+    return [not any(n.startswith("cudnn_half:") for n in measured.algorithms(d)) for d in divisions]
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
+    half = f"{FIGURE['three_by_three']['V100']:.2f}×"
+    paper = {"all": f"{FIGURE['mean']:.2f}×, up to {FIGURE['largest']:.2f}×", "3×3": half}
     rows = []
     for precision in precisions_of(results):
         for size in _sizes(results, precision):
-            own, torchs = (
-                layer_gains(results, precision, over, size) for over in (UNDIVIDED, TORCH)
-            )
-            half = pseudo_half(results, size) if precision == HALF else []
-            paper = {"all": f"{FIGURE['mean']:.2f}×, up to {FIGURE['largest']:.2f}×"}
-            paper["3×3"] = f"{FIGURE['three_by_three']['V100']:.2f}×"
-            rows.append(
-                {
-                    "setting": precision,
-                    "kernel": size,
-                    "paper, V100 half": paper.get(size, DASH),
-                    "n": len(own),
-                    "over undivided: mean": _told(results, UNDIVIDED, size, precision),
-                    **_ends(own, ""),
-                    "undivided left to ours": sum(bool(gain.ours) for gain in own),
-                    "n, torch": len(torchs),
-                    "over torch's own: mean": _told(results, TORCH, size, precision),
-                    **_ends(torchs, ", torch"),
-                    "PSEUDO_HALF": f"{sum(half)} of {len(half)}" if half else DASH,
-                    "paper: PSEUDO_HALF": f"{FIGURE['pseudo_half']} of 94"
-                    if size == "all"
-                    else DASH,
-                }
-            )
+            row: dict[str, Any] = {"setting": precision, "kernel": size}
+            row["paper, V100 half"] = paper.get(size, DASH)
+            for over, name in ((UNDIVIDED, "over undivided"), (TORCH, "over torch's own")):
+                gains = layer_gains(results, precision, over, size)
+                ratios = [gain.ratio for gain in gains]
+                row[f"{name}: n"] = len(gains)
+                row[f"{name}: mean"] = str(_gain_or_none(results, over, size, precision) or DASH)
+                row[f"{name}: least"] = times(min(ratios, default=None))
+                row[f"{name}: largest"] = times(max(ratios, default=None))
+                if over == UNDIVIDED:
+                    row["undivided left to ours"] = sum(bool(gain.ours) for gain in gains)
+            chosen = pseudo_half(results, size) if precision == HALF else []
+            row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if chosen else DASH
+            row["paper: PSEUDO_HALF"] = f"{FIGURE['pseudo_half']} of 94" if size == "all" else DASH
+            rows.append(row)
     return rows
 
 
-def _told(results: Results, *of: str) -> str:
-    return str(_gain_or_none(results, *of) or DASH)
-
-
-def _ends(gains: Iterable[Gain], suffix: str) -> dict[str, str]:
-    ratios = [gain.ratio for gain in gains]
-    ends = {"least": min(ratios, default=None), "largest": max(ratios, default=None)}
-    return {f"{name}{suffix}": times(end) for name, end in ends.items()}
-
-
-def layers_run(results: Results, precision: str) -> str:
-    """How many layers the records of a precision have, empty for none."""
-    records = results.ok("deepbench", setting=precision)
+def layers_run(results: Results) -> str:
+    """How many layers the records of the first precision have, empty for none."""
+    records = results.ok("deepbench", setting=precisions_of(results)[0])
     if not records:
         return ""
-    run = len(_layers(results, precision))
+    run = sum(len(record.metrics["layers"]) for record in records)
     every = run + sum(record.metrics["left_out"] for record in records)
     factor = records[0].config["factor"]
     return f"{run} of DeepBench's {every} layers at {factor} times their batch size"
@@ -192,25 +164,24 @@ def figure(results: Results) -> "Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
     from repro.experiments.microconv.drawing import effect, effects
 
-    precision = next(iter(precisions_of(results)), "fp32")
-    titles = {
-        UNDIVIDED: f"over the best undivided within {MODERATE} MiB",
-        TORCH: "over torch's own, without a limit",
-    }
-    groups: dict[str, list[Effect]] = {title: [] for title in titles.values()}
-    for over, title in titles.items():
+    precision = precisions_of(results)[0]
+    means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
+    groups: dict[str, list[Effect]] = {}
+    for over, title, papers in (
+        (UNDIVIDED, f"over the best undivided within {MODERATE} MiB", means),
+        (TORCH, "over torch's own, without a limit", {}),
+    ):
+        rows = groups[title] = []
         for size in _sizes(results, precision):
             number = len(layer_gains(results, precision, over, size))
-            paper = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}.get(size)
             gain = _gain_or_none(results, over, size, precision)
-            row = effect(f"{size} (n = {number})", paper if over == UNDIVIDED else None, gain)
-            groups[title].append(row)
-    layers = layers_run(results, precision)
+            rows.append(effect(f"{size} (n = {number})", papers.get(size), gain))
+    layers = layers_run(results)
     title = panel(layers, data="SYNTHETIC inputs") if layers else "ours: not run"
     return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
 
 
-def _over_undivided(results: Results, size: str) -> Estimate:
+def _over_undivided(results: Results, size: str) -> Cases:
     """`measured_gain` over undivided, noting what that is and torch's own speed.
 
     Raises:
@@ -221,21 +192,21 @@ def _over_undivided(results: Results, size: str) -> Estimate:
     note = f"divided is {over_torch} of torch's own speed without a limit"
     if unchanged := sum(not one.compared for one in gains):
         note += f"; best left undivided: {unchanged} of them"
-    names = ", ".join(sorted({name for one in gains for name in one.ours}))
+    names = ", ".join(sorted(set().union(*(one.ours for one in gains))))
     left = sum(bool(one.ours) for one in gains)
     ours = f"undivided falls back to our own {names} on {left} of {len(gains)} layers"
-    told = judged(gain, note, ours if left else "", 2 * left > len(gains))
-    return replace(told, note=f"{told.note}; the paper's is in half precision")
+    told = measured.judged(gain, note, ours if left else "", 2 * left > len(gains))
+    return {size: replace(told, note=f"{told.note}; the paper's is in half precision")}
 
 
 def layers_faster(results: Results) -> Cases:
     """DeepBench's mean speed-up over the best undivided algorithm within the limit."""
-    return {"all": _over_undivided(results, "all")}
+    return _over_undivided(results, "all")
 
 
 def three_by_three(results: Results) -> Cases:
     """The mean speed-up of 3×3 kernels."""
-    return {"3×3": _over_undivided(results, "3×3")}
+    return _over_undivided(results, "3×3")
 
 
 def over_torch(results: Results) -> Cases:
@@ -254,15 +225,15 @@ def pseudo_half_most(results: Results) -> Cases:
 
 
 def _facts(results: Results) -> Iterable[str]:
-    if layers := layers_run(results, next(iter(precisions_of(results)), "fp32")):
+    if layers := layers_run(results):
         yield f"{layers}."
 
 
 FIGURE8 = Exhibit(
-    runs=runs,
+    runs=planned,
     table=table,
     figure=figure,
-    caption=captioned(
+    caption=runs.captioned(
         f"Speed-up of the best division (powerOfTwo) within {MODERATE} MiB, forward. Left to ours: "
         "undivided, an algorithm of this package computes them.",
         _facts,

@@ -3,32 +3,23 @@
 Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV of DeepBench.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.microconv import benchmark, devices, networks
-from repro.experiments.microconv.comparing import NATIVE, mib
-from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned
+from repro.experiments.design import Exhibit, Results, Run, check
+from repro.experiments.microconv import benchmark, measured, networks
+from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned, cluster
 
 NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "table6": "VI"}
 
 
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """The runs of Figures 8 and 13, whose records name algorithms and devices."""
-    return benchmark.runs(profile, chosen) + devices.runs(profile, chosen)
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """The rows of all five tables, the paper's beside ours."""
-    cluster = results.first("cluster")
-    named = cluster.metrics["devices"] if cluster else {}
-    here = {
-        **_configurations(results),
-        **_machine(results),
-        **_settings(results.profile),
-        **{name: _told(**_counted(name)) for name in NETWORK_TYPES},
-        "devices": ", ".join(f"{name}: {device}" for name, device in named.items()),
-    }
+    found = [record.metrics["devices"].items() for record in results.ok("cluster")]
+    devices = [f"{name}: {device}" for named in found for name, device in named]
+    here = _configurations(results) | _machine(results) | _settings(results.profile)
+    here |= {name: _told(**_counted(name)) for name in NETWORK_TYPES}
+    here |= {"devices": ", ".join(devices)}
     return [
         {
             "table": number,
@@ -43,7 +34,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def family_of(algorithm: str) -> str:
     """The column of Table I that an algorithm belongs to."""
-    if algorithm == NATIVE:
+    if algorithm == measured.NATIVE:
         return "torch's own"
     name = algorithm.partition(":")[2].lower()
     if "fft" in name or name.startswith("ft"):
@@ -56,16 +47,16 @@ def _configurations(results: Results) -> dict[str, str]:
     taken: dict[str, dict[str, int]] = {name: {} for name in PAPER["table1"]}
     for record in results.ok("deepbench"):
         for division in (row["divided"] for row in record.metrics["layers"] if "divided" in row):
-            for _, algorithm in division["parts"]:
-                true_half = algorithm.startswith("cudnn_half:")
-                name = "FLOAT"
-                if record.config["setting"] == HALF:
-                    name = "TRUE_HALF" if true_half else "PSEUDO_HALF"
-                family, most = family_of(algorithm), division["workspace_bytes"]
-                taken[name][family] = max(most, taken[name].get(family, 0))
+            for algorithm in sorted(measured.algorithms(division)):
+                name = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
+                most = taken[name if record.config["setting"] == HALF else "FLOAT"]
+                family = family_of(algorithm)
+                most[family] = max(division["workspace_bytes"], most.get(family, 0))
     return {
-        name: ", ".join(f"{family} (up to {mib(most)} MiB)" for family, most in families.items())
-        for name, families in taken.items()
+        name: ", ".join(
+            f"{family} (up to {measured.mib(most)} MiB)" for family, most in own.items()
+        )
+        for name, own in taken.items()
     }
 
 
@@ -79,24 +70,28 @@ def _machine(results: Results) -> dict[str, str]:
         "frameworks": ["PyTorch" for _ in records],
         "solver": ["HiGHS, of scipy" for _ in records],
     }
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in columns.items()}
+    return {name: _listed(dict.fromkeys(values)) for name, values in columns.items()}
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _settings(profile: str) -> dict[str, str]:
     """Policies, limits and networks of the plans under a profile."""
-    planned = {
-        "layers": benchmark.runs(profile, {}),
+    planned: dict[str, Sequence[Run]] = {
+        "layers": benchmark.planned(profile, {}),
         "Caffe": networks.figure9_runs(profile, {}) + networks.figure11_runs(profile, {}),
         "TensorFlow": networks.table5_runs(profile, {}),
-        "cluster": devices.runs(profile, {}),
+        "cluster": [cluster(profile)],
     }
     rows = {}
     for name, plan in planned.items():
         configs = [run.config for run in plan]
         modes = sorted({config.get("mode", "WR") for config in configs}, reverse=True)
         limits = sorted({c["limit_mib"] for c in configs if c.get("mode", "WR") == "WR"})
-        roles = "DeepBench" if name == "layers" else ", ".join(sorted({c["role"] for c in configs}))
-        rows[name] = f"{', '.join(modes)}; {', '.join(map(str, limits))} MiB; {roles}"
+        roles = ["DeepBench"] if name == "layers" else sorted({c["role"] for c in configs})
+        rows[name] = f"{_listed(modes)}; {_listed(limits)} MiB; {_listed(roles)}"
     return rows
 
 
@@ -105,15 +100,12 @@ def _counted(network_type: str) -> dict[str, Any]:
     layers = CONTENT["deepbench"][network_type]
     sizes = sorted({(rows, columns) for *_, rows, columns, _, _, _ in layers})
     batches = [batch for *_, batches in layers for batch in batches]
-    return {
-        "kernels": [f"{max(size)}×{min(size)}" for size in sizes],
-        "batches": sorted(set(batches)),
-        "layers": len(batches),
-    }
+    kernels = [f"{max(size)}×{min(size)}" for size in sizes]
+    return {"kernels": kernels, "batches": sorted(set(batches)), "layers": len(batches)}
 
 
 def _told(kernels: list[str], batches: list[int], layers: int) -> str:
-    return f"{layers} layers: {', '.join(kernels)}; batch size {', '.join(map(str, batches))}"
+    return f"{layers} layers: {_listed(kernels)}; batch size {_listed(batches)}"
 
 
 @check("DeepBench's layers have Table IV's kernel sizes, batch sizes and numbers")
@@ -125,7 +117,7 @@ def same_layers(results: Results) -> tuple[bool, str]:
 
 
 TABLES = Exhibit(
-    runs=runs,
+    runs=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
     table=table,
     caption=captioned(
         "The paper's tables that have no times. I names the algorithms that Figure 8's divisions "

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.microconv.comparing import ms, times
+from repro.experiments.design import Exhibit, Results, check
+from repro.experiments.microconv.measured import ms, times
 from repro.experiments.microconv.runs import PAPER, captioned, cluster, title_of
 from repro.report import DASH
 
@@ -24,11 +24,6 @@ COMBINATIONS = {
     "fast + slow": ("fast", "slow"),
     ALL: ("fast 1", "fast 2", "slow"),
 }
-
-
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """The times of a network on each device."""
-    return [cluster(profile)]
 
 
 def best_split(batch: int, seconds: Mapping[str, Mapping[int, float]]) -> Split:
@@ -204,7 +199,7 @@ def even_no_faster(results: Results) -> tuple[bool, str]:
 
 
 FIGURE13 = Exhibit(
-    runs=runs,
+    runs=lambda profile, chosen: [cluster(profile)],
     table=table,
     figure=figure,
     caption=captioned(

@@ -1,29 +1,29 @@
-"""What the figures of μ-cuDNN share: colours, groups of bars, divisions part by part."""
+"""What the figures of μ-cuDNN share: colours, groups of bars, divisions part by part, speed-ups."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.judge import Estimate
 
 LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # from the smallest limit to the largest
 UNFIT = "#9a4a22"  # ink of what does not fit
-_KNOWN = {
-    "nnpack": ("ft16x16", "ft8x8", "wt8x8", "implicit_gemm"),
-    "torch": ("native", "im2col", "direct", "winograd", "fft", "implicit"),
-    "cudnn": ("FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED", "IMPLICIT_GEMM",
-              "IMPLICIT_PRECOMP_GEMM", "GEMM", "ALGO_0", "ALGO_1"),
-}  # fmt: skip
-ALGORITHMS = [f"{library}:{name}" for library, names in _KNOWN.items() for name in names]
+KNOWN = (
+    *(f"nnpack:{name}" for name in ("ft16x16", "ft8x8", "wt8x8", "implicit_gemm")),
+    *(f"torch:{name}" for name in ("native", "im2col", "direct", "winograd", "fft", "implicit")),
+    *(f"cudnn:{name}" for name in ("FFT", "WINOGRAD", "IMPLICIT_GEMM", "GEMM", "FFT_TILING")),
+)
 
 
-def colours_of(names: Iterable[str]) -> dict[str, Any]:
+def colours_of(names: Iterable[str]) -> dict[str, str]:
     """A colour for each algorithm, the same in all figures for those that are known."""
-    others = sorted(set(names).difference(ALGORITHMS))
-    return {name: look["color"] for name, look in plots.styles([*ALGORITHMS, *others]).items()}
+    looks = plots.styles([*KNOWN, *sorted(set(names).difference(KNOWN))])
+    return {name: look["color"] for name, look in looks.items()}
 
 
 def draw_bars(axis: Axes, frame: pd.DataFrame, colours: Sequence[str], **options: Any) -> None:
@@ -35,19 +35,18 @@ def draw_bars(axis: Axes, frame: pd.DataFrame, colours: Sequence[str], **options
 
 
 def draw_parts(axis: Axes, rows: Sequence[Sequence[tuple[str, float, str]]]) -> None:
-    """Draw divisions as bars that lie, one part after the other.
+    """Draw divisions as bars that lie, one part after the other, from the top.
 
-    Args:
-        axis: Row 0 is the topmost.
-        rows: Of each division its parts: algorithm, width, and text inside; none if nothing fits.
+    Each row has the parts of a division: algorithm, width, and text inside; none if nothing fits.
     """
     colours = colours_of({name for parts in rows for name, *_ in parts})
     named: set[str] = set()
     for row, parts in enumerate(rows):
         left = 0.0
         for name, width, text in parts:
-            style = {"color": colours[name], "edgecolor": "white", "height": 0.7}
-            axis.barh(row, width, left=left, label=None if name in named else name, **style)
+            style: dict[str, Any] = {"edgecolor": "white", "height": 0.7, "alpha": 0.6}
+            label = None if name in named else name
+            axis.barh(row, width, left=left, color=colours[name], label=label, **style)
             axis.text(left + width / 2, row, text, ha="center", va="center", fontsize=7)
             named.add(name)
             left += width
@@ -62,8 +61,6 @@ Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
 
 def effect(label: str, paper: float | None, gain: Estimate | None) -> Effect:
     """A row of `plots.effects_by_group`: a ratio of ours with its interval beside the paper's."""
-    import math
-
     if gain is None:
         return label, paper, None, None
     low, high = map(math.exp, gain.interval())
@@ -71,7 +68,7 @@ def effect(label: str, paper: float | None, gain: Estimate | None) -> Effect:
     return label, paper, math.exp(gain.mean), (low, high) if finite else None
 
 
-def effects(groups: Mapping[str, Sequence[Effect]], xlabel: str, title: str) -> "plots.Figure":
+def effects(groups: Mapping[str, Sequence[Effect]], xlabel: str, title: str) -> Figure:
     """Draw speed-ups by group, and whose they are above."""
     figure = plots.effects_by_group(groups, xlabel)
     figure.suptitle(title, fontsize=11)

@@ -5,7 +5,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -324,7 +324,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
 def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the optimisers on made-up fronts of the paper's sizes, and on one made-up kernel."""
     generator = random.Random(seed)
-    steps = {
+    steps: dict[str, Callable[[], Any]] = {
         f"WD, {variables} variables": partial(
             assign_workspaces, *made_up_fronts(generator, kernels, variables)
         )

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from repro.experiments.captions import device_name, panel
 from repro.experiments.design import Results
-from repro.experiments.microconv.comparing import Entry, alexnet, divide, front, kernels_of, label
 from repro.experiments.microconv.layers import draw_front
+from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
 from repro.experiments.microconv.runs import CAFFES, MIB, title_of
 from repro.experiments.microconv.sharing import draw_shares, share_out
 from repro.records import Record
@@ -32,7 +32,7 @@ def kernels(results: Results) -> dict[str, Entry]:
             "device": device_name(record),
         }
         for record in results.ok("candidates")
-        for entry in kernels_of(record)
+        for entry in entries(record)
     }
 
 
@@ -79,36 +79,34 @@ def draw(entry: Entry, limit_mib: float) -> "Figure":
 
 def totals_mib(record: Record) -> tuple[float, float]:
     """The least that all kernels together need, and the most that they can use."""
-    ends = [limits_mib(entry) for entry in kernels_of(record)]
+    ends = [limits_mib(entry) for entry in entries(record)]
     return sum(least for least, _ in ends), sum(most for _, most in ends)
 
 
 def describe_sharing(record: Record, total_mib: float) -> str:
     """In one line how long kernels take under WR and under WD with one total."""
-    entries = kernels_of(record)
-    each_mib = total_mib / len(entries)
-    fitting = [d for entry in entries if (d := divide(entry, each_mib)) is not None]
-    shared = share_out(entries, total_mib)
-    wr = f"{1e3 * sum(division.time_s for division in fitting):.1f} ms"
-    if len(fitting) < len(entries):
-        wr = f"{len(entries) - len(fitting)} of {len(entries)} kernels do not fit"
-    wd = "does not fit"
-    if shared is not None:
-        wd = f"{1e3 * sum(division.time_s for division in shared):.1f} ms"
-    return (
-        f"{total_mib:.1f} MiB for {len(entries)} kernels: WR with {each_mib:.1f} MiB for each: "
-        f"{wr}; WD: {wd}"
+    own = entries(record)
+    each_mib = total_mib / len(own)
+    fitting = [division for entry in own if (division := divide(entry, each_mib))]
+    wr, wd = (
+        f"{1e3 * sum(division.time_s for division in divisions):.1f} ms"
+        for divisions in (fitting, share_out(own, total_mib))
     )
+    if len(fitting) < len(own):
+        wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
+    if not share_out(own, total_mib):
+        wd = "does not fit"
+    told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
+    return f"{told}: {wr}; WD: {wd}"
 
 
 def draw_sharing(record: Record, total_mib: float) -> "Figure":
     """Draw the workspace of each kernel under WR and under WD, on one axis for all totals."""
     from repro.plots import sign
 
-    entries = kernels_of(record)
-    shared = share_out(entries, total_mib)
-    largest = max(most for _, most in map(limits_mib, entries))
-    figure = draw_shares(entries, total_mib / len(entries), total_mib, shared, 1.12 * largest)
+    own = entries(record)
+    largest = max(most for _, most in map(limits_mib, own))
+    figure = draw_shares(own, total_mib / len(own), total_mib, 1.12 * largest)
     figure.suptitle(title_of(record, CAFFES), fontsize=11)
     sign(figure, f"Computed from times measured on {device_name(record)}.")
     return figure

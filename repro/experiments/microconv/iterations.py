@@ -8,24 +8,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.design import LONG, Exhibit, Results, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
-from repro.experiments.microconv.comparing import NATIVE, judged, mib, ms, times
-from repro.experiments.microconv.runs import (
-    ALONE,
-    CAFFE,
-    ITERATED,
-    MIB,
-    PAPER,
-    at_papers_batch,
-    captioned,
-    iterated,
-    iterations,
-    network_name,
-    rivals,
-)
+from repro.experiments.microconv import measured, runs
+from repro.experiments.microconv.measured import mib, ms, times
+from repro.experiments.microconv.runs import ALONE, CAFFE, ITERATED, PAPER, network_name
 from repro.records import Record
 from repro.report import DASH
 
@@ -45,16 +35,17 @@ def _ran(results: Results) -> dict[str, Record]:
     return {role: record for role, record in found.items() if record}
 
 
-def form(record: Record, name: str) -> Mapping[str, Any]:
-    """What became of a network in one form.
+def _need(results: Results, role: str, *names: str) -> tuple[Record, list[Mapping[str, Any]]]:
+    """A network's record, and what became of it in several forms.
 
     Raises:
-        NotRun: It was not run.
+        NotRun: It was not run so.
     """
-    outcomes: Mapping[str, Mapping[str, Any]] = record.metrics["forms"]
-    if name not in outcomes:
-        raise NotRun(f"{record.config['role']} was not run as {name}")
-    return outcomes[name]
+    record = results.need("iterations", role=role, rivals=None)
+    for name in names:
+        if name not in record.metrics["forms"]:
+            raise NotRun(f"{role} was not run as {name}")
+    return record, [record.metrics["forms"][name] for name in names]
 
 
 def refused(outcome: Mapping[str, Any]) -> bool:
@@ -76,33 +67,26 @@ def gain(record: Record, slower: str, faster: str) -> Estimate:
     Raises:
         NotRun: A form was not timed.
     """
-    samples: Sequence[Mapping[str, Sequence[float]]] = record.metrics["samples_s"]
-    for name in (slower, faster):
-        if any(name not in sample for sample in samples):
-            raise NotRun(f"{record.config['role']} was not timed as {name}")
-    ratios = [
-        math.exp(statistics.median(math.log(a / b) for a, b in zip(*pair, strict=True)))
-        for sample in samples
-        for pair in [(sample[slower], sample[faster])]
-    ]
+    ratios = []
+    for sample in record.metrics["samples_s"]:
+        for name in (slower, faster):
+            if name not in sample:
+                raise NotRun(f"{record.config['role']} was not timed as {name}")
+        rounds = zip(sample[slower], sample[faster], strict=True)
+        ratios.append(math.exp(statistics.median(math.log(a / b) for a, b in rounds)))
     return mean_of(ratios, log=True)
 
 
-def over_torch(record: Record, name: str) -> Estimate:
-    """How fast a form's iterations are over torch's own, by the names timed most often."""
-    slower, faster = _most_rounds(record, PLAIN, name)
-    return gain(record, slower, faster)
-
-
 def _most_rounds(record: Record, *names: str) -> tuple[str, ...]:
+    """The names under which forms were timed most often."""
     more = tuple(name + MORE for name in names)
     every = all(name in sample for sample in record.metrics["samples_s"] for name in more)
     return more if every else names
 
 
-def _or_none(estimate: Callable[[], Estimate]) -> Estimate | None:
+def _or_none(estimate: Callable[..., Estimate], *arguments: Any) -> Estimate | None:
     try:
-        return estimate()
+        return estimate(*arguments)
     except NotRun:
         return None
 
@@ -118,20 +102,21 @@ def over_undivided(results: Results, role: str) -> Estimate:
         NotRun: They were not run both ways within a limit that binds, or most undivided kernels
             may be left to this package's algorithms.
     """
-    record = results.need("iterations", role=role, rivals=None)
-    undivided, divided = form(record, UNDIVIDED), form(record, DIVIDED)
+    record, forms = _need(results, role, UNDIVIDED, DIVIDED)
     limit = f"{record.config['limit_mib']:g} MiB"
-    if refused(undivided) or refused(divided):
+    if any(map(refused, forms)):
         raise NotRun(f"{role} cannot be held to {limit}")
-    needed, kernels = undivided["needed"], undivided["kernels"]
+    needed, kernels = forms[0]["needed"], forms[0]["kernels"]
     if not needed:
         raise NotRun(f"no limit binds: all of {role} fits into {limit} by torch's own")
-    own = [n for n in record.config["algorithms"] if n.startswith("torch:") and n != NATIVE]
+    names = [
+        name for name in record.config["algorithms"] if measured.ours_alone({"parts": [[0, name]]})
+    ]
     ours = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
+    ours = ours + ", ".join(names) if names else ""
     note = f"divided is {gain(record, PLAIN, DIVIDED)} of torch's own speed without a limit"
-    faster = gain(record, UNDIVIDED, DIVIDED)
-    said = ours + ", ".join(own) if own else ""
-    told = judged(faster, note, said, bool(own) and 2 * needed > kernels)
+    most = bool(names) and 2 * needed > kernels
+    told = measured.judged(gain(record, UNDIVIDED, DIVIDED), note, ours, most)
     return replace(told, label=f"{network_name(record)}, {limit}:")
 
 
@@ -161,37 +146,36 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     rival = record.metrics.get("rivals", {}).get(name)
     outcome = rival or record.metrics["forms"].get(name, {})
     samples = [sample[name] for sample in record.metrics["samples_s"] if name in sample]
-    taken = statistics.median(map(statistics.median, samples)) if samples else None
-    limit = f"{record.config['limit_mib'] or 0:g} each"
-    if name.startswith("WD"):
-        limit = f"{name.split()[1]} in all"
-    unlimited = name in (AGAIN, FREE) or (rival and "capped" not in name)
+    taken = ms(statistics.median(map(statistics.median, samples)) if samples else None)
+    limit = at_papers = DASH
+    if "capped" in name or name.startswith(("WR", "WD")):
+        wd = name.startswith("WD")
+        limit = f"{name.split()[1]} in all" if wd else f"{record.config['limit_mib']:g} each"
+        at_papers = f"{runs.at_papers_batch(record):,.4g}"
+    if refused(outcome):
+        taken = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
+    elif untouched(record, name):
+        taken = "left as it was"
+    elif "error" in outcome:
+        taken = "failed"
     row = {
         "network": network_name(record),
         "form": f"torch's own, {name}" if rival else name,
-        "limit (MiB)": DASH if unlimited else limit,
-        "at the paper's mini-batch": DASH if unlimited else f"{at_papers_batch(record):,.4g}",
+        "limit (MiB)": limit,
+        "at the paper's mini-batch": at_papers,
         "paper": times(published(record.config["role"])) if name == DIVIDED else DASH,
-        "iteration (ms)": ms(taken),
-        "over undivided": str(_or_none(lambda: gain(record, UNDIVIDED, name)) or DASH),
-        "over torch's own": str(_or_none(lambda: over_torch(record, name)) or DASH),
+        "iteration (ms)": taken,
+        "over undivided": str(_or_none(gain, record, UNDIVIDED, name) or DASH),
+        "over torch's own": str(_or_none(gain, record, *_most_rounds(record, PLAIN, name)) or DASH),
         "kernels alone": DASH,
         "divided kernels": DASH,
         "for the limit": DASH,
         "largest seen (MiB)": mib(outcome.get("seen_bytes")),
     }
-    if refused(outcome):
-        row["iteration (ms)"] = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
-    elif "kernels" in outcome:
-        row |= {
-            "kernels alone": times(outcome["native_s"] / outcome["predicted_s"]),
-            "divided kernels": f"{outcome['divided']} of {outcome['kernels']}",
-            "for the limit": str(outcome["needed"]),
-        }
-    if untouched(record, name):
-        row["iteration (ms)"] = "left as it was"
-    if "error" in outcome:
-        row["iteration (ms)"] = "failed"
+    if "needed" in outcome:
+        row["kernels alone"] = times(outcome["native_s"] / outcome["predicted_s"])
+        row["divided kernels"] = f"{outcome['divided']} of {outcome['kernels']}"
+        row["for the limit"] = str(outcome["needed"])
     return row
 
 
@@ -207,50 +191,45 @@ def figure(results: Results) -> "Figure":
     }
     groups = {}
     for role, record in _ran(results).items():
-        limit = record.config["limit_mib"]
-        title = network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")
-        rows = groups[title] = []
+        limit, rows = record.config["limit_mib"], []
         if limit:
-            faster = _or_none(lambda role=role: over_undivided(results, role))  # type: ignore[misc]
+            faster = _or_none(over_undivided, results, role)
             rows.append(effect("divided over undivided", published(role), faster))
         for name, label in shown.items():
-            if name in (AGAIN, *record.metrics["forms"]):
-                ratio = _or_none(lambda r=record, n=name: over_torch(r, n))  # type: ignore[misc]
-                left = " (left as it was)" * untouched(record, name)
-                rows.append(effect(label + left, None, ratio))
-    title = "speed-up of an iteration: forward and backward, SYNTHETIC inputs"
-    return effects(groups, "speed-up; right of 1 is faster", title)
+            if found := _or_none(gain, record, *_most_rounds(record, PLAIN, name)):
+                rows.append(effect(label, None, found))
+        groups[network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")] = rows
+    title = "ours: iterations, forward and backward, SYNTHETIC inputs"
+    return effects(groups, "speed-up of an iteration; right of 1 is faster", title)
 
 
 def divided_faster(results: Results) -> Cases:
     """The iterations of each network divided over undivided; what fits divided only is a gain."""
 
     def faster(role: str) -> Estimate | Exact:
-        record = results.need("iterations", role=role, rivals=None)
-        undivided, limit = form(record, UNDIVIDED), f"{record.config['limit_mib']:g} MiB"
-        if refused(undivided) and not refused(form(record, DIVIDED)):
-            least = mib(undivided["least_bytes"])
-            return Exact(True, f"within {limit} only divided ({least} MiB undivided)")
+        record, (undivided, *_) = _need(results, role, UNDIVIDED)
+        if refused(undivided) and not refused(_need(results, role, DIVIDED)[1][0]):
+            least = f"({mib(undivided['least_bytes'])} MiB undivided)"
+            return Exact(True, f"within {record.config['limit_mib']:g} MiB only divided {least}")
         return over_undivided(results, role)
 
-    return cases([name for name in ITERATED if name in iterated(results.profile)], faster)
+    return cases([name for name in ITERATED if name in runs.iterated(results.profile)], faster)
 
 
 def wd_over_wr(results: Results) -> Cases:
     """AlexNet's iterations with WD over WR by the same policy, its total WR's limit times 15."""
     ran = _ran(results)
     both = [ran[role] for role in (CAFFE, "AlexNet") if role in ran]
-    both = [r for r in both if any(mode == "WD" for mode, *_ in r.config["ways"])]
-    record = both[0] if both else results.need("iterations", role="AlexNet", rivals=None)
+    both = [record for record in both if any(way[0] == "WD" for way in record.config["ways"])]
+    record = both[0] if both else _need(results, "AlexNet")[0]
     total = record.config["limit_mib"] * PAPER["figure11"]["kernels"]["AlexNet"]
-    shared = [way for way in record.config["ways"] if way[0] == "WD" and way[1] == total]
+    shared = [way[2] for way in record.config["ways"] if way[:2] == ["WD", total]]
     if not shared:
         raise NotRun(f"no WD with {total:g} MiB in all")
-    policy = shared[0][2]
-    wd = f"WD {total:g} MiB {policy}"
-    label = f"{network_name(record)}, {total:g} MiB in all, both {policy}:"
+    wd = f"WD {total:g} MiB {shared[0]}"
+    label = f"{network_name(record)}, {total:g} MiB in all, both {shared[0]}:"
     note = f"WD is {gain(record, PLAIN, wd)} of torch's own speed without a limit"
-    return {"AlexNet": replace(gain(record, f"WR {policy}", wd), label=label, note=note)}
+    return {"AlexNet": replace(gain(record, f"WR {shared[0]}", wd), label=label, note=note)}
 
 
 def no_slower(results: Results) -> Cases:
@@ -261,9 +240,10 @@ def no_slower(results: Results) -> Cases:
         record = ran[role]
         if untouched(record):
             return Exact(True, "left as it was")
+        _, (outcome, *_) = _need(results, role, FREE)
         plain, again, free = _most_rounds(record, PLAIN, AGAIN, FREE)
         rounds = [len(sample[free]) for sample in record.metrics["samples_s"] if free in sample]
-        label = f"{network_name(record)}, {form(record, FREE)['divided']} kernels divided:"
+        label = f"{network_name(record)}, {outcome['divided']} kernels divided:"
         itself = f"torch's own over itself {gain(record, again, plain)}"
         note = f"{itself}; {sum(rounds)} rounds in {len(rounds)} processes"
         return replace(gain(record, free, plain), label=label, note=note)
@@ -287,16 +267,15 @@ def _tuned(results: Results) -> list[Mapping[str, Any]]:
     return tuned
 
 
-def _finite(values: Sequence[float]) -> float:
-    return max(values) if all(map(math.isfinite, values)) else math.inf
+def _worst(errors: Sequence[float]) -> float:
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 @check(f"The loss of a tuned network is that of the untuned one, to a share of {ROUNDED:.0e}")
 def same_loss(results: Results) -> tuple[bool, str]:
     """Compare the relative difference of the losses with the margin."""
-    tuned = _tuned(results)
-    worst = _finite([outcome["loss_error"] for outcome in tuned])
-    said = f"{len(tuned)} tuned forms of networks whose kernels left torch's own differ"
+    worst = _worst([outcome["loss_error"] for outcome in _tuned(results)])
+    said = f"{len(_tuned(results))} tuned forms of networks whose kernels left torch's own differ"
     return worst <= ROUNDED, f"{said} by at most {worst:.0e}"
 
 
@@ -307,15 +286,15 @@ def same_loss(results: Results) -> tuple[bool, str]:
 def same_gradients(results: Results) -> tuple[bool, str]:
     """Compare the largest difference of a gradient's element, relative to its largest element."""
     gaps = [(one["gradient_error"], one["own_gradient_error"]) for one in _tuned(results)]
-    beyond = [(gap, itself) for gap, itself in gaps if not gap <= ROUNDED]
+    beyond = [pair for pair in gaps if not pair[0] <= ROUNDED]
     evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} tuned forms within {ROUNDED:.0e}"
     if beyond:
-        worst = _finite([gap for gap, _ in beyond])
+        worst, own = map(_worst, zip(*beyond, strict=True))
         evidence += (
             f"; elsewhere by up to {worst:.0e}, where torch's own with and without their library "
-            f"differ by {max(itself for _, itself in beyond):.0e} (a unit at the edge of its ReLU)"
+            f"differ by {own:.0e} (a unit at the edge of its ReLU)"
         )
-    return all(gap <= itself + ROUNDED for gap, itself in beyond), evidence
+    return all(gap <= own + ROUNDED for gap, own in beyond), evidence
 
 
 @check(
@@ -331,12 +310,11 @@ def held(results: Results) -> tuple[bool, str]:
                 wd = name.startswith("WD")
                 limit = float(name.split()[1] if wd else record.config["limit_mib"])
                 taken = max(outcome["workspace_bytes"], outcome["seen_bytes"] or 0)
-                shares.append(taken / (limit * MIB))
+                shares.append(taken / (limit * runs.MIB))
     if not shares:
         raise NotRun("no records")
-    fullest = max(shares)
-    told = f"{len(shares)} tuned forms take at most {100 * fullest:.0f} % of their limits"
-    return fullest <= 1, told
+    told = f"{len(shares)} tuned forms take at most {100 * max(shares):.0f} % of their limits"
+    return max(shares) <= 1, told
 
 
 def _facts(results: Results) -> Iterable[str]:
@@ -345,18 +323,18 @@ def _facts(results: Results) -> Iterable[str]:
 
 
 ITERATIONS = Exhibit(
-    long=True,
     runs=lambda profile, chosen: [
-        *(iterations(profile, role) for role in iterated(profile)),
-        *rivals(profile),
+        *map(partial(runs.iterations, profile), runs.iterated(profile)),
+        *runs.rivals(profile),
     ],
     table=table,
     figure=figure,
-    caption=captioned(
+    caption=runs.captioned(
         "Iterations within limits that bind, in turns; lines: 95 % intervals. Undivided, what "
         "does not fit runs by NNPACK or by us.",
         _facts,
     ),
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
     checks=(held, same_loss, same_gradients),
+    long=True,
 )

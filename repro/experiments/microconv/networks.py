@@ -14,45 +14,20 @@ import pandas as pd
 
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
-from repro.experiments.microconv.comparing import (
-    beside_torch,
-    gain_or_none,
-    gained,
-    held_s,
-    kernels_of,
-    left_to_ours,
-    mib,
-    ms,
-    named,
-    native_s,
-    need,
-    need_binding,
-    over_torch,
-    times,
-    unfit,
-    workspace_bytes,
-)
+from repro.experiments.microconv import measured, runs
+from repro.experiments.microconv.measured import mib, ms, times, unfit
 from repro.experiments.microconv.runs import (
     AMPLE,
-    CAFFES,
     LIMITS_MIB,
-    MIB,
     MODERATE,
     MODES,
     PAPER,
     POLICIES,
-    ROLES,
     SMALL,
-    TABLE5_ALEXNET,
-    at_papers_batch,
-    captioned,
     limit_of,
     network,
     network_name,
     policies,
-    precisions_of,
-    profile_of,
-    title_of,
     told_limit,
 )
 from repro.records import Record
@@ -61,45 +36,42 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CARDS = ("P100", "K80", "V100")  # the paper's
 _NOTE = "Intervals: torch's own scatter. Left to ours: kernels of this package's algorithms alone."
+_COLUMNS = (
+    "convolutions within the limit (ms)",
+    "torch's own (ms)",
+    "over undivided",
+    "over torch's own",
+    "workspace in all (MiB)",
+    "left to ours",
+)
 
 
-def _measured(record: Record | None, baseline: Record | None) -> dict[str, str]:
+def _columns(record: Record | None, baseline: Record | None) -> dict[str, str]:
     """The columns of one network's kernels, beside an undivided one."""
-    columns = {
-        "convolutions within the limit (ms)": DASH,
-        "torch's own (ms)": DASH,
-        "over undivided": DASH,
-        "over torch's own": DASH,
-        "left to ours": DASH,
-        "workspace in all (MiB)": DASH,
-    }
+    columns = dict.fromkeys(_COLUMNS, DASH)
     if record is None:
         return columns
-    cells = [f"does not fit: {len(unfit(record))} kernels", *[DASH] * 5]
-    if not unfit(record):
-        gain = gain_or_none(baseline, record)
-        cells[:4] = (
-            ms(held_s(record)),
-            ms(native_s(record)),
-            str(gain or DASH),
-            str(over_torch(record)),
-        )
-        cells[5] = mib(workspace_bytes(record))
-    cells[4] = f"{left_to_ours(record)[0]} of {len(kernels_of(record))}"
-    return dict(zip(columns, cells, strict=True))
+    columns["left to ours"] = (
+        f"{measured.left_to_ours(record)[0]} of {len(measured.entries(record))}"
+    )
+    if missing := unfit(record):
+        return columns | {_COLUMNS[0]: f"{missing} do not fit"}
+    rows, gain = measured.fitting(record), measured.gain_or_none(baseline, record)
+    cells = [ms(rows.time_s.sum()), ms(rows.native_s.sum()), str(gain or DASH)]
+    cells += [str(measured.over_torch(record)), mib(rows.workspace_bytes.sum())]
+    return columns | dict(zip(_COLUMNS, cells, strict=False))
 
 
-def _draw(
-    title: str, groups: Mapping[str, Mapping[str, Record]], undivided: str, paper: Mapping[str, Any]
-) -> "Figure":
+Groups = Mapping[str, Mapping[str, Record]]  # by limit, then by label of a bar
+
+
+def _draw(groups: Groups, over: str, paper: Mapping[Any, float]) -> "Figure":
     """Draw networks' times by layer over torch's own, and their speed-ups over undivided.
 
     Args:
-        title: Whose they are.
-        groups: By limit, then by label of a bar.
-        undivided: The label of what speed-ups are over.
+        groups: One bar each.
+        over: The label of the undivided bar of each limit.
         paper: The paper's speed-up by (limit, label).
     """
     from repro import plots
@@ -107,32 +79,33 @@ def _draw(
 
     bars = {(limit, name): r for limit, own in groups.items() for name, r in own.items()}
     figure, axes = plots.new_axes(1, 2, 10.5, 1.8 + 0.3 * len(bars))
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(runs.title_of(next(iter(bars.values()), None), runs.CAFFES), fontsize=11)
     layers, gains = axes[0]
     frame = pd.DataFrame([layer_times(record) for record in bars.values()])
     draw_bars(layers, frame, plots.PALETTE[1:], kind="barh", stacked=True)
     for row, (bar, record) in enumerate(bars.items()):
         if unfit(record):
             layers.text(0, row, " does not fit", va="center", fontsize=8, color=UNFIT)
-        if (value := paper.get(bar)) is not None:
-            gains.plot([value], [row - 0.2], "D", mfc="none", mec=plots.INK, label="paper, P100")
-        gain = gain_or_none(groups[bar[0]].get(undivided), record)
-        if gain is None or bar[1] == undivided:
+        if bar in paper:
+            style: dict[str, Any] = {"mfc": "none", "mec": plots.INK, "label": "paper, P100"}
+            gains.plot([paper[bar]], [row - 0.2], "D", **style)
+        gain = measured.gain_or_none(groups[bar[0]].get(over), record)
+        if gain is None or bar[1] == over:
             continue
         low, high = map(math.exp, gain.interval())
         if math.isfinite(low):
-            style: dict[str, Any] = {"color": plots.OURS, "lw": 2.2}
-            gains.plot([low, high], [row] * 2, "-", label="ours, 95 % interval", **style)
+            style = {"color": plots.OURS, "lw": 2.2, "label": "ours, 95 % interval"}
+            gains.plot([low, high], [row] * 2, "-", **style)
         gains.plot([math.exp(gain.mean)], [row], "o", color=plots.OURS, label="ours")
-    layers.set_yticks(range(len(bars)), [", ".join(bar) for bar in bars], fontsize=8)
-    gains.set_yticks(range(len(bars)), [])
     for axis, what in ((layers, "time of the convolutions over torch's own"), (gains, "speed-up")):
         axis.axvline(1, color="#48536a", linewidth=1, zorder=0)
+        axis.set_yticks(range(len(bars)), [", ".join(bar) for bar in bars], fontsize=8)
         axis.set_ylim(max(1, len(bars)) - 0.4, -0.6)
         axis.set_xlim(left=0)
         axis.set_xlabel(f"{what} (×)")
         axis.grid(axis="y", visible=False)
-    gains.set_title(f"over {undivided}", fontsize=10)
+    gains.set_yticklabels([])
+    gains.set_title(f"over {over}", fontsize=10)
     plots.legend_below(figure, 4)
     return figure
 
@@ -143,18 +116,18 @@ def layer_times(record: Record) -> dict[str, float]:
     Torch's own were timed in turns with them: two runs compare by these ratios, and not by their
     milliseconds.
     """
-    layers: dict[str, float] = {}
-    for row in () if unfit(record) else kernels_of(record):
-        over = row["time_s"] / native_s(record)
-        layers[row["layer"]] = layers.get(row["layer"], 0.0) + over
-    return layers
+    if unfit(record):
+        return {}
+    rows = measured.fitting(record)
+    taken: dict[str, float] = rows.time_s.groupby(rows.layer, sort=False).sum().to_dict()
+    return {layer: time / rows.native_s.sum() for layer, time in taken.items()}
 
 
 def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet at three limits with three policies."""
     return [
         network(profile, "AlexNet", "WR", limit, policy, precision)
-        for precision in profile_of(profile)["precisions"]
+        for precision in runs.profile_of(profile)["precisions"]
         for limit in LIMITS_MIB
         for policy in policies(profile)
         if precision == "fp32" or policy != "all"
@@ -162,7 +135,7 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def _by_policy(
-    results: Results, role: str, limit_mib: int, precision: str
+    results: Results, role: str, limit_mib: int, precision: str = "fp32"
 ) -> dict[str, Record | None]:
     limit = limit_of(results.profile, role, "WR", limit_mib)
     config = {"role": role, "limit_mib": limit, "setting": precision}
@@ -172,48 +145,47 @@ def _by_policy(
 def figure9_table(results: Results) -> list[dict[str, Any]]:
     """AlexNet at three limits with three policies; the paper's numbers of `all` by its GPUs."""
     rows = []
-    for precision, limit in itertools.product(precisions_of(results), LIMITS_MIB):
+    best = MODERATE, policies(results.profile)[-1]
+    for precision, limit in itertools.product(runs.precisions_of(results), LIMITS_MIB):
         records = _by_policy(results, "AlexNet", limit, precision)
         for policy, record in records.items():
-            shown = (limit, policy) == (MODERATE, policies(results.profile)[-1])
-            published = PAPER["figure9"]["speedup_64"] if shown else {}
-            rows.append(
-                {
-                    "setting": precision,
-                    "limit": told_limit(results.profile, "AlexNet", "WR", limit),
-                    "policy": policy,
-                    **{
-                        f"paper, {card}": times(published[card][1]) if published else DASH
-                        for card in CARDS
-                    },
-                    **_measured(record, records["undivided"]),
-                }
-            )
+            told = told_limit(results.profile, "AlexNet", "WR", limit)
+            row = {"setting": precision, "limit": told, "policy": policy}
+            for card, (_, convolutions) in PAPER["figure9"]["speedup_64"].items():
+                row[f"paper, {card}"] = times(convolutions) if (limit, policy) == best else DASH
+            rows.append(row | _columns(record, records["undivided"]))
     return rows
 
 
 def figure9(results: Results) -> "Figure":
     """Each layer's time within the limit for every limit and policy, and speed-ups beside."""
-    precision = next(iter(precisions_of(results)), "fp32")
+    precision = runs.precisions_of(results)[0]
     groups: dict[str, dict[str, Record]] = {}
     for limit in LIMITS_MIB:
         records = _by_policy(results, "AlexNet", limit, precision)
         told = told_limit(results.profile, "AlexNet", "WR", limit)
         groups[told] = {policy: record for policy, record in records.items() if record}
-    paper = {
-        (list(groups)[1], policies(results.profile)[-1]): PAPER["figure9"]["speedup_64"]["P100"][1]
-    }
-    ran = next((record for own in groups.values() for record in own.values()), None)
-    return _draw(title_of(ran, CAFFES), groups, "undivided", paper)
+    best = list(groups)[1], policies(results.profile)[-1]
+    return _draw(groups, "undivided", {best: PAPER["figure9"]["speedup_64"]["P100"][1]})
 
 
 def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
-    return need(results, "AlexNet", "WR", limit_mib, *wanted)
+    return measured.need(results, "AlexNet", "WR", limit_mib, *wanted)
 
 
 def _divided(results: Results, limit_mib: int) -> Record:
     """AlexNet with all sizes as in the paper, or powers of two where all was not run."""
     return _alexnet(results, limit_mib, "all", "powerOfTwo")
+
+
+def _estimate(before: Record, after: Record, label: str, *beside: Record) -> Cases:
+    """How much faster AlexNet is after, with the note of `beside_torch`."""
+
+    def estimate(_: str) -> Estimate:
+        gain = replace(measured.gained(before, after), label=label)
+        return measured.beside_torch(gain, *(beside or (before, after)))
+
+    return cases(["AlexNet"], estimate)
 
 
 def _label(results: Results, divided: Record, *limits_mib: int) -> str:
@@ -223,14 +195,6 @@ def _label(results: Results, divided: Record, *limits_mib: int) -> str:
     return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{undivided}:"
 
 
-def _over_undivided(results: Results, undivided: Record, divided: Record, limit: int) -> Cases:
-    def estimate(_: str) -> Estimate:
-        gain = replace(gained(undivided, divided), label=_label(results, divided, limit))
-        return beside_torch(gain, undivided, divided)
-
-    return cases(["AlexNet"], estimate)
-
-
 def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
     """AlexNet undivided and divided, under a limit no looser than the paper's.
 
@@ -238,7 +202,7 @@ def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
         NotRun: It stands for more at the paper's mini-batch.
     """
     undivided, divided = _alexnet(results, limit_mib, "undivided"), _divided(results, limit_mib)
-    if (at_papers := at_papers_batch(undivided)) > limit_mib:
+    if (at_papers := runs.at_papers_batch(undivided)) > limit_mib:
         raise NotRun(
             f"no such limit was run: {limit_mib} MiB at a mini-batch of "
             f"{undivided.config['batch']} stand for {at_papers:,.0f} at the paper's"
@@ -249,31 +213,32 @@ def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
 def moderate_faster(results: Results) -> Cases:
     """AlexNet's convolutions with the widest policy that ran over undivided."""
     undivided, divided = _alexnet(results, MODERATE, "undivided"), _divided(results, MODERATE)
-    need_binding(undivided, [_roomier(results), divided])
-    return _over_undivided(results, undivided, divided, MODERATE)
+    measured.need_binding(undivided, [_roomier(results), divided])
+    return _estimate(undivided, divided, _label(results, divided, MODERATE))
 
 
 def small_no_gain(results: Results) -> Cases:
     """What dividing gains within the small limit; what fits divided only is a gain."""
     undivided, divided = _scaled(results, SMALL)
     if unfit(undivided) and not unfit(divided):
-        return {"AlexNet": Exact(False, f"only divided, {named(unfit(undivided))} fit")}
-    return _over_undivided(results, undivided, divided, SMALL)
+        return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
+    return _estimate(undivided, divided, _label(results, divided, SMALL))
 
 
 def ample_no_gain(results: Results) -> Cases:
     """What dividing gains within the ample limit."""
-    return _over_undivided(results, *_scaled(results, AMPLE), AMPLE)
+    undivided, divided = _scaled(results, AMPLE)
+    return _estimate(undivided, divided, _label(results, divided, AMPLE))
 
 
 def _roomier(results: Results) -> Record | None:
-    return _by_policy(results, "AlexNet", AMPLE, "fp32")["undivided"]
+    return _by_policy(results, "AlexNet", AMPLE)["undivided"]
 
 
 def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
     """Undivided with ample workspace and divided with a moderate one, where that binds."""
     large, small = _alexnet(results, AMPLE, "undivided"), _divided(results, MODERATE)
-    need_binding(_alexnet(results, MODERATE, "undivided"), [large, small])
+    measured.need_binding(_alexnet(results, MODERATE, "undivided"), [large, small])
     return large, small
 
 
@@ -281,11 +246,7 @@ def memory_cost(results: Results) -> Cases:
     """The time that the smaller workspace costs."""
     large, small = _moderate_for_ample(results)
     label = f"time of {_label(results, small, MODERATE, AMPLE)}"
-
-    def cost(_: str) -> Estimate:
-        return beside_torch(replace(gained(small, large), label=label), large, small)
-
-    return cases(["AlexNet"], cost)
+    return _estimate(small, large, label, large, small)
 
 
 def power_of_two_as_good(results: Results) -> Cases:
@@ -293,8 +254,8 @@ def power_of_two_as_good(results: Results) -> Cases:
 
     def cost(limit: str) -> Estimate:
         undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
-        need_binding(undivided, [_roomier(results), two, every])
-        return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
+        measured.need_binding(undivided, [_roomier(results), two, every])
+        return replace(measured.gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
 
     found = cases(map(str, LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
@@ -306,12 +267,10 @@ def power_of_two_as_good(results: Results) -> Cases:
 )
 def less_workspace(results: Results) -> tuple[bool, str]:
     """Compare the bytes of all kernels together."""
-    large, small = _moderate_for_ample(results)
-    if missing := unfit(large) + unfit(small):
-        raise NotRun(f"{named(missing)} fit not at all")
+    large, small = map(measured.fitting, _moderate_for_ample(results))
     paper = PAPER["figure9"]["all_64_gib"] / PAPER["figure9"]["undivided_512_gib"]
-    share = workspace_bytes(small) / max(1, workspace_bytes(large))
-    return share < 1, f"{times(share)} (paper {times(paper)})"
+    share = small.workspace_bytes.sum() / max(1, large.workspace_bytes.sum())
+    return bool(share < 1), f"{times(share)} (paper {times(paper)})"
 
 
 @check(
@@ -321,27 +280,25 @@ def less_workspace(results: Results) -> tuple[bool, str]:
 def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
     """Compare the planned times of the kernels that fit with both of two policies."""
     plans = []
-    for precision, limit in itertools.product(precisions_of(results), LIMITS_MIB):
+    for precision, limit in itertools.product(runs.precisions_of(results), LIMITS_MIB):
         records = _by_policy(results, "AlexNet", limit, precision)
-        for fewer, more in itertools.pairwise(POLICIES):
-            pairs = zip(kernels_of(records[fewer]), kernels_of(records[more]), strict=False)
+        for pair in itertools.pairwise(map(measured.entries, records.values())):
             plans += [
-                (a["predicted_s"], b.get("predicted_s", math.inf))
-                for a, b in pairs
-                if "predicted_s" in a
+                (fewer["predicted_s"], more.get("predicted_s", math.inf))
+                for fewer, more in zip(*pair, strict=False)
+                if "predicted_s" in fewer
             ]
     if not plans:
         raise NotRun("no records")
-    slower = sum(b > a * (1 + 1e-9) for a, b in plans)
+    slower = sum(more > fewer * (1 + 1e-9) for fewer, more in plans)
     return not slower, f"{slower} of {len(plans)} kernels are planned slower"
 
 
 FIGURE9 = Exhibit(
-    long=True,
     runs=figure9_runs,
     table=figure9_table,
     figure=figure9,
-    caption=captioned(
+    caption=runs.captioned(
         f"AlexNet's convolutions by layer, a limit for each kernel (WR). {_NOTE}",
         caffes=True,
         scaled=True,
@@ -354,20 +311,21 @@ FIGURE9 = Exhibit(
         "power_of_two_as_good": power_of_two_as_good,
     },
     checks=(more_sizes_no_slower, less_workspace),
+    long=True,
 )
 
 
 def _table5_role(profile: str, role: str) -> str:
     """The name under which Table V's network runs: its AlexNet is not that of the figures."""
-    letter = role == "AlexNet" and TABLE5_ALEXNET in profile_of(profile)["networks"]
-    return TABLE5_ALEXNET if letter else role
+    letter = role == "AlexNet" and profile in runs.TO_THE_LETTER
+    return runs.TABLE5_ALEXNET if letter else role
 
 
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     """All three networks at 64 MiB for each kernel."""
     return [
         network(profile, name, "WR", MODERATE, policy)
-        for name in (_table5_role(profile, role) for role in ROLES)
+        for name in (_table5_role(profile, role) for role in runs.ROLES)
         for policy in policies(profile, name)
     ]
 
@@ -375,44 +333,45 @@ def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
 def table5(results: Results) -> list[dict[str, Any]]:
     """The time of each network by policy."""
     rows = []
-    for role, precision in itertools.product(ROLES, precisions_of(results)):
-        name, paper = _table5_role(results.profile, role), PAPER["table5"][role]
-        records = _by_policy(results, name, MODERATE, precision)
+    for role, paper in PAPER["table5"].items():
+        records = _by_policy(results, _table5_role(results.profile, role), MODERATE)
         ran = next(filter(None, records.values()), None)
         for policy, record in records.items():
-            ratio = paper["undivided"] / paper[policy]
-            rows.append(
-                {
-                    "network": network_name(ran) if ran else role,
-                    "policy": policy,
-                    "paper (ms)": f"{paper[policy]:.1f} ({ratio:.2f}×)",
-                    **_measured(record, records["undivided"]),
-                }
-            )
+            row = {"network": network_name(ran) if ran else role, "policy": policy}
+            ratio = times(paper["undivided"] / paper[policy])
+            row |= {"paper (ms)": f"{paper[policy]:.1f} ({ratio})"}
+            rows.append(row | _columns(record, records["undivided"]))
     return rows
 
 
 TABLE5 = Exhibit(
-    long=True,
     runs=table5_runs,
     table=table5,
-    caption=captioned(
+    caption=runs.captioned(
         f"Convolutions within the paper's {MODERATE} MiB for each kernel; its times are of "
         f"iterations. {_NOTE}",
         scaled=True,
     ),
+    long=True,
 )
 
 
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
-_RESNET50 = (
+_RESNET50: tuple[tuple[str, int, str], ...] = (
     ("WR", SMALL, "undivided"),
     ("WR", SMALL, "powerOfTwo"),
     ("WD", SMALL, "powerOfTwo"),
     ("WR", RESNET_WR_MIB, "undivided"),
     ("WD", RESNET_WD_MIB, "powerOfTwo"),
 )
+# The paper's comparisons: network, limit of each kernel of WR undivided, and what WD has in all,
+# given for each kernel.
+COMPARISONS = {
+    "AlexNet, as much": ("AlexNet", SMALL, SMALL),
+    "AlexNet, an eighth": ("AlexNet", MODERATE, SMALL),
+    "ResNet-50, half": ("ResNet-50", RESNET_WR_MIB, RESNET_WD_MIB),
+}
 
 
 def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -431,15 +390,14 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     return alexnet + [network(profile, "ResNet-50", *cell, caffe=True) for cell in _RESNET50]
 
 
-def _wr_and_wd(
-    results: Results, role: str, limit_mib: int, policy: str
-) -> dict[str, Record | None]:
-    """The records of WR and WD with the same workspace in all, by mode."""
+def _by_mode(results: Results, role: str, limit_mib: int, policy: str) -> dict[str, Record]:
+    """The records of WR and WD with the same workspace in all."""
     found = {}
     for mode in MODES:
         limit = limit_of(results.profile, role, mode, limit_mib, caffe=True)
         config = {"role": role, "policy": policy, "setting": "fp32", "limit_mib": limit}
-        found[mode] = results.first("network", mode=mode, **config)
+        if record := results.first("network", mode=mode, **config):
+            found[mode] = record
     return found
 
 
@@ -450,24 +408,16 @@ def figure11_table(results: Results) -> list[dict[str, Any]]:
     best = ("AlexNet", SMALL, policies(results.profile)[-1], "WD")
     for role, limit, policy in itertools.product(PAPER["figure11"]["kernels"], limits, POLICIES):
         against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-        base = _wr_and_wd(results, role, against, "undivided")["WR"]
-        for mode, record in _wr_and_wd(results, role, limit, policy).items():
-            if record is None:
-                continue
+        base = _by_mode(results, role, against, "undivided").get("WR")
+        for mode, record in _by_mode(results, role, limit, policy).items():
             told = told_limit(results.profile, role, mode, limit, caffe=True)
-            paper = PAPER["figure11"]["alexnet_120"][1]
-            rows.append(
-                {
-                    "network": network_name(record, True),
-                    "mode": mode,
-                    "limit": f"{told} {'in all' if mode == 'WD' else 'each'}",
-                    "policy": policy,
-                    "paper, P100": times(paper) if (role, limit, policy, mode) == best else DASH,
-                    **_measured(record, base),
-                    "variables": record.metrics["variables"] or DASH,
-                    "solved (ms)": ms(record.metrics["optimise_s"]),
-                }
-            )
+            told += " in all" if mode == "WD" else " each"
+            row = {"network": network_name(record, True), "mode": mode, "limit": told}
+            shown = (role, limit, policy, mode) == best
+            paper = times(PAPER["figure11"]["alexnet_120"][1]) if shown else DASH
+            row |= {"policy": policy, "paper, P100": paper, **_columns(record, base)}
+            row |= {"variables": record.metrics["variables"] or DASH}
+            rows.append(row | {"solved (ms)": ms(record.metrics["optimise_s"])})
     return rows
 
 
@@ -479,22 +429,10 @@ def figure11(results: Results) -> "Figure":
         groups[told] = {
             f"{mode} {policy}": record
             for policy in POLICIES
-            for mode, record in _wr_and_wd(results, "AlexNet", limit, policy).items()
-            if record
+            for mode, record in _by_mode(results, "AlexNet", limit, policy).items()
         }
-    best = (next(iter(groups)), f"WD {policies(results.profile)[-1]}")
-    ran = next((record for own in groups.values() for record in own.values()), None)
-    paper = {best: PAPER["figure11"]["alexnet_120"][1]}
-    return _draw(title_of(ran, CAFFES), groups, "WR undivided", paper)
-
-
-# The paper's comparisons: network, limit of each kernel of WR undivided, and what WD has in all,
-# given for each kernel.
-COMPARISONS = {
-    "AlexNet, as much": ("AlexNet", SMALL, SMALL),
-    "AlexNet, an eighth": ("AlexNet", MODERATE, SMALL),
-    "ResNet-50, half": ("ResNet-50", RESNET_WR_MIB, RESNET_WD_MIB),
-}
+    best = next(iter(groups)), f"WD {policies(results.profile)[-1]}"
+    return _draw(groups, "WR undivided", {best: PAPER["figure11"]["alexnet_120"][1]})
 
 
 def wd_faster(results: Results) -> Cases:
@@ -502,16 +440,17 @@ def wd_faster(results: Results) -> Cases:
 
     def faster(name: str) -> Estimate:
         role, each_mib, wd_each_mib = COMPARISONS[name]
-        undivided = need(results, role, "WR", each_mib, "undivided", caffe=True)
-        wd = need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
+        undivided = measured.need(results, role, "WR", each_mib, "undivided", caffe=True)
+        wd = measured.need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
         shared = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
         limit = undivided.config["limit_mib"]
         more = [r for r in results.ok("network", **shared) if r.config["limit_mib"] > limit]
-        need_binding(undivided, [*more, wd])
+        measured.need_binding(undivided, [*more, wd])
         total = told_limit(results.profile, role, "WD", wd_each_mib, caffe=True)
         apiece = told_limit(results.profile, role, "WR", each_mib, caffe=True)
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
-        return beside_torch(replace(gained(undivided, wd), label=label), undivided, wd)
+        gain = replace(measured.gained(undivided, wd), label=label)
+        return measured.beside_torch(gain, undivided, wd)
 
     return cases(COMPARISONS, faster)
 
@@ -519,28 +458,26 @@ def wd_faster(results: Results) -> Cases:
 @check("No kernel takes more than the limit for each, and under WD all together no more than that")
 def within_limits(results: Results) -> tuple[bool, str]:
     """Compare the workspaces of all kernels that fit with the limits."""
+    results.need("network")
     shares = []
     for record in results.ok("network"):
-        needs = [row["workspace_bytes"] for row in kernels_of(record) if "time_s" in row]
+        needs = [row["workspace_bytes"] for row in measured.entries(record) if "time_s" in row]
         taken = max(needs, default=0) if record.config["mode"] == "WR" else sum(needs)
-        shares.append(taken / (record.config["limit_mib"] * MIB))
-    if not shares:
-        raise NotRun("no records")
-    fullest = max(shares)
-    told = f"{len(shares)} networks take at most {100 * fullest:.0f} % of their limits"
-    return fullest <= 1, told
+        shares.append(taken / (record.config["limit_mib"] * runs.MIB))
+    told = f"{len(shares)} networks take at most {100 * max(shares):.0f} % of their limits"
+    return max(shares) <= 1, told
 
 
 FIGURE11 = Exhibit(
-    long=True,
     runs=figure11_runs,
     table=figure11_table,
     figure=figure11,
-    caption=captioned(
+    caption=runs.captioned(
         f"A limit for each kernel (WR), one workspace for all (WD). {_NOTE}",
         caffes=True,
         scaled=True,
     ),
     claims={"wd_faster": wd_faster},
     checks=(within_limits,),
+    long=True,
 )

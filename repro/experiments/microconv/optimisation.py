@@ -6,34 +6,27 @@ from typing import Any
 
 from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, one_machine
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
-from repro.experiments.microconv.comparing import mib, ms, tunings
-from repro.experiments.microconv.runs import (
-    PAPER,
-    alexnet_kernels,
-    captioned,
-    policies,
-    programmes,
-    repeated,
-)
+from repro.experiments.microconv import runs
+from repro.experiments.microconv.measured import mib, ms, tunings
 from repro.records import Record
 from repro.report import DASH
 
-COST = PAPER["optimisation"]
-RESNET50 = f"WD, {COST['resnet50'][0]} variables"
-RESNET152 = "WD, 2500 variables"
+COST = runs.PAPER["optimisation"]
+RESNET50, RESNET152 = f"WD, {COST['resnet50'][0]} variables", "WD, 2500 variables"
+PAPER_MS = {RESNET50: COST["resnet50"][1], RESNET152: COST["resnet152_ms"]}
 
 
-def runs(profile: str, chosen: Chosen) -> list[Run]:
+def planned(profile: str, chosen: Chosen) -> list[Run]:
     """The measurements of AlexNet from an empty cache, and the solver's programmes.
 
     Under `long` those of quick, by several processes.
     """
     of = "quick" if profile == LONG else profile
-    wanted = dict.fromkeys(("powerOfTwo", policies(of)[-1]))
-    measured = [run for policy in wanted for run in alexnet_kernels(of, policy)]
+    wanted = dict.fromkeys(("powerOfTwo", runs.policies(of)[-1]))
+    measured = [run for policy in wanted for run in runs.alexnet_kernels(of, policy)]
     if profile == LONG:
-        measured = [repeated(run) for run in measured]
-    return [*measured, *programmes(profile)]
+        measured = [runs.repeated(run) for run in measured]
+    return [*measured, *runs.programmes(profile)]
 
 
 def tuning_s(record: Record) -> float:
@@ -42,39 +35,32 @@ def tuning_s(record: Record) -> float:
 
 
 def _median_ms(record: Record, name: str) -> str:
-    return ms(statistics.median(record.timings[name]["samples_s"]))
+    return f"{ms(statistics.median(record.timings[name]['samples_s']))} ms"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The seconds that a first tuning of AlexNet takes, and the solver's."""
-    rows = []
-
-    def add(what: str, paper: str, ours: str, dividing: str, count: Any) -> None:
-        row = {"what": what, "paper": paper, "ours": ours, "of which dividing (ms)": dividing}
-        rows.append(row | {"times measured": count})
-
+    cells = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
-        what, paper = f"AlexNet, policy {policy}: measure and divide", f"{seconds} s"
-        record = next(iter(tunings(results, policy)), None)
-        if record is None:
-            add(what, paper, DASH, DASH, DASH)
-        else:
-            dividing, count = ms(record.metrics["optimise_s"]), record.metrics["measured"]
-            add(what, paper, f"{tuning_s(record):,.2f} s", dividing, count)
-    published = {RESNET50: f"{COST['resnet50'][1]} ms", RESNET152: f"{COST['resnet152_ms']} ms"}
-    for record in results.ok("solver"):
+        ours: list[Any] = [DASH] * 3
+        for record in tunings(results, policy)[:1]:
+            metrics = record.metrics
+            ours = [f"{tuning_s(record):,.2f} s", ms(metrics["optimise_s"]), metrics["measured"]]
+        cells.append([f"AlexNet, policy {policy}: measure and divide", f"{seconds} s", *ours])
+    for record in [*results.ok("solver"), *results.ok("programme")]:
+        metrics = record.metrics
         for name, timing in record.timings.items():
-            what = f"{name} (made-up fronts)" if name in published else name
-            taken, paper = f"{_median_ms(record, name)} ms", published.get(name, DASH)
-            add(what, paper, taken, DASH, len(timing["samples_s"]))
-    for record in results.ok("programme"):
-        own = f"WD, ResNet-152's own {record.metrics['kernels']} kernels, "
-        own += f"{record.metrics['variables']} variables, "
-        for name, timing in record.timings.items():
-            what = f"{own}{mib(record.metrics['total_bytes'][name])} MiB ({name})"
-            taken = f"{_median_ms(record, name)} ms"
-            add(what, published[RESNET152], taken, DASH, len(timing["samples_s"]))
-    return rows
+            what, paper = name, PAPER_MS.get(name)
+            if record.experiment == "programme":
+                paper, total = COST["resnet152_ms"], mib(metrics["total_bytes"][name])
+                what = f"WD, ResNet-152's own {metrics['kernels']} kernels, "
+                what += f"{metrics['variables']} variables, {total} MiB ({name})"
+            elif paper:
+                what += " (made-up fronts)"
+            taken = [_median_ms(record, name), DASH, len(timing["samples_s"])]
+            cells.append([what, f"{paper} ms" if paper else DASH, *taken])
+    columns = ("what", "paper", "ours", "of which dividing (ms)", "times measured")
+    return [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def power_of_two_saves(results: Results) -> Cases:
@@ -99,15 +85,15 @@ def _over_paper(record: Record, name: str, paper_ms: float, label: str) -> Estim
     return replace(over, label=f"{label}, over {paper_ms} ms:")
 
 
-def _made_up(results: Results, name: str, paper_ms: float) -> Estimate:
+def _made_up(results: Results, name: str) -> Estimate:
     solved = results.need("solver")
-    label = f"made-up fronts, {name.removeprefix('WD, ')}, {_median_ms(solved, name)} ms"
-    return _over_paper(solved, name, paper_ms, label)
+    label = f"made-up fronts, {name.removeprefix('WD, ')}, {_median_ms(solved, name)}"
+    return _over_paper(solved, name, PAPER_MS[name], label)
 
 
 def solver_resnet50(results: Results) -> Cases:
     """The time of a programme with as many variables over GLPK's."""
-    return {"ResNet-50": _made_up(results, RESNET50, COST["resnet50"][1])}
+    return {"ResNet-50": _made_up(results, RESNET50)}
 
 
 def solver_resnet152(results: Results) -> Cases:
@@ -118,7 +104,7 @@ def solver_resnet152(results: Results) -> Cases:
 
     def solved(name: str) -> Estimate:
         if name == "2,500 variables":
-            return _made_up(results, RESNET152, COST["resnet152_ms"])
+            return _made_up(results, RESNET152)
         record = results.need("programme")
         taken, total = (mib(record.metrics[f"{key}_bytes"][name]) for key in ("taken", "total"))
         variables = record.metrics["variables"]
@@ -129,10 +115,9 @@ def solver_resnet152(results: Results) -> Cases:
 
 
 OPTIMISATION = Exhibit(
-    long=True,
-    runs=runs,
+    runs=planned,
     table=table,
-    caption=captioned(
+    caption=runs.captioned(
         "Seconds to measure and divide AlexNet from an empty cache, and to solve WD's programmes: "
         "SYNTHETIC ones of the paper's sizes, and ResNet-152's measured one within two totals."
     ),
@@ -141,4 +126,5 @@ OPTIMISATION = Exhibit(
         "solver_resnet50": solver_resnet50,
         "solver_resnet152": solver_resnet152,
     },
+    long=True,
 )

@@ -1,6 +1,6 @@
 """The runs of each profile, from the tables in ``paper.toml``, and the names of what ran."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,6 +20,7 @@ POLICIES = ("undivided", "powerOfTwo", "all")
 MODES = ("WR", "WD")
 KINDS = {"forward": "F", "backward_data": "BD", "backward_filter": "BF"}
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))  # of AlexNet
+NETWORK_TYPES: tuple[str, ...] = tuple(CONTENT["deepbench"])  # of Table IV
 
 ROLES = ("AlexNet", "ResNet-50", "DenseNet-40")
 CAFFE, TABLE5_ALEXNET = "AlexNet, two groups", "AlexNet, Table V"
@@ -28,16 +29,6 @@ ITERATED = (*ROLES, "ResNet-18", CAFFE)
 ALONE = ("SqueezeNet", "VGG-11")  # tuned without a limit alone
 TO_THE_LETTER = ("gpu", "paper")  # profiles with the paper's networks and mini-batches
 HALF = "fp16"
-
-# Torch's own convolutions under other settings of torch; see `iterating.SETTINGS`. Each has
-# processes of its own, and to try all plans of a deep network takes minutes: few, by run.
-RIVALS = _TEN, _EVERY, _CAPPED, _LEGACY = (
-    "cudnn.benchmark",
-    "cudnn.benchmark, all plans",
-    "cudnn.benchmark, all plans, capped",
-    "cudnn.benchmark, legacy API, capped",
-)
-_RIVALS = ((CAFFE, (_TEN, _EVERY)), (CAFFE, (_CAPPED, _LEGACY)), ("ResNet-50", (_TEN,)))
 
 
 @cache
@@ -54,14 +45,18 @@ def profile_of(name: str) -> dict[str, Any]:
 def _network(profile: str, role: str, precision: str = "fp32") -> dict[str, Any]:
     """The part of a configuration that all experiments on a network have."""
     own = profile_of(profile)
-    return {
-        "role": role,
-        **own["networks"][role],
-        "setting": precision,
-        **CONTENT["precisions"][precision],
-        "algorithms": own["algorithms"],
-        "threads": own.get("threads"),
-    }
+    common = {"role": role, "setting": precision, "algorithms": own["algorithms"]}
+    common |= {"threads": own.get("threads")}
+    return common | own["networks"][role] | CONTENT["precisions"][precision]
+
+
+def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
+    return Run(experiment, config, seeds=(0,), label=label)
+
+
+def repeated(run: Run) -> Run:
+    """The same measurement by several processes."""
+    return replace(run, seeds=PROCESSES)
 
 
 def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
@@ -78,17 +73,13 @@ def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
     if profile == "gpu" and policy == "all":
         return [_layer(profile, name) for name in LAYERS]
     config = _network(profile, "AlexNet") | {"policy": policy}
-    return [Run("candidates", config, seeds=(0,), label=f"AlexNet, fp32, {policy}")]
+    return [_once("candidates", config, f"AlexNet, fp32, {policy}")]
 
 
-def _layer(profile: str, name: str) -> Run:
+def _layer(profile: str, name: str, **changes: Any) -> Run:
     config = _network(profile, "AlexNet") | {"policy": "all", "layer": name, "kinds": list(KINDS)}
-    return Run("candidates", config, seeds=(0,), label=f"AlexNet's {name}, all")
-
-
-def repeated(run: Run) -> Run:
-    """The same measurement by several processes."""
-    return replace(run, seeds=PROCESSES)
+    config |= changes
+    return _once("candidates", config, f"AlexNet's {name}, {config['policy']}")
 
 
 def conv2(profile: str) -> Run:
@@ -97,14 +88,11 @@ def conv2(profile: str) -> Run:
         return repeated(conv2("quick"))
     if profile == "gpu":
         return _layer(profile, "conv2")
-    policy = "powerOfTwo" if profile == "quick" else "all"
-    config = _network(profile, "AlexNet") | {
-        "batch": profile_of(profile)["conv2_batch"],
-        "policy": policy,
-        "layer": "conv2",
-        "kinds": ["forward"],
-    }
-    return Run("candidates", config, seeds=(0,), label=f"AlexNet's conv2, {policy}")
+    policy, batch = (
+        "powerOfTwo" if profile == "quick" else "all",
+        profile_of(profile)["conv2_batch"],
+    )
+    return _layer(profile, "conv2", kinds=["forward"], policy=policy, batch=batch)
 
 
 def network(
@@ -122,8 +110,7 @@ def network(
     config |= {"mode": mode, "limit_mib": limit, "policy": policy}
     if caffe and profile in TO_THE_LETTER:
         config["batch"] = _paper_batch(role, caffe)
-    label = f"{role}, {precision}, {mode}, {limit:,} MiB, {policy}"
-    return Run("network", config, seeds=(0,), label=label)
+    return _once("network", config, f"{role}, {precision}, {mode}, {limit:,} MiB, {policy}")
 
 
 def limit_of(
@@ -158,10 +145,9 @@ def at_papers_batch(record: Record) -> float:
 
     Workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
     """
-    role = record.config["role"]
-    role = "AlexNet" if role in (CAFFE, TABLE5_ALEXNET) else role
-    limit: float = record.config["limit_mib"]
-    return limit * PAPER["batches"][role] / record.config["batch"]
+    config = record.config
+    role = "AlexNet" if config["role"] in (CAFFE, TABLE5_ALEXNET) else config["role"]
+    return float(config["limit_mib"] * PAPER["batches"][role] / config["batch"])
 
 
 def iterated(profile: str) -> list[str]:
@@ -171,100 +157,61 @@ def iterated(profile: str) -> list[str]:
 
 def iterations(profile: str, role: str) -> Run:
     """A network's whole iterations within a limit, by policy, in turns."""
-    own = profile_of(profile)
-    row = dict(own["iterated"][role])
-    network = _network("quick" if profile == LONG else profile, role if role in ROLES else ROLES[0])
-    limit = row.pop("limit_mib", None)
+    own, of = profile_of(profile), "quick" if profile == LONG else profile
+    network, row = _network(of, role if role in ROLES else ROLES[0]), dict(own["iterated"][role])
+    wr = row.pop("policies", POLICIES[:2] if "limit_mib" in row else [])
     shared = row.pop("wd", [])
-    wr = row.pop("policies", POLICIES[:2] if limit else [])
     config = network | {
         "role": role,
         "algorithms": [*network["algorithms"], *own.get("low_memory", [])],
         "free": len(network["algorithms"]),  # of them, where no limit binds
-        "limit_mib": limit,
+        "limit_mib": None,
         "ways": [*(["WR", None, policy] for policy in wr), *(["WD", *pair] for pair in shared)],
         **{key: own[key] for key in ("processes", "pairs", "repeats")},
         **row,
     }
     if profile == LONG:
         config["threads"] = 1
-    return Run("iterations", config, seeds=(0,), label=f"{role}, iterations")
+    return _once("iterations", config, f"{role}, iterations")
 
 
 def rivals(profile: str) -> list[Run]:
     """Torch's own iterations under other settings of torch, each in its own processes."""
     runs = []
-    for role, names in _RIVALS if profile in TO_THE_LETTER else ():
-        config = iterations(profile, role).config | {"ways": [], "rivals": list(names)}
-        runs.append(Run("iterations", config, seeds=(0,), label=f"{role}, {' and '.join(names)}"))
+    for role, names in CONTENT["rivals"]["runs"] if profile in TO_THE_LETTER else ():
+        config = iterations(profile, role).config | {"ways": [], "rivals": names}
+        runs.append(_once("iterations", config, f"{role}, {' and '.join(names)}"))
     return runs
-
-
-NETWORK_TYPES: tuple[str, ...] = tuple(CONTENT["deepbench"])  # of Table IV
 
 
 def deepbench(profile: str, network_type: str, precision: str) -> Run:
     """The forward passes of one network type's layers."""
     own = profile_of(profile)
-    config = {
-        "role": network_type,
-        "largest_mmacs": None,
-        "of_each_size": None,
-        **own["layers"],
-        "setting": precision,
-        **CONTENT["precisions"][precision],
-        "algorithms": own["benchmark_algorithms"],
-        "threads": own.get("threads"),
-        "limit_mib": MODERATE,
-        "policy": "powerOfTwo",
-    }
+    config = {"role": network_type, "largest_mmacs": None, "of_each_size": None, **own["layers"]}
+    config |= {"setting": precision, **CONTENT["precisions"][precision]}
+    config |= {"algorithms": own["benchmark_algorithms"], "threads": own.get("threads")}
+    config |= {"limit_mib": MODERATE, "policy": "powerOfTwo"}
     if precision == HALF:
         config |= {"algorithms": ["torch:native", "cudnn", "cudnn_half"], "max_error": 1e-2}
-    return Run("deepbench", config, seeds=(0,), label=f"{network_type}, {precision}")
+    return _once("deepbench", config, f"{network_type}, {precision}")
 
 
 def cluster(profile: str) -> Run:
     """A network's times on unequal devices, one at a time, each tuned within Table III's limit."""
     own = profile_of(profile)
-    config = own["cluster"] | {
-        "role": "ResNet-18",
-        "devices": ["fast", "slow"],
-        "tuned_with": own["algorithms"],
-        "limit_mib": MODERATE,
-        "policy": "powerOfTwo",
-        "repeats": own["repeats"],
-    }
-    return Run("cluster", config, seeds=(0,), label="ResNet-18")
+    config = own["cluster"] | {"role": "ResNet-18", "devices": ["fast", "slow"]}
+    config |= {"tuned_with": own["algorithms"], "limit_mib": MODERATE, "policy": "powerOfTwo"}
+    return _once("cluster", config | {"repeats": own["repeats"]}, "ResNet-18")
 
 
 def programmes(profile: str) -> list[Run]:
     """The solver on made-up fronts of the paper's sizes, and on ResNet-152's own kernels."""
-    profile = "quick" if profile == LONG else profile
-    repeats = 2 if profile == "smoke" else 5
-    sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], "repeats": repeats}
-    config = _network(profile, "ResNet-152") | {
-        "policy": "powerOfTwo",
-        "limit_mib": PAPER["optimisation"]["largest_mib"],
-        "repeats": repeats,
-    }
-    return [
-        Run("solver", sizes, seeds=(0,), label="made-up fronts"),
-        Run("programme", config, seeds=(0,), label="ResNet-152, its own kernels"),
-    ]
-
-
-# The names of what ran.
-
-_WRITTEN = {
-    "alexnet": "AlexNet",
-    "densenet40": "DenseNet-40",
-    "resnet18": "ResNet-18",
-    "resnet50": "ResNet-50",
-    "resnet152": "ResNet-152",
-    "resnet_cifar": "ResNet for CIFAR",
-    "squeezenet1_1": "SqueezeNet 1.1",
-    "vgg11": "VGG-11",
-}
+    repeats = {"repeats": 2 if profile == "smoke" else 5}
+    sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
+    config = _network("quick" if profile == LONG else profile, "ResNet-152")
+    config |= {"policy": "powerOfTwo", "limit_mib": PAPER["optimisation"]["largest_mib"], **repeats}
+    own = _once("programme", config, "ResNet-152, its own kernels")
+    return [_once("solver", sizes, "made-up fronts"), own]
 
 
 def stands_in(record: Record, caffes: bool = False) -> bool:
@@ -283,8 +230,8 @@ def _own_network(record: Record) -> str:
     model = record.config["model"]
     options = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
     library, _, name = model["name"].rpartition("/")
-    of = f"{library}'s " if library else ""
-    return f"{of}{_WRITTEN.get(name, name)}{f' of {options}' if options else ''}"
+    written = CONTENT["written"].get(name, name) + (f" of {options}" if options else "")
+    return f"{library}'s {written}" if library else written
 
 
 def network_name(record: Record, caffes: bool = False) -> str:
@@ -323,11 +270,8 @@ def captioned(
         records = [record for record in results.records if record.status == "ok"]
         roles = dict.fromkeys(r.config["role"] for r in records if stands_in(r, caffes))
         names = ", ".join(role.replace(", two groups", " (two groups)") for role in roles)
-        parts = [f"STAND-IN for the paper's {names}"] if roles else []
-        if any(record.experiment != "solver" for record in records):
-            parts.append("SYNTHETIC inputs")
-        if parts:
-            yield f"{'; '.join(parts)}."
+        if records:
+            yield f"STAND-IN for the paper's {names}; " * bool(roles) + "SYNTHETIC inputs."
         if (processes := len({record.seed for record in records})) > 1:
             yield f"Shown: the first of {processes} processes."
         if scaled and results.profile == LONG:
@@ -337,6 +281,7 @@ def captioned(
     return caption(lead, marks)
 
 
-def precisions_of(results: Results) -> Sequence[str]:
-    """The precisions that have records, in the order of the plan."""
-    return list(dict.fromkeys(r.config["setting"] for r in results.records if r.status == "ok"))
+def precisions_of(results: Results) -> list[str]:
+    """The precisions that have records, in the order of the plan; float32 where there are none."""
+    found = dict.fromkeys(r.config["setting"] for r in results.records if r.status == "ok")
+    return list(found) or ["fp32"]
