@@ -70,6 +70,6 @@ def effect(label: str, paper: float | None, gain: Estimate | None) -> Effect:
 
 def effects(groups: Mapping[str, Sequence[Effect]], xlabel: str, title: str) -> Figure:
     """Draw speed-ups by group, and whose they are above."""
-    figure = plots.effects_by_group(groups, xlabel)
+    figure = plots.effects_by_group(groups or {"ours": []}, xlabel)
     figure.suptitle(title, fontsize=11)
     return figure
