@@ -182,11 +182,7 @@ def figure(results: Results) -> "Figure":
 
 
 def _over_undivided(results: Results, size: str) -> Cases:
-    """`measured_gain` over undivided, noting what that is and torch's own speed.
-
-    Raises:
-        NotRun: There are no such layers, or this package's algorithms compute most of them.
-    """
+    """`measured_gain` over undivided, noting what that is and torch's own speed."""
     gains = layer_gains(results, "fp32", UNDIVIDED, size)
     gain, over_torch = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
     note = f"divided is {over_torch} of torch's own speed without a limit"
@@ -233,11 +229,7 @@ FIGURE8 = Exhibit(
     runs=planned,
     table=table,
     figure=figure,
-    caption=runs.captioned(
-        f"Speed-up of the best division (powerOfTwo) within {MODERATE} MiB, forward. Left to ours: "
-        "undivided, an algorithm of this package computes them.",
-        _facts,
-    ),
+    caption=runs.captioned("figure8", _facts),
     claims={
         "layers_faster": layers_faster,
         "three_by_three": three_by_three,

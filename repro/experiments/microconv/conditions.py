@@ -119,9 +119,6 @@ def same_layers(results: Results) -> tuple[bool, str]:
 TABLES = Exhibit(
     runs=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
     table=table,
-    caption=captioned(
-        "The paper's tables that have no times. I names the algorithms that Figure 8's divisions "
-        "take, with the largest workspace of such a division; limits in III are of each kernel."
-    ),
+    caption=captioned("tables"),
     checks=(same_layers,),
 )

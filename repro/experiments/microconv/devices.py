@@ -26,36 +26,29 @@ COMBINATIONS = {
 }
 
 
-def best_split(batch: int, seconds: Mapping[str, Mapping[int, float]]) -> Split:
+def _shared_out(batch: int, seconds: Mapping[str, Mapping[int, float]]) -> Split:
     """The split of a batch whose slowest device is the fastest; idle devices are left out."""
     from repro.microconv import split_batch
 
-    return {
-        device: (size, seconds[device][size])
-        for device, size in split_batch(batch, seconds).items()
-    }
+    sizes = split_batch(batch, seconds)
+    return {device: (size, seconds[device][size]) for device, size in sizes.items()}
 
 
 def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
-    """The best split and an even one (None where it is no size) of each combination of devices.
-
-    Empty where nothing was measured.
-    """
-    record = results.first("cluster")
-    if record is None:
-        return {}
-    measured = {
-        device: {int(size): seconds for size, seconds in sizes.items()}
-        for device, sizes in record.metrics["times"].items()
-    }
-    batch, found = record.config["batch"], {}
-    for name, devices in COMBINATIONS.items():
-        seconds = {device: measured[device.partition(" ")[0]] for device in devices}
-        share, rest = divmod(batch, len(devices))
-        even = None
-        if not rest and all(share in sizes for sizes in seconds.values()):
-            even = {device: (share, sizes[share]) for device, sizes in seconds.items()}
-        found[name] = best_split(batch, seconds), even
+    """The best split of each combination of devices, and an even one, None where it is no size."""
+    found = {}
+    for record in results.ok("cluster")[:1]:
+        measured = {
+            device: {int(size): seconds for size, seconds in sizes.items()}
+            for device, sizes in record.metrics["times"].items()
+        }
+        for name, devices in COMBINATIONS.items():
+            seconds = {device: measured[device.partition(" ")[0]] for device in devices}
+            share, rest = divmod(record.config["batch"], len(devices))
+            even = None
+            if not rest and all(share in sizes for sizes in seconds.values()):
+                even = {device: (share, sizes[share]) for device, sizes in seconds.items()}
+            found[name] = _shared_out(record.config["batch"], seconds), even
     return found
 
 
@@ -64,7 +57,7 @@ def slowest(split: Split) -> float:
     return max(seconds for _, seconds in split.values())
 
 
-def _gains(results: Results) -> dict[str, float]:
+def gains(results: Results) -> dict[str, float]:
     """The speed-up of each combination over the better device alone."""
     best = {name: slowest(split) for name, (split, _) in splits(results).items()}
     return {name: min(best["fast"], best["slow"]) / seconds for name, seconds in best.items()}
@@ -82,44 +75,40 @@ def published_splits() -> tuple[Split, Split]:
         device: {size: size / half * second for size in range(4, batch + 1, 4)}
         for device, (_, second) in even.items()
     }
-    return best_split(batch, seconds), even
+    return _shared_out(batch, seconds), even
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Mini-batches shared out among unequal devices, ours and then the paper's."""
-    found, gains = splits(results), _gains(results) if splits(results) else {}
-    metrics = results.need("cluster").metrics if found else {}
     rows = []
 
-    def add(devices: str, sizes: str, paper: str = DASH, **cells: str) -> None:
-        row = {"devices": devices, "batch sizes": sizes, "paper": paper}
-        columns = ("kernels divided", "slowest (ms)", "over the best one", "even split (ms)")
-        rows.append(row | dict.fromkeys((*columns, "even is slower by"), DASH) | cells)
+    def add(devices: str, best: Split | None, even: Split | None, **cells: str) -> None:
+        row = {"devices": devices, "batch sizes": _sizes(best or {}) or DASH, "paper": DASH}
+        row |= dict.fromkeys(("kernels divided", "slowest (ms)", "over the best one"), DASH)
+        row |= dict.fromkeys(("even split (ms)", "even is slower by"), DASH)
+        if best:
+            row["slowest (ms)"] = ms(slowest(best))
+        if best and even:
+            row["even split (ms)"] = ms(slowest(even))
+            row["even is slower by"] = times(slowest(even) / slowest(best))
+        rows.append(row | cells)
 
-    for name, (best, even) in found.items():
+    for name, (best, even) in splits(results).items():
+        metrics = results.need("cluster").metrics
         kinds = dict.fromkeys(device.partition(" ")[0] for device in best)
         cells = {
             "kernels divided": ", ".join(str(metrics["divided"][kind]) for kind in kinds),
-            "slowest (ms)": ms(slowest(best)),
-            "over the best one": times(gains[name]),
+            "over the best one": times(gains(results)[name]),
         }
         devices = ", ".join(metrics["devices"][kind] for kind in kinds)
-        add(f"{name} ({devices})", _sizes(best), **cells, **_even(best, even))
+        add(f"{name} ({devices})", best, even, **cells)
     split = ", ".join(f"{device}: {size}" for device, size in FIGURE["split_k80_k20"].items())
-    add("the paper's K80 (two GK210) + K20Xm", split, times(FIGURE["speedup_k80_k20"]))
-    add("the paper's all its GPUs", DASH, times(FIGURE["speedup_all"]))
-    best, even = published_splits()
-    cells = {"slowest (ms)": ms(slowest(best)), **_even(best, even)}
+    gain = {"batch sizes": split, "paper": times(FIGURE["speedup_k80_k20"])}
+    add("the paper's K80 (two GK210) + K20Xm", None, None, **gain)
+    add("the paper's all its GPUs", None, None, paper=times(FIGURE["speedup_all"]))
     paper = f"even: {FIGURE['even_slowdown']}×"
-    add("the paper's 750Ti + K20Xm, its times", _sizes(best), paper, **cells)
+    add("the paper's 750Ti + K20Xm, its times", *published_splits(), paper=paper)
     return rows
-
-
-def _even(best: Split, even: Split | None) -> dict[str, str]:
-    if even is None:
-        return {}
-    over = times(slowest(even) / slowest(best))
-    return {"even split (ms)": ms(slowest(even)), "even is slower by": over}
 
 
 def _sizes(split: Split) -> str:
@@ -131,33 +120,24 @@ def figure(results: Results) -> "Figure":
     from repro import plots
     from repro.experiments.microconv.drawing import draw_bars
 
-    record = results.first("cluster")
-    described = record.metrics["devices"] if record else {}
     ours: dict[str, Split] = {}
     for name, (best, even) in splits(results).items():
-        ours[name] = best
-        if even is not None and len(even) > 1:
-            ours[f"{name}, even"] = even
-    panels = dict(zip(("uneven", "even"), published_splits(), strict=True))
+        ours |= {name: best}
+        ours |= {f"{name}, even": even} if even and len(even) > 1 else {}
+    papers = dict(zip(("uneven", "even"), published_splits(), strict=True))
     figure, axes = plots.new_axes(1, 2, 10.5, 4.2)
     axes[0, 0].get_gridspec().set_width_ratios([max(1, len(ours)), 2])
-    for axis, bars in zip(axes[0], (ours, panels), strict=True):
-        frame = pd.DataFrame(
-            [{device: 1e3 * seconds for device, (_, seconds) in s.items()} for s in bars.values()]
-        )
-        frame.index = pd.Index([f"{name}\n{_shares(split)}" for name, split in bars.items()])
-        frame = frame.rename(columns=lambda name: f"{name}: {described.get(name, '')}".rstrip(": "))
-        draw_bars(axis, frame, plots.PALETTE[1:], fontsize=8)
-    axes[0, 1].set_title("paper: ResNet-18, scaled from its two times", fontsize=9)
+    for axis, bars in zip(axes[0], (ours, papers), strict=True):
+        labels = [f"{k}\n{' + '.join(str(n) for n, _ in s.values())}" for k, s in bars.items()]
+        taken = [{device: 1e3 * t for device, (_, t) in split.items()} for split in bars.values()]
+        draw_bars(axis, pd.DataFrame(taken, labels), plots.PALETTE[1:], fontsize=8)
+    record = results.first("cluster")
     title = title_of(record, "ResNet-18").replace(", mini-batch", "\nmini-batch")
     axes[0, 0].set_title(f"{title}, SIMULATED", fontsize=10)
+    axes[0, 1].set_title("paper: ResNet-18, scaled from its two times", fontsize=9)
     axes[0, 0].set_ylabel("forward and backward pass (ms)")
-    plots.legend_below(figure, 4)
+    plots.legend_below(figure, 5)
     return figure
-
-
-def _shares(split: Split) -> str:
-    return " + ".join(str(size) for size, _ in split.values())
 
 
 @check(
@@ -179,21 +159,18 @@ def even_split(results: Results) -> tuple[bool, str]:
 def together_no_slower(results: Results) -> tuple[bool, str]:
     """Compare every combination with the better device alone."""
     results.need("cluster")
-    gains = {name: _gains(results)[name] for name in ("fast + slow", ALL)}
-    evidence = ", ".join(f"{name} {times(gain)}" for name, gain in gains.items())
+    found = {name: gains(results)[name] for name in ("fast + slow", ALL)}
+    evidence = ", ".join(f"{name} {times(gain)}" for name, gain in found.items())
     paper = f"the paper's two GK210 and a K20Xm {times(FIGURE['speedup_k80_k20'])}"
-    return all(gain >= 1 for gain in gains.values()), f"{evidence} ({paper})"
+    return all(gain >= 1 for gain in found.values()), f"{evidence} ({paper})"
 
 
 @check("No even split is faster than the best one, which is the best of all")
 def even_no_faster(results: Results) -> tuple[bool, str]:
     """Compare every even split that is measured with the best one."""
     results.need("cluster")
-    slower = {
-        name: slowest(even) / slowest(best)
-        for name, (best, even) in splits(results).items()
-        if even and len(even) > 1
-    }
+    pairs = {name: pair for name, pair in splits(results).items() if pair[1] and len(pair[1]) > 1}
+    slower = {name: slowest(even or {}) / slowest(best) for name, (best, even) in pairs.items()}
     evidence = ", ".join(f"{name}: even takes {times(ratio)}" for name, ratio in slower.items())
     return all(ratio >= 1 for ratio in slower.values()), evidence or "no even split is measured"
 
@@ -202,10 +179,6 @@ FIGURE13 = Exhibit(
     runs=lambda profile, chosen: [cluster(profile)],
     table=table,
     figure=figure,
-    caption=captioned(
-        "A mini-batch shared out so that the slowest device finishes first. SIMULATED: devices are "
-        "timed one at a time, without communication. The paper's two times are scaled by the batch "
-        "size."
-    ),
+    caption=captioned("figure13"),
     checks=(together_no_slower, even_no_faster, even_split),
 )

@@ -157,11 +157,7 @@ class _Workspace(TorchDispatchMode):
 def _in_a_process(
     function: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Call a function of this module in another process, and return its result.
-
-    Raises:
-        RuntimeError: It failed there.
-    """
+    """Call a function of this module in another process, and return its result."""
     code = f"import json, sys\nfrom {__name__} import {function}\n"
     code += f"print(json.dumps({function}(*json.loads(sys.argv[1]))))"
     done = subprocess.run(

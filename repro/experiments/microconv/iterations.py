@@ -36,11 +36,7 @@ def _ran(results: Results) -> dict[str, Record]:
 
 
 def _need(results: Results, role: str, *names: str) -> tuple[Record, list[Mapping[str, Any]]]:
-    """A network's record, and what became of it in several forms.
-
-    Raises:
-        NotRun: It was not run so.
-    """
+    """A network's record, and what became of it in several forms."""
     record = results.need("iterations", role=role, rivals=None)
     for name in names:
         if name not in record.metrics["forms"]:
@@ -254,11 +250,7 @@ def no_slower(results: Results) -> Cases:
 
 
 def _tuned(results: Results) -> list[Mapping[str, Any]]:
-    """The forms of networks in which a kernel left torch's own.
-
-    Raises:
-        NotRun: There is none.
-    """
+    """The forms of networks in which a kernel left torch's own."""
     ran = _ran(results).values()
     tuned = [f for record in ran for f in record.metrics["forms"].values() if f.get("divided")]
     if not tuned:
@@ -329,11 +321,7 @@ ITERATIONS = Exhibit(
     ],
     table=table,
     figure=figure,
-    caption=runs.captioned(
-        "Iterations within limits that bind, in turns; lines: 95 % intervals. Undivided, what "
-        "does not fit runs by NNPACK or by us.",
-        _facts,
-    ),
+    caption=runs.captioned("iterations", _facts),
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
     checks=(held, same_loss, same_gradients),
     long=True,

@@ -144,13 +144,7 @@ FIGURE1 = Exhibit(
     runs=lambda profile, chosen: runs.alexnet_kernels(profile),
     table=figure1_table,
     figure=figure1,
-    caption=captioned(
-        "The best undivided algorithms of each layer within a limit for each kernel: workspace "
-        "beside data and filters with gradients, and the sum of median times.",
-        _all_the_same,
-        caffes=True,
-        scaled=True,
-    ),
+    caption=captioned("figure1", _all_the_same),
     claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
     long=True,
 )
@@ -261,11 +255,7 @@ FIGURE6 = Exhibit(
     ),
     table=figure6_table,
     figure=figure6,
-    caption=captioned(
-        "Every desirable division of AlexNet's second convolution, forward: no other one needs "
-        "less workspace and less time. A time is a sum of medians, one for each micro-batch.",
-        caffes=True,
-    ),
+    caption=captioned("figure6"),
     checks=(few_desirable, divided_on_front),
 )
 
@@ -372,11 +362,7 @@ def part_times(entry: Entry, limit_mib: float, policy: str) -> list[tuple[str, f
 
 
 def _bound_cell(results: Results) -> tuple[Cell, dict[str, Any]]:
-    """The cell of conv2 at the largest limit that excludes the fastest undivided algorithm.
-
-    Raises:
-        NotRun: No limit does, or nothing was measured.
-    """
+    """The cell of conv2 at the largest limit that excludes the fastest undivided algorithm."""
     record = results.need("candidates", layer="conv2")
     entry, ran = measured.entries(record)[0], _ran(record.metrics)
     policy = "all" if any(name == "all" for _, name in ran) else "powerOfTwo"
@@ -444,11 +430,7 @@ FIGURE10 = Exhibit(
     runs=lambda profile, chosen: [runs.conv2(profile)],
     table=figure10_table,
     figure=figure10,
-    caption=captioned(
-        "Divisions of AlexNet's second convolution, forward: bars as their parts were measured one "
-        "by one, marks as the whole division ran in turns with torch's own.",
-        caffes=True,
-    ),
+    caption=captioned("figure10"),
     claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
     checks=(fft_workspaces,),
     long=True,

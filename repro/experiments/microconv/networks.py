@@ -36,7 +36,6 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NOTE = "Intervals: torch's own scatter. Left to ours: kernels of this package's algorithms alone."
 _COLUMNS = (
     "convolutions within the limit (ms)",
     "torch's own (ms)",
@@ -196,11 +195,7 @@ def _label(results: Results, divided: Record, *limits_mib: int) -> str:
 
 
 def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
-    """AlexNet undivided and divided, under a limit no looser than the paper's.
-
-    Raises:
-        NotRun: It stands for more at the paper's mini-batch.
-    """
+    """AlexNet undivided and divided, under a limit no looser than the paper's."""
     undivided, divided = _alexnet(results, limit_mib, "undivided"), _divided(results, limit_mib)
     if (at_papers := runs.at_papers_batch(undivided)) > limit_mib:
         raise NotRun(
@@ -298,11 +293,7 @@ FIGURE9 = Exhibit(
     runs=figure9_runs,
     table=figure9_table,
     figure=figure9,
-    caption=runs.captioned(
-        f"AlexNet's convolutions by layer, a limit for each kernel (WR). {_NOTE}",
-        caffes=True,
-        scaled=True,
-    ),
+    caption=runs.captioned("figure9"),
     claims={
         "moderate_faster": moderate_faster,
         "small_no_gain": small_no_gain,
@@ -347,11 +338,7 @@ def table5(results: Results) -> list[dict[str, Any]]:
 TABLE5 = Exhibit(
     runs=table5_runs,
     table=table5,
-    caption=runs.captioned(
-        f"Convolutions within the paper's {MODERATE} MiB for each kernel; its times are of "
-        f"iterations. {_NOTE}",
-        scaled=True,
-    ),
+    caption=runs.captioned("table5"),
     long=True,
 )
 
@@ -472,11 +459,7 @@ FIGURE11 = Exhibit(
     runs=figure11_runs,
     table=figure11_table,
     figure=figure11,
-    caption=runs.captioned(
-        f"A limit for each kernel (WR), one workspace for all (WD). {_NOTE}",
-        caffes=True,
-        scaled=True,
-    ),
+    caption=runs.captioned("figure11"),
     claims={"wd_faster": wd_faster},
     checks=(within_limits,),
     long=True,

@@ -117,10 +117,7 @@ def solver_resnet152(results: Results) -> Cases:
 OPTIMISATION = Exhibit(
     runs=planned,
     table=table,
-    caption=runs.captioned(
-        "Seconds to measure and divide AlexNet from an empty cache, and to solve WD's programmes: "
-        "SYNTHETIC ones of the paper's sizes, and ResNet-152's measured one within two totals."
-    ),
+    caption=runs.captioned("optimisation"),
     claims={
         "power_of_two_saves": power_of_two_saves,
         "solver_resnet50": solver_resnet50,

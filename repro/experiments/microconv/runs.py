@@ -251,34 +251,26 @@ def title_of(record: Record | None, role: str, part: str = "") -> str:
 
 
 def captioned(
-    lead: str,
-    facts: Callable[[Results], Iterable[str]] = lambda results: (),
-    *,
-    caffes: bool = False,
-    scaled: bool = False,
+    artefact: str, facts: Callable[[Results], Iterable[str]] = lambda results: ()
 ) -> Callable[[Results], str]:
-    """A caption that goes on with what of the records is not the paper's: networks and inputs.
-
-    Args:
-        lead: What the table or figure shows.
-        facts: Yields further sentences.
-        caffes: As of `stands_in`.
-        scaled: Whether limits shrink with the mini-batch under `long`.
-    """
+    """The caption in ``paper.toml``, and what of the records is not the paper's, and `facts`."""
+    own = CONTENT["captions"][artefact]
 
     def marks(results: Results) -> Iterable[str]:
         records = [record for record in results.records if record.status == "ok"]
-        roles = dict.fromkeys(r.config["role"] for r in records if stands_in(r, caffes))
-        names = ", ".join(role.replace(", two groups", " (two groups)") for role in roles)
+        others = [r.config["role"] for r in records if stands_in(r, own.get("caffes", False))]
+        names = ", ".join(
+            dict.fromkeys(role.replace(", two groups", " (two groups)") for role in others)
+        )
         if records:
-            yield f"STAND-IN for the paper's {names}; " * bool(roles) + "SYNTHETIC inputs."
+            yield f"STAND-IN for the paper's {names}; " * bool(others) + "SYNTHETIC inputs."
         if (processes := len({record.seed for record in records})) > 1:
             yield f"Shown: the first of {processes} processes."
-        if scaled and results.profile == LONG:
+        if own.get("scaled") and results.profile == LONG:
             yield "Limits shrink with the mini-batch."
         yield from facts(results)
 
-    return caption(lead, marks)
+    return caption(own["text"], marks)
 
 
 def precisions_of(results: Results) -> list[str]:

@@ -141,9 +141,6 @@ def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
     """The divisions of WD, where the total is less than the fastest divisions would take.
 
     They follow times that were measured once: the spread of any number made of them is not known.
-
-    Raises:
-        NotRun: The total excludes nothing, or admits none.
     """
     if alexnet(results) is None:
         raise NotRun("no records")
@@ -183,12 +180,7 @@ FIGURE12 = Exhibit(
     runs=lambda profile, chosen: runs.alexnet_kernels(profile),
     table=table,
     figure=figure,
-    caption=runs.captioned(
-        "The workspace that each kernel of AlexNet takes: forward (F), data gradient (BD), filter "
-        "gradient (BF). Dashed: what the paper's late kernels take at most.",
-        caffes=True,
-        scaled=True,
-    ),
+    caption=runs.captioned("figure12"),
     claims={"middle_layers_most": middle_layers_most, "late_layers_little": late_layers_little},
     long=True,
 )
