@@ -9,7 +9,6 @@ from made_microconv import FAILED, MIB, alexnet, candidates, check, conv2, entry
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro.experiments.microconv import explorer, layers, measured, sharing
-from repro.microconv import Candidate, best_division
 from repro.report import DASH
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
@@ -344,17 +343,11 @@ class TestReading:
 class TestExplorer:
     def test_the_chosen_point_is_the_best_division(self):
         kernel = entry(batch=7, slow_mib=0.5)
-        ways = {int(b): [Candidate(*w) for w in ways] for b, ways in kernel["candidates"].items()}
-        front, (least, most) = measured.front(kernel), explorer.limits_mib(kernel)
-        assert (least, most) == (0.5, 14.0)
-        for limit in (0.0, 0.4, *(d.workspace_bytes / MIB for d in front), 3.3, 1e4):
-            number = explorer.chosen_point(kernel, limit)
-            if limit < least:
-                assert number is None
-            else:
-                best = best_division(7, ways, int(limit * MIB))
-                assert front[number].time_s == pytest.approx(best.time_s, rel=1e-12)
-                assert front[number].workspace_bytes == best.workspace_bytes <= limit * MIB
+        assert explorer.limits_mib(kernel) == (0.5, 14.0)
+        assert explorer.chosen_point(kernel, 0.4) is None
+        for limit in (*(d.workspace_bytes / MIB for d in measured.front(kernel)), 3.3, 1e4):
+            chosen = measured.front(kernel)[explorer.chosen_point(kernel, limit)]
+            assert chosen == measured.divide(kernel, limit)
 
     def test_only_kernels_that_were_measured_are_offered(self):
         make = lambda run: FAILED if run.config.get("layer") else made.plausible(run)  # noqa: E731
