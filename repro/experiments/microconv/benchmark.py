@@ -5,8 +5,10 @@ DeepBench's convolutions, forward, at four times their batch size, each by itsel
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Chosen, Exhibit, Results, Run, one_machine
@@ -34,52 +36,35 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-@dataclass(frozen=True)
-class Gain:
-    """A layer's speed-up, and how many comparisons with torch's own it was made of.
+def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
+    """DeepBench's layers of a kernel size, or all: kernel size and speed-ups, one a row.
 
-    Attributes:
-        size: Of its filters, such as ``3×3``.
-        ratio: Above 1 where dividing is faster.
-        compared: 2 over undivided, 1 over torch's own; 0 where both ways are the same division.
-        ours: This package's algorithms, where undivided is left to them.
+    Both times of a speed-up were measured in turns with torch's own convolution, and are compared
+    through it. Columns: `torch`, over torch's own (NaN where nothing fits); `undivided`, over the
+    best undivided algorithm (NaN where none fits into the limit); `same`, whether that is the same
+    division; `ours`, this package's algorithms where undivided is left to them; `half`, whether the
+    division computes in float16.
     """
+    rows = []
+    for record in results.ok("deepbench", setting=precision):
+        for row in record.metrics["layers"]:
+            divided, undivided = row.get("divided", {}), row.get("undivided", {})
+            speed, slower = _over_torch(divided), _over_torch(undivided)
+            half = any(name.startswith("cudnn_half:") for name in measured.algorithms(divided))
+            same, ours = undivided == divided, ", ".join(sorted(measured.ours_alone(undivided)))
+            rows.append([row["kernel_size"], speed, speed / slower, same, ours, half])
+    columns = ["size", TORCH, UNDIVIDED, "same", "ours", "half"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame if size == "all" else frame[frame["size"] == size]
 
-    size: str
-    ratio: float
-    compared: int
-    ours: set[str] = field(default_factory=set)
 
-
-def _layers(results: Results, precision: str) -> list[Mapping[str, Any]]:
-    records = results.ok("deepbench", setting=precision)
-    return [row for record in records for row in record.metrics["layers"]]
-
-
-def layer_gains(results: Results, precision: str, over: str, size: str = "all") -> list[Gain]:
-    """DeepBench's speed-ups, over ``undivided`` or ``torch``'s own, of a kernel size or of all.
-
-    Where no undivided algorithm fits into the limit there is no ratio over ``undivided``. Both
-    times were measured in turns with torch's own convolution, and are compared through it.
-    """
-    gains = []
-    for row in _layers(results, precision):
-        divided, undivided = row.get("divided"), row.get("undivided")
-        if divided is None or size not in ("all", row["kernel_size"]):
-            continue
-        ratio = divided["native_s"] / divided["time_s"]
-        if over == TORCH:
-            gains.append(Gain(row["kernel_size"], ratio, 1))
-        elif undivided is not None:
-            ratio *= undivided["time_s"] / undivided["native_s"]
-            count, ours = 0 if undivided == divided else 2, measured.ours_alone(undivided)
-            gains.append(Gain(row["kernel_size"], ratio, count, ours))
-    return gains
+def _over_torch(division: Mapping[str, Any]) -> float:
+    return division["native_s"] / division["time_s"] if division else math.nan
 
 
 def _sizes(results: Results, precision: str) -> list[str]:
     """All layers, and the sizes of their filters by area."""
-    sizes = {gain.size for gain in layer_gains(results, precision, TORCH)}
+    sizes = set(layers(results, precision).dropna(subset=TORCH)["size"])
     return ["all", *sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))]
 
 
@@ -88,23 +73,23 @@ def measured_gain(
 ) -> Estimate:
     """The mean speed-up of a kernel size's layers, or of all.
 
-    The error is that of the comparisons it is made of: the layers are no sample of one another,
-    and add no spread of their own.
+    The error is that of the comparisons with torch's own that it is made of, one over torch's own
+    and two over undivided: the layers are no sample of one another, and add no spread.
 
     Raises:
         NotRun: There are no such layers.
     """
     results.need("deepbench", setting=precision)
-    one_machine(results.ok("deepbench", setting=precision))
-    gains = layer_gains(results, precision, over, size)
-    if not gains:
+    records = one_machine(results.ok("deepbench", setting=precision))
+    rows = layers(results, precision, size).dropna(subset=over)
+    if not len(rows):
         raise NotRun("no layers that fit both ways")
-    layers = _layers(results, precision)
-    forms = [row[form] | row for row in layers for form in ("undivided", "divided") if form in row]
-    total = math.fsum(gain.ratio for gain in gains)
-    weight = math.sqrt(math.fsum(gain.ratio**2 * gain.compared for gain in gains)) / total
-    mean = measured.compared(math.log(total / len(gains)), weight, forms)
-    return replace(mean, label=f"mean of {len(gains)} layers")
+    count = 1 if over == TORCH else 2 * ~rows.same.astype(bool)
+    weight = math.sqrt((rows[over] ** 2 * count).sum()) / rows[over].sum()
+    every = [row for record in records for row in record.metrics["layers"]]
+    forms = [row[form] | row for row in every for form in (UNDIVIDED, "divided") if form in row]
+    mean = measured.compared(math.log(rows[over].mean()), weight, forms)
+    return replace(mean, label=f"mean of {len(rows)} layers")
 
 
 def _gain_or_none(results: Results, *of: str) -> Estimate | None:
@@ -114,50 +99,44 @@ def _gain_or_none(results: Results, *of: str) -> Estimate | None:
         return None
 
 
-def pseudo_half(results: Results, size: str = "all") -> list[bool]:
+def _pseudo_half(results: Results, size: str = "all") -> pd.Series:
     """Whether each layer in half precision is computed in float32 throughout."""
-    divisions = [
-        row["divided"]
-        for row in _layers(results, HALF)
-        if "divided" in row and size in ("all", row["kernel_size"])
-    ]
-    return [not any(n.startswith("cudnn_half:") for n in measured.algorithms(d)) for d in divisions]
+    rows = layers(results, HALF, size).dropna(subset=TORCH)
+    return ~rows["half"].astype(bool)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
-    half = f"{FIGURE['three_by_three']['V100']:.2f}×"
-    paper = {"all": f"{FIGURE['mean']:.2f}×, up to {FIGURE['largest']:.2f}×", "3×3": half}
+    half = times(FIGURE["three_by_three"]["V100"])
+    paper = {"all": f"{times(FIGURE['mean'])}, up to {times(FIGURE['largest'])}", "3×3": half}
     rows = []
     for precision in precisions_of(results):
         for size in _sizes(results, precision):
             row: dict[str, Any] = {"setting": precision, "kernel": size}
             row["paper, V100 half"] = paper.get(size, DASH)
+            own = layers(results, precision, size)
             for over, name in ((UNDIVIDED, "over undivided"), (TORCH, "over torch's own")):
-                gains = layer_gains(results, precision, over, size)
-                ratios = [gain.ratio for gain in gains]
-                row[f"{name}: n"] = len(gains)
+                ratios = own[over].dropna()
+                row[f"{name}: n"] = len(ratios)
                 row[f"{name}: mean"] = str(_gain_or_none(results, over, size, precision) or DASH)
                 row[f"{name}: least"] = times(min(ratios, default=None))
                 row[f"{name}: largest"] = times(max(ratios, default=None))
-                if over == UNDIVIDED:
-                    row["undivided left to ours"] = sum(bool(gain.ours) for gain in gains)
-            chosen = pseudo_half(results, size) if precision == HALF else []
-            row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if chosen else DASH
+            row["undivided left to ours"] = sum(own.dropna(subset=UNDIVIDED).ours != "")
+            chosen = _pseudo_half(results, size) if precision == HALF else ()
+            row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if len(chosen) else DASH
             row["paper: PSEUDO_HALF"] = f"{FIGURE['pseudo_half']} of 94" if size == "all" else DASH
             rows.append(row)
     return rows
 
 
-def layers_run(results: Results) -> str:
-    """How many layers the records of the first precision have, empty for none."""
+def layers_run(results: Results) -> Iterable[str]:
+    """How many layers the records of the first precision have."""
     records = results.ok("deepbench", setting=precisions_of(results)[0])
-    if not records:
-        return ""
-    run = sum(len(record.metrics["layers"]) for record in records)
-    every = run + sum(record.metrics["left_out"] for record in records)
-    factor = records[0].config["factor"]
-    return f"{run} of DeepBench's {every} layers at {factor} times their batch size"
+    if records:
+        run = sum(len(record.metrics["layers"]) for record in records)
+        every = run + sum(record.metrics["left_out"] for record in records)
+        factor = records[0].config["factor"]
+        yield f"{run} of DeepBench's {every} layers at {factor} times their batch size."
 
 
 def figure(results: Results) -> "Figure":
@@ -173,25 +152,25 @@ def figure(results: Results) -> "Figure":
     ):
         rows = groups[title] = []
         for size in _sizes(results, precision):
-            number = len(layer_gains(results, precision, over, size))
+            number = layers(results, precision, size)[over].count()
             gain = _gain_or_none(results, over, size, precision)
             rows.append(effect(f"{size} (n = {number})", papers.get(size), gain))
-    layers = layers_run(results)
-    title = panel(layers, data="SYNTHETIC inputs") if layers else "ours: not run"
+    told = next(iter(layers_run(results)), "not run").rstrip(".")
+    title = panel(told, data="SYNTHETIC inputs" * (told != "not run"))
     return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
 
 
 def _over_undivided(results: Results, size: str) -> Cases:
     """`measured_gain` over undivided, noting what that is and torch's own speed."""
-    gains = layer_gains(results, "fp32", UNDIVIDED, size)
     gain, over_torch = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
+    rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)
     note = f"divided is {over_torch} of torch's own speed without a limit"
-    if unchanged := sum(not one.compared for one in gains):
+    if unchanged := sum(rows.same):
         note += f"; best left undivided: {unchanged} of them"
-    names = ", ".join(sorted(set().union(*(one.ours for one in gains))))
-    left = sum(bool(one.ours) for one in gains)
-    ours = f"undivided falls back to our own {names} on {left} of {len(gains)} layers"
-    told = measured.judged(gain, note, ours if left else "", 2 * left > len(gains))
+    left = rows.ours[rows.ours != ""]
+    names = ", ".join(sorted(set(", ".join(left).split(", "))))
+    ours = f"undivided falls back to our own {names} on {len(left)} of {len(rows)} layers"
+    told = measured.judged(gain, note, ours if len(left) else "", 2 * len(left) > len(rows))
     return {size: replace(told, note=f"{told.note}; the paper's is in half precision")}
 
 
@@ -212,24 +191,19 @@ def over_torch(results: Results) -> Cases:
 
 def pseudo_half_most(results: Results) -> Cases:
     """The share of layers whose divisions compute nothing in float16, over a half."""
-    chosen = pseudo_half(results)
-    if not chosen:
+    chosen = _pseudo_half(results)
+    if not len(chosen):
         raise NotRun("no layers in half precision: cuDNN has the two configurations")
     share = 100 * sum(chosen) / len(chosen)
     label = f"{sum(chosen)} of {len(chosen)} layers, {share:.0f} %; over a half:"
     return {"all": replace(exactly(share - 50, unit="points", digits=1), label=label)}
 
 
-def _facts(results: Results) -> Iterable[str]:
-    if layers := layers_run(results):
-        yield f"{layers}."
-
-
 FIGURE8 = Exhibit(
     runs=planned,
     table=table,
     figure=figure,
-    caption=runs.captioned("figure8", _facts),
+    caption=runs.captioned("figure8", layers_run),
     claims={
         "layers_faster": layers_faster,
         "three_by_three": three_by_three,

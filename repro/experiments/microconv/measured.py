@@ -187,21 +187,33 @@ def fitting(record: Record) -> pd.DataFrame:
     return pd.DataFrame(entries(record))
 
 
+def held(
+    results: Results,
+    role: str,
+    mode: str,
+    limit_mib: int,
+    policy: str,
+    precision: str = "fp32",
+    caffe: bool = False,
+) -> Record | None:
+    """A network's record within the limit that stands for the paper's; see `runs.limit_of`."""
+    config = {"role": role, "mode": mode, "policy": policy, "setting": precision}
+    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
+    return results.first("network", limit_mib=limit, **config)
+
+
 def need(
     results: Results, role: str, mode: str, limit_mib: int, *wanted: str, caffe: bool = False
 ) -> Record:
-    """The network's record in float32 by the first of several policies that has one.
-
-    The limit is the paper's, for each kernel; see `runs.limit_of`.
+    """The network's record in float32 by the first of several policies that has one; see `held`.
 
     Raises:
         NotRun: None has.
     """
-    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
     for policy in wanted:
-        config = {"role": role, "mode": mode, "limit_mib": limit, "policy": policy}
-        if record := results.first("network", setting="fp32", **config):
+        if record := held(results, role, mode, limit_mib, policy, caffe=caffe):
             return record
+    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
     raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(wanted)}")
 
 

@@ -24,7 +24,6 @@ from repro.experiments.microconv.runs import (
     PAPER,
     POLICIES,
     SMALL,
-    limit_of,
     network,
     network_name,
     policies,
@@ -136,9 +135,8 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
 def _by_policy(
     results: Results, role: str, limit_mib: int, precision: str = "fp32"
 ) -> dict[str, Record | None]:
-    limit = limit_of(results.profile, role, "WR", limit_mib)
-    config = {"role": role, "limit_mib": limit, "setting": precision}
-    return {policy: results.first("network", policy=policy, **config) for policy in POLICIES}
+    of = results, role, "WR", limit_mib
+    return {policy: measured.held(*of, policy, precision) for policy in POLICIES}
 
 
 def figure9_table(results: Results) -> list[dict[str, Any]]:
@@ -379,13 +377,8 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def _by_mode(results: Results, role: str, limit_mib: int, policy: str) -> dict[str, Record]:
     """The records of WR and WD with the same workspace in all."""
-    found = {}
-    for mode in MODES:
-        limit = limit_of(results.profile, role, mode, limit_mib, caffe=True)
-        config = {"role": role, "policy": policy, "setting": "fp32", "limit_mib": limit}
-        if record := results.first("network", mode=mode, **config):
-            found[mode] = record
-    return found
+    found = {m: measured.held(results, role, m, limit_mib, policy, caffe=True) for m in MODES}
+    return {mode: record for mode, record in found.items() if record}
 
 
 def figure11_table(results: Results) -> list[dict[str, Any]]:
