@@ -1,4 +1,4 @@
-"""Questions asked of kernels by themselves: Figures 1, 6, 10 and 12, tuning cost, the explorer."""
+"""Questions asked of kernels by themselves: Figures 1, 6, 10 and 12, tuning cost, the widget."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ import pytest
 from made_microconv import FAILED, MIB, alexnet, candidates, check, conv2, entry, judge, table
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from repro.experiments.microconv import explorer, layers, measured, sharing
+from repro.experiments.microconv import layers, measured, sharing, widget
 from repro.report import DASH
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
@@ -340,34 +340,34 @@ class TestReading:
         assert measured.divide(kernel, 1.0).parts == [(1, "slow")] * 8
 
 
-class TestExplorer:
+class TestWidget:
     def test_the_chosen_point_is_the_best_division(self):
         kernel = entry(batch=7, slow_mib=0.5)
-        assert explorer.limits_mib(kernel) == (0.5, 14.0)
-        assert explorer.chosen_point(kernel, 0.4) is None
+        assert widget.limits_mib(kernel) == (0.5, 14.0)
+        assert widget.chosen_point(kernel, 0.4) is None
         for limit in (*(d.workspace_bytes / MIB for d in measured.front(kernel)), 3.3, 1e4):
-            chosen = measured.front(kernel)[explorer.chosen_point(kernel, limit)]
+            chosen = measured.front(kernel)[widget.chosen_point(kernel, limit)]
             assert chosen == measured.divide(kernel, limit)
 
     def test_only_kernels_that_were_measured_are_offered(self):
         make = lambda run: FAILED if run.config.get("layer") else made.plausible(run)  # noqa: E731
-        found = explorer.kernels(made.results("figure6", make))
+        found = widget.kernels(made.results("figure6", make))
         assert len(found) == 14 and "conv2 filter gradient, mini-batch 8" in found
-        assert explorer.kernels(made.results("figure6", lambda run: None)) == {}
+        assert widget.kernels(made.results("figure6", lambda run: None)) == {}
 
     def test_what_a_limit_does(self):
         # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
         told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
-        assert explorer.describe(entry(), 8) == told + " 4.0 ms with 3.0 MiB"
+        assert widget.describe(entry(), 8) == told + " 4.0 ms with 3.0 MiB"
         kernel = entry(slow_mib=2.0, fast_mib=3.0)
-        assert "; no undivided algorithm fits" in explorer.describe(kernel, 4.5)
+        assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
-        assert explorer.describe(kernel, 1) == told
+        assert widget.describe(kernel, 1) == told
 
     def test_the_drawing_marks_the_chosen_point_on_axes_that_stay(self):
         kernel, limits = entry() | {"device": "a toy"}, set()
         for limit, chosen in ((0.0, 1), (9.5, 5), (1000.0, 6)):
-            drawn = explorer.draw(kernel, limit)
+            drawn = widget.draw(kernel, limit)
             FigureCanvasAgg(drawn).draw()
             assert drawn.texts[-1].get_text() == "Computed from times measured on a toy."
             curve, bars = drawn.axes
@@ -381,15 +381,15 @@ class TestExplorer:
 
     def test_sharing(self):
         """Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 and calls."""
-        record = explorer.network(made.results("figure12", made.plausible))
-        assert explorer.totals_mib(record) == (0.0, 96.0)
+        record = widget.network(made.results("figure12", made.plausible))
+        assert widget.totals_mib(record) == (0.0, 96.0)
         for total, wr, wd in ((0.0, 112, 112), (12.0, 112, 88), (28.0, 88, 88), (96.0, 88, 88)):
-            told = explorer.describe_sharing(record, total)
+            told = widget.describe_sharing(record, total)
             alone, shared = (float(part.split(" ms")[0]) for part in re.findall(r"[\d.]+ ms", told))
             assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
-        drawn = [explorer.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
+        drawn = [widget.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
         assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1
         assert not any("paper" in label for figure in drawn for label in made.legend_of(figure))
-        unfit = explorer.network(made.results("figure12", made.nowhere))
-        told = explorer.describe_sharing(unfit, 100.0)
+        unfit = widget.network(made.results("figure12", made.nowhere))
+        told = widget.describe_sharing(unfit, 100.0)
         assert "14 of 14 kernels do not fit" in told and told.endswith("WD: does not fit")
