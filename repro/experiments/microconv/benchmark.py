@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from repro.experiments.microconv.drawing import Effect
 
-UNDIVIDED, TORCH = "undivided", "torch"  # what speed-ups are over
+UNDIVIDED, TORCH = "undivided", "torch"  # the bases of speed-ups
 FIGURE = PAPER["figure8"]
 
 
@@ -161,7 +161,7 @@ def figure(results: Results) -> "Figure":
 
 
 def _over_undivided(results: Results, size: str) -> Cases:
-    """`measured_gain` over undivided, noting what that is and torch's own speed."""
+    """`measured_gain` over undivided, with notes on its fallbacks and torch's own speed."""
     gain, over_torch = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
     rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)
     note = f"divided is {over_torch} of torch's own speed without a limit"

@@ -76,7 +76,7 @@ def cache_key(config: Config, device: str) -> str:
 
 
 def share(config: Config, device: str, cache: BenchmarkCache) -> None:
-    """Let the experiments on a network that follow use what was measured.
+    """Let the experiments on a network that follow use the measured times.
 
     On an accelerator also those of other processes: all sizes of a network take minutes there, and
     a run may have a process of its own.

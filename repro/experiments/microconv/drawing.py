@@ -12,7 +12,7 @@ from repro import plots
 from repro.experiments.judge import Estimate
 
 LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # from the smallest limit to the largest
-UNFIT = "#9a4a22"  # ink of what does not fit
+UNFIT = "#9a4a22"  # ink of kernels that do not fit
 KNOWN = (
     *(f"nnpack:{name}" for name in ("ft16x16", "ft8x8", "wt8x8", "implicit_gemm")),
     *(f"torch:{name}" for name in ("native", "im2col", "direct", "winograd", "fft", "implicit")),
@@ -69,7 +69,7 @@ def effect(label: str, paper: float | None, gain: Estimate | None) -> Effect:
 
 
 def effects(groups: Mapping[str, Sequence[Effect]], xlabel: str, title: str) -> Figure:
-    """Draw speed-ups by group, and whose they are above."""
+    """Draw speed-ups by group below a title."""
     figure = plots.effects_by_group(groups or {"ours": []}, xlabel)
     figure.suptitle(title, fontsize=11)
     return figure

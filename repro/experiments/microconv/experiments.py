@@ -1,4 +1,4 @@
-"""The experiments of μ-cuDNN: what is executed and measured."""
+"""The experiments of μ-cuDNN: the functions that run one configuration."""
 
 import itertools
 import math
@@ -58,7 +58,7 @@ Measured = dict[tuple[Kernel, int], BySize]  # by kernel and mini-batch
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure every kernel of a network at every micro-batch size of a policy.
 
-    Starts from nothing, as a first tuning; other experiments then use what was measured.
+    Starts from nothing, as a first tuning; other experiments then use its times.
     """
     with machine(config, device):
         named = network_kernels(config, device)

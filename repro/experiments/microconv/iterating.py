@@ -43,9 +43,10 @@ _WATCHED = (
 )
 
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
-# and what is set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of what its
-# legacy functions return as workspace. Whether torch's plans of today keep it is not documented:
-# the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy functions.
+# and the variables set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of the
+# workspace that its legacy functions return. Whether torch's plans of today keep it is not
+# documented: the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy
+# functions.
 _CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
 SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
     PLAIN: (None, ()),
@@ -59,7 +60,7 @@ SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
-    Forms are torch's own twice, which shows what the same thing scatters by; `tune` without a
+    Forms are torch's own twice, which shows the scatter of one and the same thing; `tune` without a
     binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
     and `tune` held to the limit by each policy. A form that cannot be held is listed with the
     smallest limit that would do. This process measures and divides; the iterations are
@@ -179,7 +180,7 @@ def child(config: Config, device: str, path: str) -> dict[str, list[float]]:
 def _timed(
     config: Config, device: str, path: Path, measured: bool
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """The seconds of each form's iterations, and, where `measured`, what became of the forms."""
+    """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
         plain, images, labels = build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.

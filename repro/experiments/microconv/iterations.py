@@ -1,4 +1,4 @@
-"""Does what kernels gain reach a whole iteration, under a limit that binds? (section IV-B)
+"""Does the gain of kernels reach a whole iteration, under a limit that binds? (section IV-B)
 
 Whole iterations, forward and backward, of networks that `tune` holds to a limit: by torch's own
 convolutions and without a limit, undivided within it, and divided.
@@ -36,7 +36,7 @@ def _ran(results: Results) -> dict[str, Record]:
 
 
 def _need(results: Results, role: str, *names: str) -> tuple[Record, list[Mapping[str, Any]]]:
-    """A network's record, and what became of it in several forms."""
+    """A network's record, and the outcomes of several forms."""
     record = results.need("iterations", role=role, rivals=None)
     for name in names:
         if name not in record.metrics["forms"]:
@@ -58,7 +58,7 @@ def gain(record: Record, slower: str, faster: str) -> Estimate:
     """How much faster one form's iterations are, by processes.
 
     Of each process the median over its rounds of the ratio of two times of one round counts; the
-    error is what processes differ by.
+    error is the scatter of processes.
 
     Raises:
         NotRun: A form was not timed.
@@ -90,7 +90,7 @@ def _or_none(estimate: Callable[..., Estimate], *arguments: Any) -> Estimate | N
 def over_undivided(results: Results, role: str) -> Estimate:
     """How much faster a network's iterations are divided than undivided.
 
-    With a note on what undivided may fall back to, and torch's own beside it. Which algorithms the
+    With a note on the fallbacks of undivided, and torch's own speed. Which algorithms the
     kernels took is not recorded: those for which torch's own takes more than the limit run by
     others, of which some are this package's.
 
@@ -127,7 +127,7 @@ def published(role: str) -> float:
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """The time of an iteration in each form beside torch's own and undivided."""
+    """The time of an iteration in each form over torch's own and undivided."""
     ran, rows = _ran(results), []
     for role in TRIED:
         if record := ran.get(role):
@@ -200,7 +200,7 @@ def figure(results: Results) -> "Figure":
 
 
 def divided_faster(results: Results) -> Cases:
-    """The iterations of each network divided over undivided; what fits divided only is a gain."""
+    """The iterations of each network divided over undivided; to fit only divided is a gain."""
 
     def faster(role: str) -> Estimate | Exact:
         record, (undivided, *_) = _need(results, role, UNDIVIDED)
@@ -294,7 +294,7 @@ def same_gradients(results: Results) -> tuple[bool, str]:
     "list no more than theirs"
 )
 def held(results: Results) -> tuple[bool, str]:
-    """Compare what a profiler saw inside each convolution, and what is listed, with the limits."""
+    """Compare bytes seen by a profiler in each convolution, and those listed, with limits."""
     shares = []
     for record in results.ok("iterations"):
         for name, outcome in record.metrics["forms"].items():

@@ -1,7 +1,7 @@
 """Does dividing one convolution let a faster algorithm into a limit? (Figures 1, 6 and 10)
 
-From the layers of AlexNet: what undivided algorithms need, which divisions are worth having, and
-what they gain for the second convolution.
+From the layers of AlexNet: the needs of undivided algorithms, the divisions worth having, and
+their gain for the second convolution.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure1(results: Results) -> "Figure":
-    """Each layer's memory and time at every limit, side by side; no bar of what does not fit."""
+    """Each layer's memory and time at every limit; no bar where a kernel does not fit."""
     from repro import plots
     from repro.experiments.microconv.drawing import LIMITS, draw_bars
 

@@ -196,7 +196,7 @@ def held(
     precision: str = "fp32",
     caffe: bool = False,
 ) -> Record | None:
-    """A network's record within the limit that stands for the paper's; see `runs.limit_of`."""
+    """A network's record within the limit that corresponds to the paper's; see `runs.limit_of`."""
     config = {"role": role, "mode": mode, "policy": policy, "setting": precision}
     limit = limit_of(results.profile, role, mode, limit_mib, caffe)
     return results.first("network", limit_mib=limit, **config)
@@ -265,7 +265,7 @@ def left_to_ours(record: Record) -> tuple[int, str]:
 
 
 def beside_torch(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
-    """A gain over undivided, noting what undivided falls back to, and torch's own speed.
+    """A gain over undivided, with notes on its fallbacks and torch's own speed.
 
     Raises:
         NotRun: Most undivided kernels are left to this package's algorithms.

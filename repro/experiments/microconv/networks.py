@@ -211,7 +211,7 @@ def moderate_faster(results: Results) -> Cases:
 
 
 def small_no_gain(results: Results) -> Cases:
-    """What dividing gains within the small limit; what fits divided only is a gain."""
+    """The gain of dividing within the small limit; to fit only divided is a gain."""
     undivided, divided = _scaled(results, SMALL)
     if unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
@@ -219,7 +219,7 @@ def small_no_gain(results: Results) -> Cases:
 
 
 def ample_no_gain(results: Results) -> Cases:
-    """What dividing gains within the ample limit."""
+    """The gain of dividing within the ample limit."""
     undivided, divided = _scaled(results, AMPLE)
     return _estimate(undivided, divided, _label(results, divided, AMPLE))
 
@@ -350,8 +350,8 @@ _RESNET50: tuple[tuple[str, int, str], ...] = (
     ("WR", RESNET_WR_MIB, "undivided"),
     ("WD", RESNET_WD_MIB, "powerOfTwo"),
 )
-# The paper's comparisons: network, limit of each kernel of WR undivided, and what WD has in all,
-# given for each kernel.
+# The paper's comparisons: network, limit of each kernel of WR undivided, and WD's total, given
+# for each kernel.
 COMPARISONS = {
     "AlexNet, as much": ("AlexNet", SMALL, SMALL),
     "AlexNet, an eighth": ("AlexNet", MODERATE, SMALL),

@@ -1,4 +1,4 @@
-"""The runs of each profile, from the tables in ``paper.toml``, and the names of what ran."""
+"""The runs of each profile, from the tables in ``paper.toml``, and the names of networks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -104,7 +104,7 @@ def network(
     precision: str = "fp32",
     caffe: bool = False,
 ) -> Run:
-    """A network's kernels within the limit that stands for the paper's; see `limit_of`."""
+    """A network's kernels within the limit that corresponds to the paper's; see `limit_of`."""
     limit = limit_of(profile, role, mode, limit_mib, caffe)
     config = _network(profile, role, precision)
     config |= {"mode": mode, "limit_mib": limit, "policy": policy}
