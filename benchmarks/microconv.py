@@ -40,7 +40,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from repro.experiments.microconv import iterating, settings
+from repro.experiments.microconv import iterating, runs
 from repro.experiments.microconv.experiments import made_up_fronts, made_up_kernel
 from repro.measure import Timing, describe_device, time_interleaved
 from repro.measure.allocations import keep_freed_memory
@@ -269,16 +269,16 @@ def networks(repeats: int) -> None:
 
 def rivals(repeats: int) -> None:
     """Run AlexNet's iterations under torch's settings on CUDA, and tuned within the cap."""
-    settings_run = settings.rivals("gpu")[0]
-    print(f"\n{settings.CAFFE}, N = 256, torch's own settings, median of {repeats} iterations")
+    settings_run = runs.rivals("gpu")[0]
+    print(f"\n{runs.CAFFE}, N = 256, torch's own settings, median of {repeats} iterations")
     if not torch.cuda.is_available():
         print("  skipped: cudnn.benchmark and the cap of its workspace need CUDA")
         return
     shared = {"processes": 1, "repeats": repeats}
-    every = {"rivals": list(settings.RIVALS)}
+    every = {"rivals": list(iterating.SETTINGS)[1:]}
     torchs = iterating.iterations(settings_run.config | shared | every, 0, None, "cuda").metrics
     ways = {"ways": [["WR", None, "undivided"], ["WR", None, "powerOfTwo"]]}
-    config = settings.iterations("gpu", settings.CAFFE).config | shared | ways
+    config = runs.iterations("gpu", runs.CAFFE).config | shared | ways
     tuned = iterating.iterations(config, 0, None, "cuda").metrics
     for found in (torchs, tuned):
         for name, samples in found["samples_s"][0].items():

@@ -1,337 +1,395 @@
-"""What dividing one convolution admits: Figures 1, 6 and 10."""
+"""Questions asked of kernels by themselves: Figures 1, 6, 10 and 12, tuning cost, the widget."""
 
-from typing import ClassVar
+import itertools
+import re
 
 import made_microconv as made
 import pytest
-from made import check_row
-from made_microconv import FAILED, alexnet, candidates, conv2, entry, figure, judge, table
+from made_microconv import FAILED, MIB, alexnet, candidates, check, conv2, entry, judge, table
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from repro.experiments.microconv import layers
+from repro.experiments.microconv import layers, measured, sharing, widget
 from repro.report import DASH
 
-
-class TestSmallLimit:
-    # The fast one needs 16 MiB undivided; at 0.5 MiB a sample 4, at 100 MiB a sample 800.
-    EXCLUDED = entry()
-    FITS = entry(fast_mib=0.5)
-    NOTHING_FITS_8 = entry(slow_mib=3.0, fast_mib=4.0)
-    NOTHING_FITS = entry(slow_mib=100.0, fast_mib=200.0)
-
-    @pytest.mark.parametrize(
-        ("entries", "word", "counts"),
-        [
-            (
-                [EXCLUDED, NOTHING_FITS_8],
-                "reproduced",
-                "conv3 F needs more (nothing fits)",
-            ),
-            ([EXCLUDED, FITS, FITS], "partly", "conv3 F needs no more"),
-            ([FITS, FITS], "not reproduced", "conv2 F needs no more"),
-            ([NOTHING_FITS, EXCLUDED], "reproduced", "conv3 F needs more"),
-            ([NOTHING_FITS], "not run", "no kernel fits into 512"),
-        ],
-    )
-    def test_words(self, entries, word, counts):
-        kernels = [one | {"layer": f"conv{n}"} for n, one in enumerate(entries, 2)]
-        found, evidence = judge("figure1/fast_needs_more", lambda run: candidates(*kernels))
-        assert found == word and counts in evidence
-
-    def test_the_evidence(self):
-        _, evidence = judge("figure1/fast_needs_more", lambda run: candidates(self.EXCLUDED))
-        # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
-        assert evidence == f"conv2 F needs more (slow fits and takes ×{8 / 4.001:.2f})"
-
-    def test_limits_of_long(self):
-        # 0.5 MiB a sample need 4 MiB: more than 2, which stand for the paper's 8, and less than 8.
-        for profile, told in (("quick", "conv2 F needs no more"), ("long", "conv2 F needs more")):
-            _, evidence = judge(
-                "figure1/fast_needs_more", lambda run: candidates(self.FITS), profile
-            )
-            assert evidence.startswith(told)
-
-    def test_not_run(self):
-        assert judge("figure1/fast_needs_more", lambda run: None) == ("not run", "no records")
+NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
 
 
 class TestFigure1:
-    def test_the_cells(self):
-        # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
-        frame = table("figure1")
-        assert list(frame["layer"]) == [f"conv{n}" for n in range(1, 6)]
-        assert list(frame["kernels"]) == [2, 3, 3, 3, 3]
-        second = frame.iloc[1]
-        assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
-        assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
-        assert (second["torch's own: MiB"], second["torch's own: ms"]) == ("9.0", "12.0")
-        assert frame.iloc[0]["torch's own: ms"] == "8.0"
+    def test_fast_needs_more(self):
+        """Undivided the fast one needs 16 MiB, at 0.5 MiB a sample 4."""
+        excluded, fits = entry(), entry("conv3", fast_mib=0.5)
+        nothing_fits_8 = entry("conv4", slow_mib=3.0, fast_mib=4.0)
+        nothing_fits = entry("conv5", slow_mib=100.0, fast_mib=200.0)
+
+        def judged(*kernels, profile="quick"):
+            make = lambda run: candidates(*kernels)  # noqa: E731
+            return judge("figure1/fast_needs_more", make, profile)
+
+        slower = f"conv2 F needs more (slow fits and takes ×{8 / 4.001:.2f})"
+        assert judged(excluded) == ("reproduced", slower)
+        word, evidence = judged(excluded, nothing_fits_8, nothing_fits)
+        assert word == "reproduced" and evidence.endswith("conv4 F needs more (nothing fits)")
+        assert judged(excluded, fits)[0] == "partly"
+        assert judged(fits) == ("not reproduced", "conv3 F needs no more")
+        assert judged(nothing_fits) == ("not run", "no kernel fits into 512 MiB undivided")
+        assert judge("figure1/fast_needs_more", lambda run: None) == ("not run", "no records")
+        # Under `long` 2 MiB stand for the paper's 8.
+        assert judged(fits, profile="long")[1].startswith("conv3 F needs more")
+
+    @pytest.mark.parametrize(
+        ("fast_mib", "word"), [(0.02, "not reproduced"), (4.0, "reproduced"), (100.0, "not run")]
+    )
+    def test_workspace_as_large(self, fast_mib, word):
+        # Of 14 kernels 8 × `fast_mib` each, beside 21.25 MiB of data and filters.
+        own = {"fast_mib": fast_mib} | ({"slow_mib": 1e4} if fast_mib == 100 else {})
+        of = {f"conv{n}": own for n in range(1, 6)}
+        found, evidence = judge("figure1/workspace_as_large", lambda run: alexnet(**of))
+        assert found == word, evidence
+        assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
 
     def make(self, run):
         return alexnet(conv3={"slow_mib": 4.0, "fast_mib": 10.0})
 
-    def test_one_kernel_that_does_not_fit_is_said_of_its_layer(self):
+    def test_the_cells(self):
+        # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
         frame = table("figure1", self.make)
-        unfit = list(frame["8 MiB: workspace"] == "does not fit")
-        assert unfit == [False, False, True, False, False]
-        assert frame["8 MiB: ms"][2] == DASH
-        assert (frame["64 MiB: workspace"][2], frame["512 MiB: workspace"][2]) == ("96.0", "240.0")
+        assert list(frame["kernels"]) == [2, 3, 3, 3, 3]
+        second, third = frame.iloc[1], frame.iloc[2]
+        assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
+        assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
+        assert (second["torch's own: MiB"], second["torch's own: ms"]) == ("9.0", "12.0")
+        assert (third["8 MiB: workspace"], third["8 MiB: ms"]) == ("does not fit", DASH)
+        assert (third["64 MiB: workspace"], third["512 MiB: workspace"]) == ("96.0", "240.0")
+        third = table("figure1", self.make, "long").iloc[2]
+        assert third["16 MiB (paper 64): workspace"] == "does not fit"
 
     def test_the_figure(self):
-        drawn = figure("figure1", self.make)
+        drawn = made.figure("figure1", self.make)
         memory, time = drawn.axes
-        assert (memory.get_ylabel(), time.get_ylabel()) == ("MiB", "ms")
-        (unfit,) = [text.get_text() for axis in drawn.axes for text in axis.texts]
-        assert unfit.strip() == "does not fit"
-        shown = {
-            label: bars for bars, label in zip(*memory.get_legend_handles_labels(), strict=True)
-        }
-        assert list(dict.fromkeys(shown)) == [
-            "data", "filters", *(f"best within {n} MiB" for n in (8, 64, 512))
-        ]  # fmt: skip
-        # Of each limit 5 layers' data and filters; then workspaces, without conv3's at 8 MiB.
-        heights = [round(patch.get_height(), 3) for patch in memory.patches]
-        assert heights.count(4.0) >= 15 and heights.count(0.25) == 15
-        assert sorted(heights)[-2:] == [96.0, 240.0]
-        (tallest,) = [patch for patch in memory.patches if patch.get_height() == 240.0]
-        assert tallest.get_y() == pytest.approx(4.25)
-        times = sorted(patch.get_height() for patch in time.patches)
-        assert len(times) == 14 and times[-1] == pytest.approx(24.0)
-        assert drawn.get_suptitle() == (
-            "ours: torchvision's AlexNet, mini-batch 8, for Caffe's AlexNet, SYNTHETIC inputs"
-        )
-
-    def test_limits_shrink_with_the_mini_batch(self):
-        # Planted between the two smallest limits of `long`, 2 and 16 MiB: slow 8, fast 12 MiB.
-        def make(run):
-            return alexnet(conv3={"slow_mib": 1.0, "fast_mib": 1.5})
-
-        third = table("figure1", make, "long").iloc[2]
-        assert third["2 MiB (paper 8): workspace"] == "does not fit"
-        assert third["16 MiB (paper 64): workspace"] == "36.0"
-        memory = figure("figure1", make, "long").axes[0]
-        told = [text.partition("within ")[2] for text in memory.get_legend_handles_labels()[1]]
-        limits = {"2 MiB (paper 8)": 2, "16 MiB (paper 64)": 16, "128 MiB (paper 512)": 128}
-        assert {text for text in told if text} == set(limits)
-        assert layers.limits_of(made.results("figure1", make, "long")) == limits
-        for profile in ("quick", "gpu", "paper"):
-            found = layers.limits_of(made.results("figure1", make, profile))
-            assert found == {"8 MiB": 8, "64 MiB": 64, "512 MiB": 512}
+        best = [f"best within {n} MiB" for n in (8, 64, 512)]
+        assert made.legend_of(drawn) == ["data", "filters", *best]
+        heights = [patch.get_height() for patch in memory.patches]
+        assert max(heights) == 240.0 and heights.count(4.0) >= 5 and heights.count(0.25) == 5
+        assert max(patch.get_height() for patch in time.patches) == pytest.approx(24.0)
+        assert drawn.get_suptitle().startswith("ours: torchvision's AlexNet, mini-batch 8, for ")
 
     @pytest.mark.parametrize("fast_mib", [0.1, 0.5])
     def test_columns_that_are_all_the_same_are_said_to_be(self, fast_mib):
         # Of the 8 samples the fast one needs 0.8 MiB, or 4: more than the smallest limit of `long`.
         of = {f"conv{n}": {"fast_mib": fast_mib} for n in range(1, 6)}
         said = layers.FIGURE1.caption(made.results("figure1", lambda run: alexnet(**of), "long"))
-        told = "of no kernel the fastest algorithm needs more than 2 MiB (paper 8)"
+        told = "of no kernel the fastest algorithm needs over 2 MiB (paper 8)"
         assert (told in said) == (fast_mib == 0.1)
 
 
-class TestWorkspaceAsLarge:
-    @pytest.mark.parametrize(
-        ("fast_mib", "word"), [(0.02, "not reproduced"), (4.0, "reproduced"), (100.0, "not run")]
-    )
-    def test_words(self, fast_mib, word):
-        # Of 14 kernels 8 × `fast_mib` each, beside 21.25 MiB of data and filters.
-        own = {"fast_mib": fast_mib} | ({"slow_mib": 1e4} if fast_mib == 100 else {})
-        layers = {f"conv{n}": own for n in range(1, 6)}
-        found, evidence = judge("figure1/workspace_as_large", lambda run: alexnet(**layers))
-        assert found == word, evidence
-        assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
-
-    def test_records_without_the_layers_memory(self):
-        def make(run):
-            made_ = alexnet()
-            for own in made_["metrics"]["kernels"]:
-                del own["data_bytes"]
-            return made_
-
-        assert judge("figure1/workspace_as_large", make)[0] == "not run"
-        assert (table("figure1", make)["data (MiB)"] == "–").all()
-
-
-class TestFront:
-    def row(self, of_conv2):
-        def make(run):
-            return candidates(of_conv2) if run.config.get("layer") else None
-
-        return check_row("microconv/figure6", 1, made.results("figure6", make))
-
+class TestFigure6:
     def test_divided_configurations(self):
+        def of_conv2(kernel):
+            return lambda run: candidates(kernel) if run.config.get("layer") else None
+
         # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
         # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
-        row = self.row(entry())
-        assert row["holds"] == "yes" and row["evidence"].startswith("4 of 6 desirable divisions")
-        row = self.row(entry(gain=0.5))
-        assert row["holds"] == "NO" and row["evidence"].startswith("0 of 1 desirable divisions")
-
-    def test_only_up_to_the_figures_workspace(self):
+        assert check("figure6", 1, of_conv2(entry()))[1].startswith("4 of 6 desirable divisions")
+        assert check("figure6", 1, of_conv2(entry(gain=0.5)))[0] == "NO"
         # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
-        assert self.row(entry(fast_mib=100.0))["evidence"].startswith("1 of 2")
-
-    def test_not_run(self):
-        row = check_row("microconv/figure6", 1, made.results("figure6", lambda run: None))
-        assert row["holds"] == "not run"
+        assert check("figure6", 1, of_conv2(entry(fast_mib=100.0)))[1].startswith("1 of 2")
+        assert check("figure6", 1, lambda run: None)[0] == "not run"
 
     @pytest.mark.parametrize(("count", "holds"), [(68, "yes"), (69, "NO")])
-    @pytest.mark.parametrize("place", ["conv2", "whole"])
-    def test_the_size_of_fronts(self, count, holds, place):
-        ways = [[f"a{k}", 1.0 / (k + 1), k * made.MIB] for k in range(count)]
+    def test_the_size_of_fronts(self, count, holds):
+        ways = [[f"a{k}", 1.0 / (k + 1), k * MIB] for k in range(count)]
         large = entry(batch=1) | {"candidates": {"1": ways}}
+        make = lambda run: candidates(entry() if run.config.get("layer") else large)  # noqa: E731
+        found, evidence = check("figure6", 0, make)
+        assert found == holds and f"has {count} points" in evidence
 
-        def make(run):
-            is_conv2 = run.config.get("layer") == "conv2"
-            return candidates(large if is_conv2 == (place == "conv2") else entry())
-
-        row = check_row("microconv/figure6", 0, made.results("figure6", make))
-        assert row["holds"] == holds and f"has {count} points" in row["evidence"]
-
-
-def test_fft_takes_the_papers_workspace_in_caffes_groups():
-    row = check_row("microconv/figure10", 0, made.results("figure10", lambda run: None))
-    assert row["holds"] == "yes"
-    assert "212.5 MiB for 213 at 256" in row["evidence"] and "323" in row["evidence"]
-
-
-class TestFigure6:
-    def test_the_cells(self):
+    def test_table_and_figure(self):
         # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.
         frame = table("figure6", lambda run: candidates(entry()))
         assert list(frame["workspace (MiB)"]) == ["0.00", "2.00", "4.00", "6.00", "8.00", "16.00"]
-        assert list(frame["time (ms)"]) == ["8.0", *["4.0"] * 5]
         divisions = ["8×1 fast", "4×2 fast", "2×3 fast + 2 fast", "2×4 fast", "8 fast"]
         assert list(frame["division"])[1:] == divisions
-        assert list(frame["point"]) == [1, 2, 3, 4, 5, 6]
-
-    def test_the_figure_marks_torchs_own(self):
-        drawn = figure("figure6", lambda run: candidates(entry(native=(4e-3, 3.0))))
-        labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
-        assert len(labels) == len(set(labels))
-        assert "torch's own" in labels and "fast" in labels
+        drawn = made.figure("figure6", lambda run: candidates(entry()))
+        assert {"torch's own", "fast", "slow"} <= set(made.legend_of(drawn))
         curve, bars = drawn.axes
         (own,) = [line for line in curve.get_lines() if "torch's" in line.get_label()]
         assert (own.get_xdata()[0], own.get_ydata()[0]) == pytest.approx((3.0, 4.0))
-        assert (curve.get_xlabel(), curve.get_ylabel()) == ("workspace (MiB)", "time (ms)")
         assert sum(patch.get_width() for patch in bars.patches) == 6 * 8
-        divided = [text.get_text().strip() for text in bars.texts]
-        assert divided == ["8", "8×1", "4×2", "2×3 + 2", "2×4", "8"]
-        assert drawn.get_suptitle().startswith("ours: conv2 of torchvision's AlexNet")
-
-
-class TestConv2:
-    """The fast algorithm needs 96 MiB undivided, by default; the slow one none."""
-
-    BOTH: ClassVar = {"undivided_8": 1.0, "all_8": 0.9, "undivided_64": 1.0, "all_64": 0.5}
-
-    def judge(self, key, fast_mib=3.0, **relative):
-        return judge(f"figure10/{key}", lambda run: conv2(fast_mib, **relative))
-
-    def test_an_algorithm_that_undivided_has_no_room_for(self):
-        word, evidence = self.judge("admits_algorithm", **self.BOTH)
-        assert word == "reproduced"
-        assert evidence.endswith("takes fast; excluded undivided: fast (96.0 MiB)")
-
-    def test_the_largest_limit_that_binds_is_judged(self):
-        # 32 MiB: excluded by 8 MiB alone.
-        assert self.judge("admits_algorithm", 1.0, **self.BOTH)[1].startswith("conv2 8 MiB, all:")
-        assert self.judge("conv2_faster", 1.0, **self.BOTH)[1].startswith(
-            "conv2, 8 MiB, all: ×1.11"
-        )
-
-    def test_the_same_algorithm_in_pieces(self):
-        rows = [made.checked(64, policy, 1.0, name="slow") for policy in ("undivided", "all")]
-        kernel = entry(batch=32, fast_mib=3.0)
-        make = candidates(kernel, checked=rows)
-        word, evidence = judge("figure10/admits_algorithm", lambda run: make)
-        assert word == "not reproduced" and evidence.endswith("excluded undivided: none of them")
-
-    def test_single_times_do_not_decide(self):
-        word, evidence = self.judge("conv2_faster", **self.BOTH)
-        assert word == "undecided"
-        assert "×2.00 (no spread known), paper ×2.33" in evidence
-
-    def test_the_same_division_gains_nothing_for_certain(self):
-        rows = [made.checked(64, policy, 1.0) for policy in ("undivided", "all")]
-        rows[1]["parts"] = rows[0]["parts"]
-        make = candidates(entry(batch=32, fast_mib=3.0), checked=rows)
-        assert judge("figure10/conv2_faster", lambda run: make)[0] == "not reproduced"
-
-    @pytest.mark.parametrize(
-        ("relative", "told"),
-        [({"all_64": 0.5}, "nothing undivided fits"), ({"undivided_8": 1.0}, "nothing fits")],
-    )
-    def test_nothing_to_compare_with(self, relative, told):
-        word, evidence = self.judge("conv2_faster", **relative)
-        assert word == "not run" and told in evidence
-
-    def test_where_no_limit_binds_neither_is_judged(self):
-        for key in ("admits_algorithm", "conv2_faster"):
-            word, evidence = self.judge(key, 0.1, **self.BOTH)
-            assert word == "not run"
-            assert evidence.startswith("no limit binds: the fastest undivided, 32 fast needs 3.2")
 
 
 class TestFigure10:
-    def test_the_cells(self):
-        def make(run):
-            return conv2(undivided_64=1.0, powerOfTwo_64=0.8, all_64=0.5, all_8=0.9)
+    """The fast algorithm needs 96 MiB undivided, by default; the slow one none."""
 
-        frame = table("figure10", make).set_index(["limit (MiB)", "policy"])
-        assert len(frame) == 6
+    def judge(self, key, fast_mib=3.0, **relative):
+        relative = relative or {
+            "undivided_8": 1.0, "all_8": 0.9, "undivided_64": 1.0, "all_64": 0.5
+        }  # fmt: skip
+        return judge(f"figure10/{key}", lambda run: conv2(fast_mib, **relative))
+
+    def test_an_algorithm_that_undivided_has_no_room_for(self):
+        word, evidence = self.judge("admits_algorithm")
+        assert word == "reproduced"
+        assert evidence.endswith("takes fast; excluded undivided: fast (96.0 MiB)")
+        # 32 MiB: excluded by 8 MiB alone, the largest limit that binds.
+        assert self.judge("admits_algorithm", 1.0)[1].startswith("conv2 8 MiB, all:")
+        assert self.judge("conv2_faster", 1.0)[1].startswith("conv2, 8 MiB, all: ×1.11")
+        slow = conv2(undivided_64=1.0, all_64=1.0)
+        slow["metrics"]["checked"][1]["parts"] = [[16, "slow"], [16, "slow"]]
+        word, evidence = judge("figure10/admits_algorithm", lambda run: slow)
+        assert word == "not reproduced" and evidence.endswith("excluded undivided: none of them")
+
+    def test_the_speed_up(self):
+        word, evidence = self.judge("conv2_faster")
+        assert word == "undecided"  # of one process the spread is not known
+        assert "×2.00 (no spread known), paper ×2.33" in evidence
+        numbers = itertools.count()
+
+        def make(run):  # five processes
+            return conv2(undivided_64=1.0, all_64=0.5 + next(numbers) / 100)
+
+        word, evidence = judge("figure10/conv2_faster", make, "long")
+        assert word == "reproduced" and "×1.92 [" in evidence
+        same = conv2(undivided_64=1.0, all_64=1.0)
+        same["metrics"]["checked"][1]["parts"] = same["metrics"]["checked"][0]["parts"]
+        assert judge("figure10/conv2_faster", lambda run: same)[0] == "not reproduced"
+
+    def test_nothing_to_compare_with(self):
+        assert "nothing undivided fits" in self.judge("conv2_faster", all_64=0.5)[1]
+        assert "nothing fits" in self.judge("conv2_faster", undivided_8=1.0)[1]
+        for key in ("admits_algorithm", "conv2_faster"):
+            word, evidence = self.judge(key, 0.1)
+            assert word == "not run"
+            assert evidence.startswith("no limit binds: the fastest undivided, 32 fast needs 3.2")
+
+    def test_the_cells(self):
+        make = lambda run: conv2(undivided_64=1.0, powerOfTwo_64=0.8, all_64=0.5)  # noqa: E731
+        frame = table("figure10", make, "smoke").set_index(["limit (MiB)", "policy"])
         row = frame.loc[64, "all"]
         assert row["division"] == "2×16 fast" and row["workspace (MiB)"] == "3.0"
-        assert (row["time (ms)"], row["sum of parts (ms)"]) == ("15.0", "13.5")
-        assert row["torch's own (ms)"] == "30.0"
+        assert (row["time (ms)"], row["torch's own (ms)"]) == ("15.0", "30.0")
         assert row["over undivided"] == "×2.00 (no spread known)" and row["paper"] == "2.33×"
-        assert frame.loc[64, "powerOfTwo"]["over undivided"] == "×1.25 (no spread known)"
         assert frame.loc[64, "powerOfTwo"]["paper"] == "48.9 MiB, 32s"
-        assert frame.loc[64, "undivided"]["paper"] == "GEMM, 4.3 KiB; FFT, 213 MiB"
-        # In the quick plan `all` is not tried.
+        assert frame.loc[8, "all"]["division"] == "does not fit"
+        # In the quick plan `all` is not tried, and says nothing of what fits.
+        frame = table("figure10", make).set_index(["limit (MiB)", "policy"])
         assert frame.loc[8, "undivided"]["division"] == "does not fit"
-        assert frame.loc[8, "undivided"]["time (ms)"] == DASH
-        assert frame.loc[8, "all"]["over undivided"] == DASH
-        assert set(frame.loc[8]["paper"]) == {DASH}
-
-    @pytest.mark.parametrize("outcome", [None, FAILED])
-    def test_what_was_not_run_is_not_said_not_to_fit(self, outcome):
-        assert "does not fit" not in table("figure10", lambda run: outcome).to_string()
-
-    def ends(self, axis):
-        ends: dict[int, float] = {}
-        for patch in axis.patches:
-            row = round(patch.get_y() + patch.get_height() / 2)
-            ends[row] = max(ends.get(row, 0.0), patch.get_x() + patch.get_width())
-        return list(ends.values())
-
-    def test_bars_are_as_long_as_the_parts(self):
-        # In the plan of `smoke` all sizes are measured.
-        axis = figure("figure10", lambda run: candidates(entry()), "smoke").axes[0]
-        rows = [label.get_text() for label in axis.get_yticklabels()]
-        policies = ("undivided", "powerOfTwo", "all")
-        assert rows == [f"{limit} MiB, {policy}" for limit in (8, 64) for policy in policies]
-        # Slow undivided, two calls of four, one of eight.
-        expected = [8.0, 4.002, 4.002, 4.001, 4.001, 4.001]
-        assert self.ends(axis) == pytest.approx(expected)
-        assert "(ms)" in axis.get_xlabel()
+        assert frame.loc[8, "all"]["division"] == DASH
+        assert "does not fit" not in table("figure10", lambda run: FAILED).to_string()
 
     def test_nothing_is_drawn_of_a_policy_that_the_record_does_not_have(self):
         """Planted: a size that powerOfTwo never measures, and a run of `all`, both flattering."""
         kernel = entry()
         for ways in (kernel["candidates"]["3"], kernel["candidates"]["5"]):
             ways.append(["planted", 1e-6, 0])
-        planted = made.checked(8, "all", 1e-6, name="planted")
-        honest = made.checked(8, "powerOfTwo", 1.0)
-
-        def make(run):
-            assert run.config["policy"] == "powerOfTwo"
-            return candidates(kernel, checked=[honest, planted])
-
-        drawn = figure("figure10", make)
+        ran = conv2(powerOfTwo_8=1.0, all_8=1e-6)["metrics"]["checked"]
+        drawn = made.figure("figure10", lambda run: candidates(kernel, checked=ran))
         (axis,) = drawn.axes
         rows = [label.get_text() for label in axis.get_yticklabels()]
-        policies = ("undivided", "powerOfTwo")
-        assert rows == [f"{limit} MiB, {policy}" for limit in (8, 64) for policy in policies]
-        assert self.ends(axis) == pytest.approx([8.0, 4.002, 4.001, 4.001])
-        marks = [float(line.get_xdata()[0]) for line in axis.get_lines()]
-        assert marks == pytest.approx([20.0, 20.0])  # the honest run and torch's own beside it
-        labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
-        assert "planted" not in labels
+        assert rows == [f"{n} MiB, {p}" for n in (8, 64) for p in ("undivided", "powerOfTwo")]
+        assert "planted" not in made.legend_of(drawn)
+        ends: dict[int, float] = {}
+        for patch in axis.patches:
+            row = round(patch.get_y() + patch.get_height() / 2)
+            ends[row] = max(ends.get(row, 0.0), patch.get_x() + patch.get_width())
+        assert list(ends.values()) == pytest.approx([8.0, 4.002, 4.001, 4.001])
+        assert made.dots_of(axis, "run as a whole") == {1: pytest.approx(10.0)}
+
+
+def test_fft_takes_the_papers_workspace_in_caffes_groups():
+    holds, evidence = check("figure10", 0, lambda run: None)
+    assert holds == "yes" and "212.5 MiB for 213 at 256" in evidence and "323" in evidence
+
+
+class TestFigure12:
+    def word(self, key, **of):
+        return judge(f"figure12/{key}", lambda run: alexnet(**of))
+
+    def test_the_shares(self):
+        main, late = {"fast_mib": 4.0}, {"fast_mib": 0.3}
+        of = {"conv1": NONE, "conv2": main, "conv3": main, "conv4": NONE, "conv5": late}
+        word, evidence = self.word("middle_layers_most", **of)
+        assert word == "undecided"  # measured once
+        assert "conv2 and conv3 hold 94.0 %; over a half: +44.0 points (no spread" in evidence
+        word, evidence = self.word("late_layers_little", **of)
+        assert word == "undecided"
+        assert evidence.startswith("the most, conv5 F's 2.40 MiB, over 3.0 MiB: ×0.80")
+
+    def test_where_all_get_what_they_want_nothing_is_judged(self):
+        for key in ("middle_layers_most", "late_layers_little"):
+            word, evidence = self.word(key, conv1=NONE, conv4=NONE, conv5=NONE)
+            assert word == "not run"
+            assert evidence.startswith("no limit binds: the fastest divisions of all 14 kernels")
+            assert judge(f"figure12/{key}", lambda run: None) == ("not run", "no records")
+
+    def test_it_is_the_fastest_within_the_total(self):
+        """Against all choices of a small case: three kernels of which the total admits some."""
+        small = [entry("conv2", batch=3, gain=gain, fast_mib=20.0) for gain in (2.0, 3.0, 4.0)]
+        results = made.results("figure12", lambda run: candidates(*small))
+        chosen = [division for _, division in sharing.assignment(results)]
+        fitting = [
+            choice
+            for choice in itertools.product(*map(measured.front, small))
+            if sum(d.workspace_bytes for d in choice) <= 120 * MIB
+        ]
+        best = min(sum(d.time_s for d in choice) for choice in fitting)
+        assert sum(d.workspace_bytes for d in chosen) <= 120 * MIB
+        assert sum(d.time_s for d in chosen) == pytest.approx(best)
+        kernel = entry(slow_mib=1.0)
+        assert sharing.share_out([kernel, kernel], 1.9) == []
+
+    def test_table_and_figure(self):
+        frame = table("figure12", made.plausible).set_index("kernel")
+        assert len(frame) == 14 and "conv1 BD" not in frame.index
+        row = frame.loc["conv2 BF"]
+        assert row["workspace (MiB)"] == "16.0" and row["share of the limit"] == "13.3 %"
+        assert row["division"] == "8 fast" and row["torch's own (MiB)"] == "3.0"
+        drawn = made.figure("figure12", made.plausible)
+        widths = {
+            round(patch.get_y() + patch.get_height() / 2, 1): patch.get_width()
+            for patch in drawn.axes[0].patches
+        }
+        # Of conv2 F: two calls of four samples within 8 MiB; all eight at once.
+        assert (widths[1.8], widths[2.2]) == (8.0, 16.0)
+        labels = made.legend_of(drawn)
+        assert "WR, 8 MiB for each: 48.0 MiB in all" in labels
+        assert "WD, 120 MiB for all: 96.0 MiB in all" in labels
+        assert "paper: conv4 and conv5 under WD, at most 3 MiB" in labels
+        assert "conv3 100.0 % of what it gives; the paper's 93.7 %" in drawn.get_suptitle()
+        for outcome in (None, FAILED):  # not said not to fit
+            unrun = made.figure("figure12", lambda run, outcome=outcome: outcome)
+            assert not any("fit" in text for text in made.texts_of(unrun))
+
+
+class TestOptimisation:
+    def tuned(self, every, two):
+        def make(run):
+            given = {"all": every, "powerOfTwo": two}.get(run.config.get("policy"))
+            if given is None:
+                return None
+            made_up = candidates(entry())
+            made_up["metrics"] |= {"benchmark_s": 0.9 * given, "optimise_s": 0.1 * given}
+            return made_up
+
+        return make
+
+    def test_the_first_tuning(self):
+        word, evidence = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0))
+        assert word == "undecided"  # each was taken once
+        assert f"×0.10 (no spread known), paper ×{3.82 / 34.16:.2f}" in evidence
+        assert "34 for 34 times measured at a mini-batch of 8" in evidence
+        word, _ = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0), "long")
+        assert word == "reproduced"  # by five processes
+        assert judge("optimisation/power_of_two_saves", self.tuned(10.0, None))[0] == "not run"
+
+    @pytest.mark.parametrize(
+        ("samples", "small", "large"),
+        [
+            ((0.0050, 0.0051, 0.0049), "reproduced", "reproduced"),
+            ((0.050, 0.052, 0.049), "not reproduced", "reproduced"),
+            ((0.80, 0.85, 0.82), "not reproduced", "partly"),
+        ],
+    )
+    def test_the_solver(self, samples, small, large):
+        """5.46 ms for ResNet-50, 716 ms for ResNet-152."""
+
+        def make(run):
+            made_ = {"solver": made.solved(samples, samples), "programme": made.programme()}
+            return made_.get(run.experiment)
+
+        for key, word in (("solver_resnet50", small), ("solver_resnet152", large)):
+            found, evidence = judge(f"optimisation/{key}", make)
+            assert found == word and f"{1e3 * sorted(samples)[1]:.1f} ms" in evidence
+        assert "its own 1200 variables, 90.0 of 5,088.0 MiB taken (as in the paper)" in evidence
+
+    def test_the_table(self):
+        frame = table("optimisation", made.plausible).set_index("what")
+        papers = ["3.82 s", "34.16 s", "5.46 ms", "716 ms", DASH, "716 ms", "716 ms"]
+        assert list(frame["paper"]) == papers
+        own = "WD, ResNet-152's own 464 kernels, 1200 variables, 100.0 MiB (binding)"
+        assert frame.loc[own]["ours"] == "204.0 ms"
+        row = frame.loc["AlexNet, policy all: measure and divide"]
+        assert (row["ours"], row["of which dividing (ms)"]) == ("2.50 s", "500.0")
+        row = frame.loc["WD, 562 variables (made-up fronts)"]
+        assert (row["ours"], row["times measured"]) == ("100.0 ms", 3)  # a median
+        unrun = table("optimisation", lambda run: None)
+        assert list(unrun["paper"])[:2] == ["3.82 s", "34.16 s"] and set(unrun["ours"]) == {DASH}
+
+
+class TestReading:
+    def test_layers_that_were_measured_one_by_one_are_one_network(self):
+        results = made.results("optimisation", made.plausible, "gpu")
+        (whole,) = measured.tunings(results, "all")
+        kernels = [(own["layer"], own["kind"]) for own in whole.metrics["kernels"]]
+        assert len(kernels) == len(set(kernels)) == 14 and "layer" not in whole.config
+        assert whole.metrics["benchmark_s"] == 5 * 2.0 and whole.metrics["measured"] == 5 * 34
+        assert measured.alexnet(results) == whole
+
+        def without_one(run):
+            return None if run.config.get("layer") == "conv4" else made.plausible(run)
+
+        results = made.results("optimisation", without_one, "gpu")
+        assert measured.tunings(results, "all") == []
+        assert measured.alexnet(results).config["policy"] == "powerOfTwo"
+
+    def test_candidates_of_a_policy(self):
+        sizes = {"all": range(1, 13), "powerOfTwo": (1, 2, 4, 8, 12), "undivided": (12,)}
+        for policy, expected in sizes.items():
+            assert list(measured.candidates_of(entry(batch=12), policy)) == list(expected)
+        kernel = entry(slow_mib=1.0)
+        assert measured.divide(kernel, 0.5) is None and measured.front(kernel, 0.5) == []
+        assert measured.divide(kernel, 1.0).parts == [(1, "slow")] * 8
+
+
+class TestWidget:
+    def test_the_chosen_point_is_the_best_division(self):
+        kernel = entry(batch=7, slow_mib=0.5)
+        assert widget.limits_mib(kernel) == (0.5, 14.0)
+        assert widget.chosen_point(kernel, 0.4) is None
+        for limit in (*(d.workspace_bytes / MIB for d in measured.front(kernel)), 3.3, 1e4):
+            chosen = measured.front(kernel)[widget.chosen_point(kernel, limit)]
+            assert chosen == measured.divide(kernel, limit)
+
+    def test_only_kernels_that_were_measured_are_offered(self):
+        make = lambda run: FAILED if run.config.get("layer") else made.plausible(run)  # noqa: E731
+        found = widget.kernels(made.results("figure6", make))
+        assert len(found) == 14 and "conv2 filter gradient, mini-batch 8" in found
+        assert widget.kernels(made.results("figure6", lambda run: None)) == {}
+
+    def test_what_a_limit_does(self):
+        # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
+        told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
+        assert widget.describe(entry(), 8) == told + " 4.0 ms with 3.0 MiB"
+        kernel = entry(slow_mib=2.0, fast_mib=3.0)
+        assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
+        told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
+        assert widget.describe(kernel, 1) == told
+
+    def test_the_drawing_marks_the_chosen_point_on_axes_that_stay(self):
+        kernel, limits = entry() | {"device": "a toy"}, set()
+        for limit, chosen in ((0.0, 1), (9.5, 5), (1000.0, 6)):
+            drawn = widget.draw(kernel, limit)
+            FigureCanvasAgg(drawn).draw()
+            assert drawn.texts[-1].get_text() == "Computed from times measured on a toy."
+            curve, bars = drawn.axes
+            bold = [t.get_text() for t in bars.get_yticklabels() if t.get_fontweight() == "bold"]
+            (mark,) = [line for line in curve.get_lines() if line.get_label() == "chosen"]
+            division = measured.front(kernel)[chosen - 1]
+            assert bold == [str(chosen)]
+            assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
+            limits.add((curve.get_xlim(), curve.get_ylim()))
+        assert len(limits) == 1
+
+    def test_sharing(self):
+        """Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 and calls."""
+        record = widget.network(made.results("figure12", made.plausible))
+        assert widget.totals_mib(record) == (0.0, 96.0)
+        for total, wr, wd in ((0.0, 112, 112), (12.0, 112, 88), (28.0, 88, 88), (96.0, 88, 88)):
+            told = widget.describe_sharing(record, total)
+            alone, shared = (float(part.split(" ms")[0]) for part in re.findall(r"[\d.]+ ms", told))
+            assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
+        drawn = [widget.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
+        assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1
+        assert not any("paper" in label for figure in drawn for label in made.legend_of(figure))
+        unfit = widget.network(made.results("figure12", made.nowhere))
+        told = widget.describe_sharing(unfit, 100.0)
+        assert "14 of 14 kernels do not fit" in told and told.endswith("WD: does not fit")

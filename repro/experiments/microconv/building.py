@@ -1,9 +1,10 @@
-"""What the experiments of μ-cuDNN run on: the machine's setting, networks, their kernels."""
+"""What the experiments of μ-cuDNN run on: networks, their kernels, shared measurements."""
 
 import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from repro.experiments.microconv import deepbench
+from repro.experiments.microconv.runs import CONTENT
 from repro.measure.accelerator import is_accelerator
 from repro.measure.files import cache_folder
-from repro.microconv import BenchmarkCache, Kernel, find_kernels
+from repro.microconv import BenchmarkCache, Convolution, Kernel, find_kernels
 from repro.microconv.backends import choose
 from repro.microconv.kernels import precision
 from repro.microconv.measuring import Bench
@@ -30,64 +31,52 @@ _MAX_ERROR = 1e-4
 
 
 def build_network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return a network in training mode, random images and labels."""
+    """A network in training mode, random images and labels."""
     torch.manual_seed(0)
-    name, options = config["model"]["name"], _options(config["model"])
-    made = alexnet(**options) if name == "alexnet" else build(name, **options)
-    model = made.train()
-    dtype = getattr(torch, config["dtype"])
-    side = config["image"]
+    options = dict(config["model"])
+    name = options.pop("name")
+    model = (alexnet(**options) if name == "alexnet" else build(name, **options)).train()
+    dtype, side = getattr(torch, config["dtype"]), config["image"]
     images = torch.randn(config["batch"], 3, side, side, dtype=dtype, device=device)
     labels = torch.randint(10, (config["batch"],), device=device)
     return model.to(device=device, dtype=dtype), images, labels
 
 
-def _options(model: Config) -> dict[str, Any]:
-    return {name: value for name, value in model.items() if name != "name"}
-
-
-def network_kernels(config: Config, device: str, model: nn.Module | None = None) -> list[Named]:
-    """Return the kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
-    if model is None:
-        model, images, _ = build_network(config, device)
-    else:
-        side, dtype = config["image"], getattr(torch, config["dtype"])
-        images = torch.zeros(config["batch"], 3, side, side, dtype=dtype, device=device)
+def network_kernels(config: Config, device: str) -> list[Named]:
+    """The kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
+    model, images, _ = build_network(config, device)
     with rounding(config, device):
         kernels = find_kernels(model, images)
-    order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in kernels))}
-    named = [(f"conv{order[layer] + 1}", kernel, batch) for layer, kernel, batch in kernels]
+    order = {layer: n for n, layer in enumerate(dict.fromkeys(k[0] for k in kernels), 1)}
+    named = [(f"conv{order[layer]}", kernel, batch) for layer, kernel, batch in kernels]
     if config.get("layer"):
-        named = [
-            entry
-            for entry in named
-            if entry[0] == config["layer"] and entry[1].kind in config["kinds"]
-        ]
+        wanted, kinds = config["layer"], config["kinds"]
+        named = [entry for entry in named if entry[0] == wanted and entry[1].kind in kinds]
     return named
 
 
 @contextmanager
 def rounding(config: Config, device: str) -> Iterator[None]:
     """Round products of float32 as a configuration says."""
-    shape = deepbench.layers("OCR")[0].conv
+    shape = Convolution(1, 1, 1, 1, (1, 1))
     with precision(Kernel("forward", shape, config["dtype"], device, math=config["math"])):
         yield
 
 
 def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
-    """Return what measures with a configuration's algorithms."""
+    """The measuring with a configuration's algorithms."""
     max_error = config.get("max_error", _MAX_ERROR)
     return Bench(choose(config["algorithms"], device), cache, max_error)
 
 
 def cache_key(config: Config, device: str) -> str:
-    """Return what measured times are shared by: kernels tell networks of one size apart."""
+    """The key that measured times are shared by: kernels tell networks of one size apart."""
     parts = ("image", "batch", "setting", "threads")
     return repr([config.get(part) for part in parts] + [device])
 
 
 def share(config: Config, device: str, cache: BenchmarkCache) -> None:
-    """Let the experiments on a network that follow use what was measured.
+    """Let the experiments on a network that follow use the measured times.
 
     On an accelerator also those of other processes: all sizes of a network take minutes there, and
     a run may have a process of its own.
@@ -100,7 +89,7 @@ def share(config: Config, device: str, cache: BenchmarkCache) -> None:
 
 
 def shared(config: Config, device: str) -> BenchmarkCache:
-    """Return what the experiments on a network have measured so far, see `share`."""
+    """The times that experiments on a network have measured so far, see `share`."""
     key = cache_key(config, device)
     if key not in caches:
         caches[key] = BenchmarkCache(None)
@@ -110,7 +99,7 @@ def shared(config: Config, device: str) -> BenchmarkCache:
 
 
 def kept_times() -> Path:
-    """Return the file of the times that outlive a process."""
+    """The file of the times that outlive a process."""
     return cache_folder() / "microconv-experiments.sqlite"
 
 
@@ -125,15 +114,16 @@ def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> t
 def difference(
     one: nn.Module, other: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> tuple[float, float]:
-    """Return the relative differences of the loss and, at worst, of a parameter's gradient."""
+    """The relative differences of the loss and, at worst, of a parameter's gradient."""
     losses = []
     for model in (one, other):
         torch.manual_seed(1)  # the same dropout on both sides
         losses.append(iteration(model, images, labels).detach().double())
-    return float((losses[0] - losses[1]).abs() / losses[1].abs()), _gradient_gap(one, other)
+    return float((losses[0] - losses[1]).abs() / losses[1].abs()), gradient_gap(one, other)
 
 
-def _gradient_gap(one: nn.Module, other: nn.Module) -> float:
+def gradient_gap(one: nn.Module, other: nn.Module) -> float:
+    """The largest difference of a gradient's element, over the gradient's largest element."""
     worst = 0.0
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
@@ -144,21 +134,21 @@ def _gradient_gap(one: nn.Module, other: nn.Module) -> float:
 
 
 def own_difference(plain: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return how far gradients of torch's own two convolutions lie apart, as a measure.
+    """The distance of the gradients of torch's own two convolutions.
 
     A unit that lies at the edge of its ReLU falls on either side by rounding alone.
     """
     other = copy.deepcopy(plain)
     torch.manual_seed(1)
-    with _without_library(images.device.type):
+    with without_library(images.device.type):
         iteration(other, images, labels)
     torch.manual_seed(1)
     iteration(plain, images, labels)
-    return _gradient_gap(other, plain)
+    return gradient_gap(other, plain)
 
 
 @contextmanager
-def _without_library(kind: str) -> Iterator[None]:
+def without_library(kind: str) -> Iterator[None]:
     """Have torch convolve without cuDNN or oneDNN; on other devices as ever.
 
     By hand: their own context managers also set how float32 is rounded, and refuse or warn.
@@ -174,3 +164,49 @@ def _without_library(kind: str) -> Iterator[None]:
         yield
     finally:
         switch(before)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of DeepBench: its shape, and the batch size that it is defined with."""
+
+    conv: Convolution
+    batch: int
+
+    def macs(self, factor: int) -> int:
+        """Multiplications of a forward pass at `factor` times the batch size."""
+        conv, (rows, columns) = self.conv, self.conv.out_size
+        outputs = factor * self.batch * conv.out_channels * rows * columns
+        return outputs * conv.in_channels * conv.taps
+
+
+def layers(network_type: str) -> list[Layer]:
+    """DeepBench's layers of one network type of Table IV, in its order of shapes."""
+    return [
+        Layer(Convolution(c, h, w, k, (rows, columns), (stride,) * 2, (padding,) * 2), batch)
+        for c, h, w, k, rows, columns, stride, padding, batches in CONTENT["deepbench"][
+            network_type
+        ]
+        for batch in batches
+    ]
+
+
+def chosen_layers(
+    network_type: str, factor: int, largest_mmacs: float | None, of_each_size: int | None
+) -> list[Layer]:
+    """The layers of one network type that are run, in DeepBench's order.
+
+    Args:
+        network_type: Such as ``OCR``.
+        factor: Of the batch size.
+        largest_mmacs: Leave out layers of more multiplications, in millions; None for none.
+        of_each_size: How many of each kernel size, cheapest first; None for all.
+    """
+    every = layers(network_type)
+    kept: dict[tuple[int, int], list[Layer]] = {}
+    for layer in sorted(every, key=lambda layer: layer.macs(factor)):
+        group = kept.setdefault(layer.conv.kernel_size, [])
+        small = largest_mmacs is None or layer.macs(factor) <= largest_mmacs * 1e6
+        if small and (of_each_size is None or len(group) < of_each_size):
+            group.append(layer)
+    return sorted((layer for group in kept.values() for layer in group), key=every.index)

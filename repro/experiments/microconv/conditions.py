@@ -3,51 +3,38 @@
 Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV of DeepBench.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from repro.experiments.design import Chosen, Exhibit, Run, check
-from repro.experiments.microconv import benchmark, deepbench, devices, networks, shared_workspace
-from repro.experiments.microconv.describing import marks
-from repro.experiments.microconv.settings import HALF, NATIVE, NETWORK_TYPES, PAPER, mib
-from repro.experiments.query import Results
-from repro.experiments.view import caption
+from repro.experiments.design import Exhibit, Results, Run, check
+from repro.experiments.microconv import benchmark, measured, networks
+from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned, cluster
 
-NOT_RUN = "not run"
-TRUE_HALF = "cudnn_half:"  # algorithms that compute float16 in float16 begin so
-GIB = 2**30
-
-
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the runs of Figures 8 and 13, whose records name algorithms and devices."""
-    return benchmark.runs(profile, chosen) + devices.runs(profile, chosen)
+NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "table6": "VI"}
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return the rows of all five tables, the paper's beside ours."""
-    here = {
-        "table1": _configurations(results),
-        "table2": _machine(results),
-        "table3": _settings(results.profile),
-        "table4": {name: _layers(name) for name in NETWORK_TYPES},
-        "table6": {"devices": _devices(results)},
-    }
-    numbers = dict(zip(here, ("I", "II", "III", "IV", "VI"), strict=True))
+    """The rows of all five tables, the paper's beside ours."""
+    found = [record.metrics["devices"].items() for record in results.ok("cluster")]
+    devices = [f"{name}: {device}" for named in found for name, device in named]
+    here = _configurations(results) | _machine(results) | _settings(results.profile)
+    here |= {name: _told(**_counted(name)) for name in NETWORK_TYPES}
+    here |= {"devices": ", ".join(devices)}
     return [
         {
-            "table": numbers[name],
+            "table": number,
             "row": row,
             "paper": published if isinstance(published, str) else _told(**published),
-            "here": here[name][row] or NOT_RUN,
+            "here": here.get(row) or "not run",
         }
-        for name in here
+        for name, number in NUMBERS.items()
         for row, published in PAPER[name].items()
     ]
 
 
-def _family(algorithm: str) -> str:
-    """Return the column of Table I that an algorithm belongs to."""
-    if algorithm == NATIVE:
+def family_of(algorithm: str) -> str:
+    """The column of Table I that an algorithm belongs to."""
+    if algorithm == measured.NATIVE:
         return "torch's own"
     name = algorithm.partition(":")[2].lower()
     if "fft" in name or name.startswith("ft"):
@@ -56,83 +43,69 @@ def _family(algorithm: str) -> str:
 
 
 def _configurations(results: Results) -> dict[str, str]:
-    """Return which algorithms the layers of Figure 8 take, with their largest workspace."""
+    """The algorithms that the layers of Figure 8 take, with their largest workspace."""
     taken: dict[str, dict[str, int]] = {name: {} for name in PAPER["table1"]}
     for record in results.ok("deepbench"):
-        half = record.config["setting"] == HALF
-        if not half and record.config["setting"] != "fp32":
-            continue
-        for row in record.metrics["layers"]:
-            division = row.get("divided", {"parts": [], "workspace_bytes": 0})
-            for _, algorithm in division["parts"]:
-                true_half = algorithm.startswith(TRUE_HALF)
-                name = ("TRUE_HALF" if true_half else "PSEUDO_HALF") if half else "FLOAT"
-                most = taken[name].get(_family(algorithm), 0)
-                taken[name][_family(algorithm)] = max(most, division["workspace_bytes"])
+        for division in (row["divided"] for row in record.metrics["layers"] if "divided" in row):
+            for algorithm in sorted(measured.algorithms(division)):
+                name = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
+                most = taken[name if record.config["setting"] == HALF else "FLOAT"]
+                family = family_of(algorithm)
+                most[family] = max(division["workspace_bytes"], most.get(family, 0))
     return {
-        name: ", ".join(f"{family} (up to {mib(most)} MiB)" for family, most in families.items())
-        for name, families in taken.items()
+        name: ", ".join(
+            f"{family} (up to {measured.mib(most)} MiB)" for family, most in own.items()
+        )
+        for name, own in taken.items()
     }
 
 
 def _machine(results: Results) -> dict[str, str]:
-    """Return what the records ran on."""
+    """The machines and libraries of the records."""
     records = [record for record in results.records if record.status == "ok"]
-
-    def told(values: Iterable[str]) -> str:
-        return ", ".join(dict.fromkeys(values))
-
-    return {
-        "device": told(record.device["name"] for record in records),
-        "memory": told(f"{record.device['memory_bytes'] / GIB:.0f} GiB" for record in records),
-        "libraries": told(f"torch {record.versions['torch']}" for record in records),
-        "frameworks": told("PyTorch" for _ in records),
-        "solver": told("HiGHS, of scipy" for _ in records),
+    columns = {
+        "device": [record.device["name"] for record in records],
+        "memory": [f"{record.device['memory_bytes'] / 2**30:.0f} GiB" for record in records],
+        "libraries": [f"torch {record.versions['torch']}" for record in records],
+        "frameworks": ["PyTorch" for _ in records],
+        "solver": ["HiGHS, of scipy" for _ in records],
     }
+    return {name: _listed(dict.fromkeys(values)) for name, values in columns.items()}
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _settings(profile: str) -> dict[str, str]:
-    """Return policies, limits and networks of the plans under a profile."""
-    planned = {
-        "layers": benchmark.runs(profile, {}),
-        "Caffe": networks.figure9_runs(profile, {}) + shared_workspace.figure11_runs(profile, {}),
+    """Policies, limits and networks of the plans under a profile."""
+    planned: dict[str, Sequence[Run]] = {
+        "layers": benchmark.planned(profile, {}),
+        "Caffe": networks.figure9_runs(profile, {}) + networks.figure11_runs(profile, {}),
         "TensorFlow": networks.table5_runs(profile, {}),
-        "cluster": devices.runs(profile, {}),
+        "cluster": [cluster(profile)],
     }
     rows = {}
     for name, plan in planned.items():
         configs = [run.config for run in plan]
         modes = sorted({config.get("mode", "WR") for config in configs}, reverse=True)
         limits = sorted({c["limit_mib"] for c in configs if c.get("mode", "WR") == "WR"})
-        roles = "DeepBench" if name == "layers" else ", ".join(sorted({c["role"] for c in configs}))
-        rows[name] = f"{', '.join(modes)}; {', '.join(map(str, limits))} MiB; {roles}"
+        roles = ["DeepBench"] if name == "layers" else sorted({c["role"] for c in configs})
+        rows[name] = f"{_listed(modes)}; {_listed(limits)} MiB; {_listed(roles)}"
     return rows
 
 
-def _layers(network_type: str) -> str:
-    return _told(**_counted(network_type))
-
-
 def _counted(network_type: str) -> dict[str, Any]:
-    """Return kernel sizes, batch sizes and the number of a network type's layers."""
-    layers = deepbench.layers(network_type)
-    sizes = sorted({layer.conv.kernel_size for layer in layers})
-    return {
-        # DeepBench names the wider side first.
-        "kernels": [f"{max(size)}×{min(size)}" for size in sizes],
-        "batches": sorted({layer.batch for layer in layers}),
-        "layers": len(layers),
-    }
+    """Kernel sizes (DeepBench names the wider side first), batch sizes and number of layers."""
+    layers = CONTENT["deepbench"][network_type]
+    sizes = sorted({(rows, columns) for *_, rows, columns, _, _, _ in layers})
+    batches = [batch for *_, batches in layers for batch in batches]
+    kernels = [f"{max(size)}×{min(size)}" for size in sizes]
+    return {"kernels": kernels, "batches": sorted(set(batches)), "layers": len(batches)}
 
 
 def _told(kernels: list[str], batches: list[int], layers: int) -> str:
-    return f"{layers} layers: {', '.join(kernels)}; batch size {', '.join(map(str, batches))}"
-
-
-def _devices(results: Results) -> str:
-    record = results.first("cluster")
-    named = record.metrics["devices"] if record else {}
-    return ", ".join(f"{name}: {device}" for name, device in named.items())
+    return f"{layers} layers: {_listed(kernels)}; batch size {_listed(batches)}"
 
 
 @check("DeepBench's layers have Table IV's kernel sizes, batch sizes and numbers")
@@ -144,12 +117,8 @@ def same_layers(results: Results) -> tuple[bool, str]:
 
 
 TABLES = Exhibit(
-    runs=runs,
+    runs=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
     table=table,
-    caption=caption(
-        "The paper's tables that have no times. I names the algorithms that Figure 8's divisions "
-        "take, with the largest workspace of such a division; limits in III are of each kernel.",
-        marks,
-    ),
+    caption=captioned("tables"),
     checks=(same_layers,),
 )

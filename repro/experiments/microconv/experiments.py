@@ -1,4 +1,4 @@
-"""The experiments of μ-cuDNN: what is executed and measured."""
+"""The experiments of μ-cuDNN: the functions that run one configuration."""
 
 import itertools
 import math
@@ -6,25 +6,26 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from repro.datasets import ImageData
-from repro.experiments.design import Outcome
-from repro.experiments.microconv import deepbench
 from repro.experiments.microconv.building import (
     Config,
     Named,
     build_network,
+    chosen_layers,
     iteration,
+    layers,
     make_bench,
     network_kernels,
     rounding,
     share,
     shared,
 )
+from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
 from repro.measure.allocations import keep_freed_memory
@@ -50,11 +51,14 @@ CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
 _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
 _AGAINST_ITSELF = 8  # kernels, by which it is told how far medians of the same thing lie apart
 
+BySize = Mapping[int, Sequence[Candidate]]
+Measured = dict[tuple[Kernel, int], BySize]  # by kernel and mini-batch
+
 
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure every kernel of a network at every micro-batch size of a policy.
 
-    Starts from nothing, as a first tuning; other experiments then use what was measured.
+    Starts from nothing, as a first tuning; other experiments then use its times.
     """
     with machine(config, device):
         named = network_kernels(config, device)
@@ -64,16 +68,10 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         assert isinstance(backend, TorchBackend)
         backend.forget()
         start = time.perf_counter()
-        measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
-        for _, kernel, batch in named:
-            if (kernel, batch) not in measured:
-                sizes = micro_batch_sizes(batch, config["policy"])
-                measured[kernel, batch] = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
+        measured = _measure(bench, named, config["policy"])
         benchmark_s = time.perf_counter() - start
         start = time.perf_counter()
-        divided = {
-            key: _divide(key[1], by_size, 64 * MIB, "kernel") for key, by_size in measured.items()
-        }
+        divided = [_divide(batch, ways, 64 * MIB) for (_, batch), ways in measured.items()]
         optimise_s = time.perf_counter() - start
         checked: list[dict[str, Any]] = []
         if not config.get("layer") or is_accelerator(device):
@@ -82,74 +80,75 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
             (_, kernel, batch), *_ = named
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
             checked = _checked(bench, kernel, batch, measured[kernel, batch], policies)
+        kernels = [_described(*entry, measured[entry[1], entry[2]]) for entry in named]
         return Outcome(
             metrics={
                 "checked": checked,
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
                 "measured": bench.counts.measured,
-                "infeasible_at_64_mib": sum(division is None for division in divided.values()),
-                "kernels": [
-                    _described(layer, kernel, batch, measured[kernel, batch])
-                    for layer, kernel, batch in named
-                ],
+                "infeasible_at_64_mib": sum(division is None for division in divided),
+                "kernels": kernels,
             }
         )
 
 
-def _checked(
-    bench: Bench,
-    kernel: Kernel,
-    batch: int,
-    by_size: Mapping[int, Sequence[Candidate]],
-    policies: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Run the divisions of one kernel by limit and policy, in turns with torch's own."""
-    rows = []
-    for limit, policy in itertools.product(CHECKED_MIB, policies):
-        sizes = set(micro_batch_sizes(batch, policy))
-        ways = {size: candidates for size, candidates in by_size.items() if size in sizes}
-        division = _divide(batch, ways, limit * MIB, "layer")
-        if division is not None:
-            time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
-            rows.append(
-                {
-                    "limit_mib": limit,
-                    "policy": policy,
-                    "parts": [list(part) for part in division.parts],
-                    "workspace_bytes": division.workspace_bytes,
-                    "predicted_s": division.time_s,
-                    "time_s": time_s,
-                    "native_s": native_s,
-                }
-            )
-    return rows
+def _measure(bench: Bench, named: Sequence[Named], policy: str) -> Measured:
+    """Measure each kernel once at the micro-batch sizes of a policy."""
+    measured: Measured = {}
+    for _, kernel, batch in named:
+        if (kernel, batch) not in measured:
+            sizes = micro_batch_sizes(batch, policy)
+            measured[kernel, batch] = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
+    return measured
 
 
-def _divide(
-    batch: int, by_size: Mapping[int, Sequence[Candidate]], limit_bytes: int, name: str
-) -> Division | None:
+def _divide(batch: int, by_size: BySize, limit_bytes: int) -> Division | None:
     try:
-        return best_division(batch, by_size, limit_bytes, kernel=name)
+        return best_division(batch, by_size, limit_bytes)
     except ValueError:
         return None
 
 
-def _described(
-    layer: str, kernel: Kernel, batch: int, by_size: Mapping[int, Sequence[Candidate]]
-) -> dict[str, Any]:
-    """Return a kernel and its useful candidates as plain values, torch's own at the end."""
+def _run(bench: Bench, kernel: Kernel, batch: int, division: Division) -> dict[str, Any]:
+    """Run a division in turns with torch's own."""
+    time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
+    return {
+        "parts": [list(part) for part in division.parts],
+        "workspace_bytes": division.workspace_bytes,
+        "time_s": time_s,
+        "native_s": native_s,
+        "predicted_s": division.time_s,
+    }
+
+
+def _checked(
+    bench: Bench, kernel: Kernel, batch: int, by_size: BySize, policies: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Run the divisions of one kernel by limit and policy."""
+    rows = []
+    for limit, policy in itertools.product(CHECKED_MIB, policies):
+        sizes = set(micro_batch_sizes(batch, policy))
+        ways = {size: candidates for size, candidates in by_size.items() if size in sizes}
+        if (division := _divide(batch, ways, limit * MIB)) is not None:
+            row = {"limit_mib": limit, "policy": policy}
+            rows.append(row | _run(bench, kernel, batch, division))
+    return rows
+
+
+def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
+    """A kernel and its useful candidates as plain values, torch's own at the end."""
     native = next(way for way in by_size[batch] if way.algorithm == NATIVE)
     useful: dict[str, list[list[Any]]] = {}
     for size, ways in by_size.items():
-        fastest = float("inf")
+        fastest = math.inf
         useful[str(size)] = []
         for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.time_s)):
             if way.time_s < fastest:
                 fastest = way.time_s
                 useful[str(size)].append([way.algorithm, way.time_s, way.workspace_bytes])
     conv, width = kernel.conv, kernel.torch_dtype.itemsize
-    out_shape = conv.output_shape(batch)
+    elements = math.prod(conv.input_shape(batch)) + math.prod(conv.output_shape(batch))
     return {
         "layer": layer,
         "kind": kernel.kind,
@@ -157,7 +156,7 @@ def _described(
         "shape": _shape(kernel),
         "native_s": native.time_s,
         "native_bytes": native.workspace_bytes,
-        "data_bytes": width * (math.prod(conv.input_shape(batch)) + math.prod(out_shape)),
+        "data_bytes": width * elements,
         "filter_bytes": width * math.prod(conv.weight_shape),
         "candidates": useful,
     }
@@ -165,11 +164,14 @@ def _described(
 
 def _shape(kernel: Kernel) -> str:
     c = kernel.conv
-    size = "×".join(map(str, c.kernel_size))
     return (
-        f"{c.in_channels}×{c.height}×{c.width} to {c.out_channels}, {size}, stride {c.stride[0]}, "
-        f"padding {c.padding[0]}"
+        f"{c.in_channels}×{c.height}×{c.width} to {c.out_channels}, {_size(kernel)}, "
+        f"stride {c.stride[0]}, padding {c.padding[0]}"
     )
+
+
+def _size(kernel: Kernel) -> str:
+    return "×".join(map(str, kernel.conv.kernel_size))
 
 
 def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -180,40 +182,27 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
     """
     with machine(config, device), rounding(config, device):
         named = network_kernels(config, device)
-        cache = shared(config, device)
-        bench = make_bench(config, device, cache)
-        limit = int(config["limit_mib"] * MIB)
-        sizes = {batch: micro_batch_sizes(batch, config["policy"]) for _, _, batch in named}
-        measured = {
-            (kernel, batch): bench.candidates(kernel, batch, sizes[batch], _CAP_MIB * MIB)
-            for _, kernel, batch in named
-        }
+        bench = make_bench(config, device, shared(config, device))
+        measured = _measure(bench, named, config["policy"])
         if is_accelerator(device) and bench.counts.measured:
-            share(config, device, cache)  # before divisions are timed, which each run does anew
+            # Before divisions are timed, which each run does anew.
+            share(config, device, shared(config, device))
         start = time.perf_counter()
+        limit = int(config["limit_mib"] * MIB)
         held, solved = _hold(config["mode"], named, measured, limit)
         optimise_s = time.perf_counter() - start
-        timed: dict[Any, tuple[float, float]] = {}
-        rows = []
+        timed: dict[Any, dict[str, Any]] = {}
+        rows, as_is = [], set()
         for (layer, kernel, batch), division in zip(named, held, strict=True):
             row: dict[str, Any] = {"layer": layer, "kind": kernel.kind, "batch": batch}
             if division is not None:
                 key = (kernel, batch, str(division))
                 if key not in timed:
-                    timed[key] = bench.compare(kernel, batch, division.parts).medians_s
-                row |= {
-                    "parts": [list(part) for part in division.parts],
-                    "workspace_bytes": division.workspace_bytes,
-                    "time_s": timed[key][0],
-                    "native_s": timed[key][1],
-                    "predicted_s": division.time_s,
-                }
+                    timed[key] = _run(bench, kernel, batch, division)
+                row |= timed[key]
+                if list(division.parts) == [(batch, NATIVE)]:
+                    as_is.add((kernel, batch))
             rows.append(row)
-        as_is = {
-            (kernel, batch)
-            for (_, kernel, batch), division in zip(named, held, strict=True)
-            if division is not None and list(division.parts) == [(batch, NATIVE)]
-        }
         own = _own(bench, measured, as_is)
         return Outcome(
             metrics={"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s}
@@ -221,14 +210,12 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
 
 
 def _own(
-    bench: Bench,
-    measured: Mapping[tuple[Kernel, int], Mapping[int, Sequence[Candidate]]],
-    as_is: Collection[tuple[Kernel, int]],
+    bench: Bench, measured: Measured, as_is: Collection[tuple[Kernel, int]]
 ) -> list[dict[str, Any]]:
     """Time torch's own convolutions against themselves, the longest that no division left as is.
 
-    What the two differ by is the error of every comparison with torch's own: where hardly a kernel
-    is left to torch, nothing else tells it.
+    The two differ by the error of every comparison with torch's own: where hardly a kernel is left
+    to torch, nothing else tells it.
     """
     longest = sorted(
         measured.keys() - as_is,
@@ -236,39 +223,23 @@ def _own(
     )
     rows = []
     for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
-        parts = [(batch, NATIVE)]
-        time_s, native_s = bench.compare(kernel, batch, parts).medians_s
-        rows.append(
-            {
-                "kind": kernel.kind,
-                "shape": _shape(kernel),
-                "batch": batch,
-                "parts": [[batch, NATIVE]],
-                "time_s": time_s,
-                "native_s": native_s,
-            }
-        )
+        own = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
+        row = {"kind": kernel.kind, "shape": _shape(kernel), "batch": batch}
+        rows.append(row | {name: own[name] for name in ("parts", "time_s", "native_s")})
     return rows
 
 
 def _hold(
-    mode: str,
-    named: Sequence[Named],
-    measured: Mapping[tuple[Kernel, int], Mapping[int, Sequence[Candidate]]],
-    limit: int,
-) -> tuple[list[Division | None], int]:
-    """Return a division for each kernel within the limit, and the number of 0-1 variables."""
+    mode: str, named: Sequence[Named], measured: Measured, limit: int
+) -> tuple[Sequence[Division | None], int]:
+    """A division for each kernel within the limit, and the number of 0-1 variables."""
     if mode == "WR":
-        return [_divide(n, measured[kernel, n], limit, layer) for layer, kernel, n in named], 0
-    fronts = {}
-    for key, by_size in measured.items():
-        try:
-            fronts[key] = pareto_front(key[1], by_size, limit)
-        except ValueError:
-            return [None] * len(named), 0
-    choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
-    variables = sum(map(len, choices.values()))
+        return [_divide(batch, measured[kernel, batch], limit) for _, kernel, batch in named], 0
+    variables = 0
     try:
+        fronts = {key: pareto_front(key[1], ways, limit) for key, ways in measured.items()}
+        choices = {n: fronts[kernel, batch] for n, (_, kernel, batch) in enumerate(named)}
+        variables = sum(map(len, choices.values()))
         chosen = assign_workspaces(choices, limit)
     except ValueError:
         return [None] * len(named), variables
@@ -280,37 +251,26 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
     with machine(config, device), rounding(config, device):
         bench = make_bench(config, device, BenchmarkCache(None))
         limit = config["limit_mib"] * MIB
-        rows: list[dict[str, Any]] = []
         known: dict[Any, dict[str, Any]] = {}
+        rows = []
         rules = (config["factor"], config["largest_mmacs"], config["of_each_size"])
-        chosen = deepbench.choose(config["role"], *rules)
-        for layer in chosen:
+        for layer in chosen_layers(config["role"], *rules):
             batch = layer.batch * config["factor"]
             kernel = Kernel("forward", layer.conv, config["dtype"], device, math=config["math"])
             if (kernel, batch) not in known:
                 known[kernel, batch] = _layer_row(bench, kernel, batch, limit, config["policy"])
             rows.append(known[kernel, batch])
-        left_out = len(deepbench.layers(config["role"])) - len(chosen)
+        left_out = len(layers(config["role"])) - len(rows)
         return Outcome(metrics={"layers": rows, "left_out": left_out})
 
 
 def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str) -> dict[str, Any]:
     by_size = bench.candidates(kernel, batch, micro_batch_sizes(batch, policy), limit)
-    row: dict[str, Any] = {
-        "shape": _shape(kernel),
-        "kernel_size": "×".join(map(str, kernel.conv.kernel_size)),
-        "batch": batch,
-    }
+    row: dict[str, Any] = {"shape": _shape(kernel), "kernel_size": _size(kernel), "batch": batch}
     for name, ways in (("undivided", {batch: by_size[batch]}), ("divided", by_size)):
-        division = _divide(batch, ways, limit, "layer")
-        if division is not None:
-            time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
-            row[name] = {
-                "parts": [list(part) for part in division.parts],
-                "workspace_bytes": division.workspace_bytes,
-                "time_s": time_s,
-                "native_s": native_s,
-            }
+        if (division := _divide(batch, ways, limit)) is not None:
+            row[name] = _run(bench, kernel, batch, division)
+            del row[name]["predicted_s"]
     return row
 
 
@@ -324,65 +284,60 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    devices = {"fast": (device, min(2, cores)), "slow": ("cpu", 1)}
-    if device != "cpu":
-        devices = {"fast": (device, before), "slow": ("cpu", before)}
+    devices = {"fast": (device, before), "slow": ("cpu", before)}
+    if device == "cpu":
+        devices = {"fast": ("cpu", min(2, cores)), "slow": ("cpu", 1)}
     keep_freed_memory()
     times: dict[str, dict[str, float]] = {}
     divided: dict[str, int] = {}
+    described: dict[str, str] = {}
     try:
-        for name, (device_name, threads) in devices.items():
+        for name, (where, threads) in devices.items():
             torch.set_num_threads(threads)
-            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, device_name)
+            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, where)
+            algorithms = [
+                algorithm
+                for algorithm in config["tuned_with"]
+                if BACKENDS[algorithm.partition(":")[0]].missing(where) is None
+            ]
             report = tune(
                 model,
                 images,
                 config["limit_mib"] * MIB,
                 config["policy"],
-                algorithms=[
-                    name
-                    for name in config["tuned_with"]
-                    if BACKENDS[name.partition(":")[0]].missing(device_name) is None
-                ],
+                algorithms=algorithms,
                 cache=BenchmarkCache(None),
             )
             divided[name] = sum(entry.division is not None for entry in report.kernels)
-            steps: dict[str, Callable[[], Any]] = {
-                str(size): _bound(model, images[:size], labels[:size]) for size in sizes
+            steps = {
+                str(size): partial(iteration, model, images[:size], labels[:size]) for size in sizes
             }
-            timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device_name)
+            timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=where)
             times[name] = {size: timing.median_s for size, timing in timed.items()}
+            cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
+            described[name] = cpu if where == "cpu" else where
     finally:
         torch.set_num_threads(before)
-    described = {
-        name: device_name if device_name != "cpu" else f"CPU, {threads} thread{'s' * (threads > 1)}"
-        for name, (device_name, threads) in devices.items()
-    }
     return Outcome(metrics={"times": times, "devices": described, "divided": divided})
-
-
-def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
-    return lambda: iteration(model, images, labels)
 
 
 def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the optimisers on made-up fronts of the paper's sizes, and on one made-up kernel."""
     generator = random.Random(seed)
-    timings = {}
-    for kernels, variables in config["sizes"]:
-        fronts, total = made_up_fronts(generator, kernels, variables)
-        timings[f"WD, {variables} variables"] = time_interleaved(
-            {"": lambda f=fronts, t=total: assign_workspaces(f, t)},  # type: ignore[misc]
-            warmup=1,
-            repeats=config["repeats"],
-        )[""]
+    steps: dict[str, Callable[[], Any]] = {
+        f"WD, {variables} variables": partial(
+            assign_workspaces, *made_up_fronts(generator, kernels, variables)
+        )
+        for kernels, variables in config["sizes"]
+    }
     kernel = made_up_kernel(generator)
-    for name, run in (("front", pareto_front), ("WR", best_division)):
-        timings[f"{name}, B = 256, 6 algorithms, all"] = time_interleaved(
-            {"": lambda run=run: run(256, kernel)},  # type: ignore[misc]
-            warmup=1,
-            repeats=config["repeats"],
-        )[""]
+    steps["front, B = 256, 6 algorithms, all"] = partial(pareto_front, 256, kernel)
+    steps["WR, B = 256, 6 algorithms, all"] = partial(best_division, 256, kernel)
+    timings = {
+        # By themselves, not in turns.
+        name: time_interleaved({name: step}, warmup=1, repeats=config["repeats"])[name]
+        for name, step in steps.items()
+    }
     return Outcome(metrics={"fronts": "made up at random"}, timings=timings)
 
 
@@ -391,34 +346,24 @@ def programme(config: Config, seed: int, data: ImageData | None, device: str) ->
     with machine(config, device), rounding(config, device):
         named = network_kernels(config, device)
         bench = make_bench(config, device, shared(config, device))
-        limit = config["limit_mib"] * MIB
-        fronts: dict[tuple[Kernel, int], list[Division]] = {}
-        for layer, kernel, batch in named:
-            if (kernel, batch) not in fronts:
-                sizes = micro_batch_sizes(batch, config["policy"])
-                by_size = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
-                fronts[kernel, batch] = pareto_front(batch, by_size, kernel=layer)
+        measured = _measure(bench, named, config["policy"])
+        fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
     least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))
+    limit = config["limit_mib"] * MIB
     totals = {"as in the paper": max(limit, least), "binding": (least + most) // 2}
-    timed = time_interleaved(
-        {
-            name: lambda total=total: assign_workspaces(choices, total)  # type: ignore[misc]
-            for name, total in totals.items()
-        },
-        warmup=1,
-        repeats=config["repeats"],
-    )
-    chosen = {name: assign_workspaces(choices, total) for name, total in totals.items()}
+    steps = {name: partial(assign_workspaces, choices, total) for name, total in totals.items()}
+    timed = time_interleaved(steps, warmup=1, repeats=config["repeats"])
+    taken = {
+        name: sum(division.workspace_bytes for division in step().values())
+        for name, step in steps.items()
+    }
     return Outcome(
         metrics={
             "kernels": len(named),
             "variables": sum(map(len, choices.values())),
             "total_bytes": totals,
-            "taken_bytes": {
-                name: sum(d.workspace_bytes for d in divisions.values())
-                for name, divisions in chosen.items()
-            },
+            "taken_bytes": taken,
             "wanted_bytes": most,
         },
         timings=timed,
@@ -428,31 +373,24 @@ def programme(config: Config, seed: int, data: ImageData | None, device: str) ->
 def made_up_fronts(
     generator: random.Random, kernels: int, variables: int
 ) -> tuple[dict[int, list[Division]], int]:
-    """Return random fronts with a number of divisions in all, and half the workspace they want."""
+    """Random fronts with a number of divisions in all, and half the workspace they want."""
     cuts = sorted(generator.sample(range(1, variables), kernels - 1))
     counts = [b - a for a, b in zip([0, *cuts], [*cuts, variables], strict=True)]
     fronts = {}
     for kernel, count in enumerate(counts):
         needs = sorted(generator.sample(range(64 * MIB), count))
         times = sorted((generator.uniform(1e-3, 1e-2) for _ in range(count)), reverse=True)
-        fronts[kernel] = [
-            Division(t, need, [(1, "a")]) for t, need in zip(times, needs, strict=True)
-        ]
-    least = sum(front[0].workspace_bytes for front in fronts.values())
-    most = sum(front[-1].workspace_bytes for front in fronts.values())
+        pairs = zip(times, needs, strict=True)
+        fronts[kernel] = [Division(time_s, need, [(1, "a")]) for time_s, need in pairs]
+    least, most = (sum(front[end].workspace_bytes for front in fronts.values()) for end in (0, -1))
     return fronts, (least + most) // 2
 
 
 def made_up_kernel(generator: random.Random) -> dict[int, list[Candidate]]:
-    """Return random candidates of 6 algorithms at every micro-batch size up to 256."""
-    return {
-        b: [
-            Candidate(
-                f"a{number}",
-                b**0.9 * generator.uniform(0.5, 1.5) * 1e-4,
-                int(b * generator.uniform(1e5, 1e6)),
-            )
-            for number in range(6)
-        ]
-        for b in range(1, 257)
-    }
+    """Random candidates of 6 algorithms at every micro-batch size up to 256."""
+
+    def candidate(number: int, size: int) -> Candidate:
+        time_s = size**0.9 * generator.uniform(0.5, 1.5) * 1e-4
+        return Candidate(f"a{number}", time_s, int(size * generator.uniform(1e5, 1e6)))
+
+    return {size: [candidate(number, size) for number in range(6)] for size in range(1, 257)}

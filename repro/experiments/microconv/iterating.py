@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ _WATCHED = (
     *(f"repro_microconv::{name}" for name in _OURS),
 )
 
-
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
-# and what is set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of what its
-# legacy functions return as workspace. Whether torch's plans of today keep it is not documented:
-# the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy functions.
+# and the variables set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of the
+# workspace that its legacy functions return. Whether torch's plans of today keep it is not
+# documented: the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy
+# functions.
 _CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
-RIVALS: dict[str, tuple[int | None, tuple[str, ...]]] = {
+SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
     PLAIN: (None, ()),
     "cudnn.benchmark": (10, ()),
     "cudnn.benchmark, all plans": (0, ()),
@@ -59,7 +60,7 @@ RIVALS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
-    Forms are torch's own twice, which shows what the same thing scatters by; `tune` without a
+    Forms are torch's own twice, which shows the scatter of one and the same thing; `tune` without a
     binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
     and `tune` held to the limit by each policy. A form that cannot be held is listed with the
     smallest limit that would do. This process measures and divides; the iterations are
@@ -76,7 +77,7 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
         samples = [first]
         for _ in range(config["processes"] - 1):
             samples.append(_in_a_process("child", [dict(config), device, str(path)]))
-    return Outcome(metrics=described | {"samples_s": samples})
+    return Outcome(metrics={"forms": described, "samples_s": samples})
 
 
 def _rivals(config: Config, device: str) -> Outcome:
@@ -92,7 +93,7 @@ def _rivals(config: Config, device: str) -> Outcome:
         sample: dict[str, list[float]] = {}
         for name in names if number % 2 == 0 else reversed(names):
             values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
-            environment = {variable: values[variable] for variable in RIVALS[name][1]}
+            environment = {variable: values[variable] for variable in SETTINGS[name][1]}
             try:
                 answer = _in_a_process("rival", [dict(config), device, name], environment)
             except RuntimeError as error:
@@ -107,13 +108,11 @@ def _rivals(config: Config, device: str) -> Outcome:
 
 
 def rival(config: Config, device: str, name: str) -> dict[str, Any]:
-    """Return the seconds of torch's own iterations under a setting, and the workspace seen."""
-    with machine(config, device), rounding(config, device), benchmarking(RIVALS[name][0]):
-        model, images, labels = build_network(config, device)
-        step = _bound(model, images, labels)
+    """The seconds of torch's own iterations under a setting, and the workspace seen."""
+    with machine(config, device), rounding(config, device), benchmarking(SETTINGS[name][0]):
+        step = partial(iteration, *build_network(config, device))
         step()  # chooses the plans
-        seen = _Workspace(device)
-        with seen:
+        with _Workspace(device) as seen:
             step()
         timed = time_interleaved({"": step}, warmup=1, repeats=config["repeats"], device=device)
         return {"samples_s": list(timed[""].samples_s), "seen_bytes": seen.largest}
@@ -134,7 +133,7 @@ def benchmarking(limit: int | None) -> Iterator[None]:
 
 
 class _Workspace(TorchDispatchMode):
-    """Watch what convolutions allocate on an accelerator besides what they return.
+    """Watch the allocations of convolutions on an accelerator besides their results.
 
     Attributes:
         largest: Bytes of the one that takes most.
@@ -157,15 +156,13 @@ class _Workspace(TorchDispatchMode):
 
 
 def _in_a_process(
-    function: str, arguments: list[Any], environment: Mapping[str, str] | None = None
+    function: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Return what a function of this module returns in another process.
-
-    Raises:
-        RuntimeError: It failed there.
-    """
+    """Call a function of this module in another process, and return its result."""
+    code = f"import json, sys\nfrom {__name__} import {function}\n"
+    code += f"print(json.dumps({function}(*json.loads(sys.argv[1]))))"
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD.format(function), json.dumps(arguments)],
+        [sys.executable, "-c", code, json.dumps(arguments)],
         capture_output=True,
         text=True,
         env=os.environ | (environment or {}),
@@ -175,21 +172,15 @@ def _in_a_process(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-_CHILD = """
-import json, sys
-from repro.experiments.microconv.iterating import {0}
-print(json.dumps({0}(*json.loads(sys.argv[1]))))
-"""
-
-
 def child(config: Config, device: str, path: str) -> dict[str, list[float]]:
-    """Return the seconds of each form's iterations in another process."""
+    """The seconds of each form's iterations in another process."""
     return _timed(config, device, Path(path), measured=False)[0]
 
 
 def _timed(
     config: Config, device: str, path: Path, measured: bool
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
         plain, images, labels = build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.
@@ -202,30 +193,26 @@ def _timed(
             try:
                 report = tune(model, images, cache=cache, **options)
             except WorkspaceLimitError as refused:
-                outcomes[name] = {
-                    "least_bytes": refused.least_bytes,
-                    "kernels": len(refused.kernels),
-                }
+                kernels = len(refused.kernels)
+                outcomes[name] = {"least_bytes": refused.least_bytes, "kernels": kernels}
                 continue
             if name != FREE or any(entry.division for entry in report.kernels):
                 forms[name] = model
             if measured:
                 outcomes[name] = _described(report, model, plain, images, labels)
         BenchmarkCache(path).take(cache)
-        steps: dict[str, Callable[[], Any]] = {
-            name: _bound(model, images, labels) for name, model in forms.items()
-        }
+        steps = {name: partial(iteration, model, images, labels) for name, model in forms.items()}
         timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
         samples = {name: list(timing.samples_s) for name, timing in timed.items()}
         if FREE in steps:
             few = {name: steps[name] for name in (PLAIN, AGAIN, FREE)}
             timed = time_interleaved(few, warmup=0, repeats=config["pairs"], device=device)
             samples |= {name + MORE: list(timing.samples_s) for name, timing in timed.items()}
-        return samples, {"forms": outcomes}
+        return samples, outcomes
 
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
-    limit = int((config["limit_mib"] or 0) * MIB)
+    """The options of `tune` for each form."""
     forms: dict[str, dict[str, Any]] = {
         FREE: {
             "strict": False,
@@ -234,25 +221,16 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
         }
     }
     for mode, total, policy in config["ways"]:
-        bound = limit if mode == "WR" else int(total * MIB)
-        forms[form_name(mode, total, policy)] = {
+        name = f"WR {policy}" if mode == "WR" else f"WD {total:g} MiB {policy}"
+        forms[name] = {
             "mode": mode,
             "policy": policy,
-            "workspace_limit": bound,
+            "workspace_limit": int((config["limit_mib"] if mode == "WR" else total) * MIB),
             "algorithms": config["algorithms"],
             # What the sum of kernels promises is taken: the iterations that follow are the trial.
             "min_gain": -1e-9,
         }
     return forms
-
-
-def form_name(mode: str, total_mib: float | None, policy: str) -> str:
-    """Return the name of a form, such as ``WR powerOfTwo`` or ``WD 75 MiB powerOfTwo``."""
-    return f"WR {policy}" if mode == "WR" else f"WD {total_mib:g} MiB {policy}"
-
-
-def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
-    return lambda: iteration(model, images, labels)
 
 
 def _described(
@@ -262,14 +240,13 @@ def _described(
     images: torch.Tensor,
     labels: torch.Tensor,
 ) -> dict[str, Any]:
-    """Return what became of the kernels, and whether losses and gradients are the same."""
+    """What became of the kernels, and whether losses and gradients are the same."""
     loss_error, gradient_error = difference(model, plain, images, labels)
-    own_error = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
     seen: int | None = None
     if images.device.type == "cpu":
-        inside = peak_inside(lambda: iteration(model, images, labels), _WATCHED)
+        inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)
         seen = max((taken for _, taken in inside), default=0)
-    ways: Mapping[str, Any] = {
+    return {
         "kernels": len(report.kernels),
         "divided": sum(entry.division is not None for entry in report.kernels),
         "needed": sum(entry.needed for entry in report.kernels),
@@ -281,6 +258,7 @@ def _described(
         "seen_bytes": seen,
         "loss_error": loss_error,
         "gradient_error": gradient_error,
-        "own_gradient_error": own_error,
+        "own_gradient_error": (
+            own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
+        ),
     }
-    return dict(ways)

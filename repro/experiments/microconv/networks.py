@@ -1,279 +1,254 @@
-"""What does a whole network gain under a limit for each of its kernels? (Figure 9, Table V)
+"""What does a whole network gain within a limit? (Figures 9 and 11, Table V)
 
-Where a limit excludes nothing, dividing has nothing to gain, and claims that it gains are not
-judged.
+A limit for each kernel (WR), or one workspace that is shared out (WD). Where a limit excludes
+nothing, dividing has nothing to gain, and claims that it gains are not judged.
 """
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Chosen, Exhibit, Run, check
+import pandas as pd
+
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
-from repro.experiments.microconv.comparing import (
-    beside_torch,
-    gain_or_none,
-    gained,
-    held_native_s,
-    held_s,
-    left_to_ours,
-    named,
-    need,
-    need_binding,
-    over_torch,
-    unfit,
-    workspace_bytes,
-)
-from repro.experiments.microconv.describing import (
-    CAFFES,
-    network_name,
-    scaled_marks,
-    stands_in,
-    whose,
-)
-from repro.experiments.microconv.settings import (
+from repro.experiments.microconv import measured, runs
+from repro.experiments.microconv.measured import mib, ms, times, unfit
+from repro.experiments.microconv.runs import (
+    AMPLE,
     LIMITS_MIB,
+    MODERATE,
+    MODES,
     PAPER,
     POLICIES,
-    ROLES,
-    kernels_of,
-    limit_of,
-    mib,
-    ms,
+    SMALL,
     network,
+    network_name,
     policies,
-    settings,
-    settings_of,
-    stands_for_mib,
-    table5_role,
-    times,
     told_limit,
 )
-from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-SMALL, MODERATE, AMPLE = LIMITS_MIB
-CARDS = ("P100", "K80", "V100")  # the paper's
-
-
-COLUMNS = (
+_COLUMNS = (
     "convolutions within the limit (ms)",
     "torch's own (ms)",
     "over undivided",
     "over torch's own",
-    "left to ours",
     "workspace in all (MiB)",
+    "left to ours",
 )
-# What that means for claims the setup says.
-BESIDE = "Intervals: torch's own scatter. Left to ours: kernels of this package's algorithms alone."
 
 
-def network_row(record: Record | None, baseline: Record | None) -> dict[str, str]:
-    """Return what was measured of one network's kernels, beside an undivided one."""
+def _columns(record: Record | None, baseline: Record | None) -> dict[str, str]:
+    """The columns of one network's kernels, beside an undivided one."""
+    columns = dict.fromkeys(_COLUMNS, DASH)
     if record is None:
-        return dict.fromkeys(COLUMNS, DASH)
-    missing, gain = unfit(record), gain_or_none(baseline, record)
-    cells = (
-        f"does not fit: {len(missing)} kernels" if missing else ms(held_s(record)),
-        DASH if missing else ms(held_native_s(record)),
-        str(gain) if gain else DASH,
-        DASH if missing else str(over_torch(record)),
-        f"{left_to_ours(record)[0]} of {len(kernels_of(record))}",
-        DASH if missing else mib(workspace_bytes(record)),
+        return columns
+    columns["left to ours"] = (
+        f"{measured.left_to_ours(record)[0]} of {len(measured.entries(record))}"
     )
-    return dict(zip(COLUMNS, cells, strict=True))
+    if missing := unfit(record):
+        return columns | {_COLUMNS[0]: f"{missing} do not fit"}
+    rows, gain = measured.fitting(record), measured.gain_or_none(baseline, record)
+    cells = [ms(rows.time_s.sum()), ms(rows.native_s.sum()), str(gain or DASH)]
+    cells += [str(measured.over_torch(record)), mib(rows.workspace_bytes.sum())]
+    return columns | dict(zip(_COLUMNS, cells, strict=False))
+
+
+Groups = Mapping[str, Mapping[str, Record]]  # by limit, then by label of a bar
+
+
+def _draw(groups: Groups, over: str, paper: Mapping[Any, float]) -> "Figure":
+    """Draw networks' times by layer over torch's own, and their speed-ups over undivided.
+
+    Args:
+        groups: One bar each.
+        over: The label of the undivided bar of each limit.
+        paper: The paper's speed-up by (limit, label).
+    """
+    from repro import plots
+    from repro.experiments.microconv.drawing import UNFIT, draw_bars
+
+    bars = {(limit, name): r for limit, own in groups.items() for name, r in own.items()}
+    figure, axes = plots.new_axes(1, 2, 10.5, 1.8 + 0.3 * len(bars))
+    figure.suptitle(runs.title_of(next(iter(bars.values()), None), runs.CAFFES), fontsize=11)
+    layers, gains = axes[0]
+    frame = pd.DataFrame([layer_times(record) for record in bars.values()])
+    draw_bars(layers, frame, plots.PALETTE[1:], kind="barh", stacked=True)
+    for row, (bar, record) in enumerate(bars.items()):
+        if unfit(record):
+            layers.text(0, row, " does not fit", va="center", fontsize=8, color=UNFIT)
+        if bar in paper:
+            style: dict[str, Any] = {"mfc": "none", "mec": plots.INK, "label": "paper, P100"}
+            gains.plot([paper[bar]], [row - 0.2], "D", **style)
+        gain = measured.gain_or_none(groups[bar[0]].get(over), record)
+        if gain is None or bar[1] == over:
+            continue
+        low, high = map(math.exp, gain.interval())
+        if math.isfinite(low):
+            style = {"color": plots.OURS, "lw": 2.2, "label": "ours, 95 % interval"}
+            gains.plot([low, high], [row] * 2, "-", **style)
+        gains.plot([math.exp(gain.mean)], [row], "o", color=plots.OURS, label="ours")
+    for axis, what in ((layers, "time of the convolutions over torch's own"), (gains, "speed-up")):
+        axis.axvline(1, color="#48536a", linewidth=1, zorder=0)
+        axis.set_yticks(range(len(bars)), [", ".join(bar) for bar in bars], fontsize=8)
+        axis.set_ylim(max(1, len(bars)) - 0.4, -0.6)
+        axis.set_xlim(left=0)
+        axis.set_xlabel(f"{what} (×)")
+        axis.grid(axis="y", visible=False)
+    gains.set_yticklabels([])
+    gains.set_title(f"over {over}", fontsize=10)
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def layer_times(record: Record) -> dict[str, float]:
+    """Each layer's time over torch's own for all layers; empty where not all kernels fit.
+
+    Torch's own were timed in turns with them: two runs compare by these ratios, and not by their
+    milliseconds.
+    """
+    if unfit(record):
+        return {}
+    rows = measured.fitting(record)
+    taken: dict[str, float] = rows.time_s.groupby(rows.layer, sort=False).sum().to_dict()
+    return {layer: time / rows.native_s.sum() for layer, time in taken.items()}
 
 
 def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return AlexNet at three limits with three policies."""
+    """AlexNet at three limits with three policies."""
     return [
-        network(profile, "AlexNet", "WR", limit, policy, setting)
-        for setting in settings(profile)
+        network(profile, "AlexNet", "WR", limit, policy, precision)
+        for precision in runs.profile_of(profile)["precisions"]
         for limit in LIMITS_MIB
-        for policy in policies(profile, "AlexNet")
-        if setting == "fp32" or policy != "all"
+        for policy in policies(profile)
+        if precision == "fp32" or policy != "all"
     ]
 
 
 def _by_policy(
-    results: Results, role: str, limit_mib: int, setting: str
+    results: Results, role: str, limit_mib: int, precision: str = "fp32"
 ) -> dict[str, Record | None]:
-    limit = limit_of(results.profile, role, "WR", limit_mib)
-    config = {"role": role, "limit_mib": limit, "setting": setting}
-    return {policy: results.first("network", policy=policy, **config) for policy in POLICIES}
-
-
-def _widest(results: Results) -> str:
-    """Return the policy with most sizes, beside which the paper's numbers of `all` are shown."""
-    return policies(results.profile, "AlexNet")[-1]
+    of = results, role, "WR", limit_mib
+    return {policy: measured.held(*of, policy, precision) for policy in POLICIES}
 
 
 def figure9_table(results: Results) -> list[dict[str, Any]]:
-    """Return AlexNet at three limits with three policies."""
+    """AlexNet at three limits with three policies; the paper's numbers of `all` by its GPUs."""
     rows = []
-    for setting in settings_of(results):
-        for limit in LIMITS_MIB:
-            records = _by_policy(results, "AlexNet", limit, setting)
-            for policy, record in records.items():
-                shown = (limit, policy) == (MODERATE, _widest(results))
-                published = PAPER["figure9"]["speedup_64"] if shown else {}
-                paper = {
-                    f"paper, {card}": times(published[card][1]) if card in published else DASH
-                    for card in CARDS
-                }
-                iterations = [times(published[card][0]) for card in CARDS if card in published]
-                paper["paper, iteration"] = ", ".join(iterations) or DASH
-                rows.append(
-                    {
-                        "setting": setting,
-                        "limit": told_limit(results.profile, "AlexNet", "WR", limit),
-                        "policy": policy,
-                    }
-                    | paper
-                    | network_row(record, records["undivided"])
-                )
+    best = MODERATE, policies(results.profile)[-1]
+    for precision, limit in itertools.product(runs.precisions_of(results), LIMITS_MIB):
+        records = _by_policy(results, "AlexNet", limit, precision)
+        for policy, record in records.items():
+            told = told_limit(results.profile, "AlexNet", "WR", limit)
+            row = {"setting": precision, "limit": told, "policy": policy}
+            for card, (_, convolutions) in PAPER["figure9"]["speedup_64"].items():
+                row[f"paper, {card}"] = times(convolutions) if (limit, policy) == best else DASH
+            rows.append(row | _columns(record, records["undivided"]))
     return rows
 
 
 def figure9(results: Results) -> "Figure":
-    """Draw each layer's time within the limit for every limit and policy, and speed-ups beside."""
-    from repro.experiments.microconv.drawing import Bar, Dot, draw_layers
-
-    panels: dict[str, list[Bar]] = {}
-    setting = next(iter(settings_of(results)), "fp32")
-    ran: Record | None = None
+    """Each layer's time within the limit for every limit and policy, and speed-ups beside."""
+    precision = runs.precisions_of(results)[0]
+    groups: dict[str, dict[str, Record]] = {}
     for limit in LIMITS_MIB:
-        records = _by_policy(results, "AlexNet", limit, setting)
+        records = _by_policy(results, "AlexNet", limit, precision)
         told = told_limit(results.profile, "AlexNet", "WR", limit)
-        bars = panels[f"limit {told} for each kernel"] = []
-        for policy, record in records.items():
-            if record is None:
-                continue
-            ran = ran or record
-            shown = (limit, policy) == (MODERATE, _widest(results))
-            published = PAPER["figure9"]["speedup_64"] if shown else {}
-            papers = {card: published[card][1] for card in CARDS if card in published}
-            gap = None if policy == "undivided" else gain_or_none(records["undivided"], record)
-            bars.append(Bar(policy, policy, *layer_times(record), Dot.of(gap, papers)))
-    return draw_layers(whose(ran, CAFFES), panels, "undivided")
-
-
-def layer_times(record: Record) -> tuple[dict[str, float], float]:
-    """Return by layer its time over torch's own for all layers, and the time of all in ms.
-
-    Torch's own were timed in turns with them: two runs compare by these ratios, and not by their
-    milliseconds. Empty and 0 where not all kernels fit.
-    """
-    total_s = held_s(record)
-    if total_s is None:
-        return {}, 0.0
-    native_s = held_native_s(record)
-    layers: dict[str, float] = {}
-    for row in kernels_of(record):
-        layers[row["layer"]] = layers.get(row["layer"], 0.0) + row["time_s"] / native_s
-    return layers, 1e3 * total_s
+        groups[told] = {policy: record for policy, record in records.items() if record}
+    best = list(groups)[1], policies(results.profile)[-1]
+    return _draw(groups, "undivided", {best: PAPER["figure9"]["speedup_64"]["P100"][1]})
 
 
 def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
-    return need(results, "AlexNet", "WR", limit_mib, *wanted)
+    return measured.need(results, "AlexNet", "WR", limit_mib, *wanted)
 
 
 def _divided(results: Results, limit_mib: int) -> Record:
-    """Return AlexNet with all sizes as in the paper, or powers of two where all was not run."""
+    """AlexNet with all sizes as in the paper, or powers of two where all was not run."""
     return _alexnet(results, limit_mib, "all", "powerOfTwo")
 
 
-def _named(results: Results, divided: Record, *limits_mib: int) -> str:
-    """Return what was timed, for the evidence: over undivided, with that one's limit last."""
-    within, *beside = (told_limit(results.profile, "AlexNet", "WR", limit) for limit in limits_mib)
-    over = f" over undivided within {beside[0]}" if beside else ""
-    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{over}:"
+def _estimate(before: Record, after: Record, label: str, *beside: Record) -> Cases:
+    """How much faster AlexNet is after, with the note of `beside_torch`."""
 
+    def estimate(_: str) -> Estimate:
+        gain = replace(measured.gained(before, after), label=label)
+        return measured.beside_torch(gain, *(beside or (before, after)))
 
-def _one(estimate: "Callable[[str], Estimate | Exact]") -> Cases:
-    """Return the only case of a claim on the paper's AlexNet."""
     return cases(["AlexNet"], estimate)
 
 
-def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
-    """Return AlexNet undivided and divided, under a limit no looser than the paper's.
+def _label(results: Results, divided: Record, *limits_mib: int) -> str:
+    """What was timed, for the evidence: over undivided, with that one's limit last."""
+    within, *over = (told_limit(results.profile, "AlexNet", "WR", limit) for limit in limits_mib)
+    undivided = f" over undivided within {over[0]}" if over else ""
+    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{undivided}:"
 
-    Raises:
-        NotRun: It stands for more at the paper's mini-batch.
-    """
+
+def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
+    """AlexNet undivided and divided, under a limit no looser than the paper's."""
     undivided, divided = _alexnet(results, limit_mib, "undivided"), _divided(results, limit_mib)
-    stands = stands_for_mib(undivided, undivided.config["limit_mib"])
-    if stands > limit_mib:
+    if (at_papers := runs.at_papers_batch(undivided)) > limit_mib:
         raise NotRun(
             f"no such limit was run: {limit_mib} MiB at a mini-batch of "
-            f"{undivided.config['batch']} stand for {stands:,.0f} at the paper's"
+            f"{undivided.config['batch']} stand for {at_papers:,.0f} at the paper's"
         )
     return undivided, divided
-
-
-def _over_undivided(results: Results, undivided: Record, divided: Record, limit: int) -> Estimate:
-    gain = replace(gained(undivided, divided), label=_named(results, divided, limit))
-    return beside_torch(gain, undivided, divided)
 
 
 def moderate_faster(results: Results) -> Cases:
     """AlexNet's convolutions with the widest policy that ran over undivided."""
     undivided, divided = _alexnet(results, MODERATE, "undivided"), _divided(results, MODERATE)
-    need_binding(undivided, [_roomier(results), divided])
-    return _one(lambda _: _over_undivided(results, undivided, divided, MODERATE))
+    measured.need_binding(undivided, [_roomier(results), divided])
+    return _estimate(undivided, divided, _label(results, divided, MODERATE))
 
 
 def small_no_gain(results: Results) -> Cases:
-    """What dividing gains within the small limit; what fits divided only is a gain."""
+    """The gain of dividing within the small limit; to fit only divided is a gain."""
     undivided, divided = _scaled(results, SMALL)
     if unfit(undivided) and not unfit(divided):
-        return {"AlexNet": Exact(False, f"only divided, {named(unfit(undivided))} fit")}
-    return _one(lambda _: _over_undivided(results, undivided, divided, SMALL))
+        return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
+    return _estimate(undivided, divided, _label(results, divided, SMALL))
 
 
 def ample_no_gain(results: Results) -> Cases:
-    """What dividing gains within the ample limit."""
+    """The gain of dividing within the ample limit."""
     undivided, divided = _scaled(results, AMPLE)
-    return _one(lambda _: _over_undivided(results, undivided, divided, AMPLE))
+    return _estimate(undivided, divided, _label(results, divided, AMPLE))
 
 
 def _roomier(results: Results) -> Record | None:
-    limit = limit_of(results.profile, "AlexNet", "WR", AMPLE)
-    return results.first("network", setting="fp32", limit_mib=limit, policy="undivided")
+    return _by_policy(results, "AlexNet", AMPLE)["undivided"]
 
 
 def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
-    """Return undivided with ample workspace and divided with a moderate one, where that binds."""
+    """Undivided with ample workspace and divided with a moderate one, where that binds."""
     large, small = _alexnet(results, AMPLE, "undivided"), _divided(results, MODERATE)
-    need_binding(_alexnet(results, MODERATE, "undivided"), [large, small])
+    measured.need_binding(_alexnet(results, MODERATE, "undivided"), [large, small])
     return large, small
 
 
 def memory_cost(results: Results) -> Cases:
     """The time that the smaller workspace costs."""
     large, small = _moderate_for_ample(results)
-    label = _named(results, small, MODERATE, AMPLE)
-    cost = replace(gained(small, large), label=f"time of {label}")
-    return _one(lambda _: beside_torch(cost, large, small))
+    label = f"time of {_label(results, small, MODERATE, AMPLE)}"
+    return _estimate(small, large, label, large, small)
 
 
 def power_of_two_as_good(results: Results) -> Cases:
     """The time of powerOfTwo over that of all, at each limit that binds."""
-    roomier = _roomier(results)
 
     def cost(limit: str) -> Estimate:
         undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
-        need_binding(undivided, [roomier, two, every])
-        return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
+        measured.need_binding(undivided, [_roomier(results), two, every])
+        return replace(measured.gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
 
     found = cases(map(str, LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
@@ -285,12 +260,10 @@ def power_of_two_as_good(results: Results) -> Cases:
 )
 def less_workspace(results: Results) -> tuple[bool, str]:
     """Compare the bytes of all kernels together."""
-    large, small = _moderate_for_ample(results)
-    if unfit(large) or unfit(small):
-        raise NotRun(f"{named(unfit(large) + unfit(small))} fit not at all")
+    large, small = map(measured.fitting, _moderate_for_ample(results))
     paper = PAPER["figure9"]["all_64_gib"] / PAPER["figure9"]["undivided_512_gib"]
-    share = workspace_bytes(small) / max(1, workspace_bytes(large))
-    return share < 1, f"{times(share)} (paper {times(paper)})"
+    share = small.workspace_bytes.sum() / max(1, large.workspace_bytes.sum())
+    return bool(share < 1), f"{times(share)} (paper {times(paper)})"
 
 
 @check(
@@ -300,32 +273,25 @@ def less_workspace(results: Results) -> tuple[bool, str]:
 def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
     """Compare the planned times of the kernels that fit with both of two policies."""
     plans = []
-    for setting in settings_of(results):
-        for limit in LIMITS_MIB:
-            records = _by_policy(results, "AlexNet", limit, setting)
-            for fewer, more in itertools.pairwise(POLICIES):
-                plans += [
-                    (a["predicted_s"], b.get("predicted_s", math.inf))
-                    for a, b in zip(
-                        kernels_of(records[fewer]), kernels_of(records[more]), strict=False
-                    )
-                    if "predicted_s" in a
-                ]
+    for precision, limit in itertools.product(runs.precisions_of(results), LIMITS_MIB):
+        records = _by_policy(results, "AlexNet", limit, precision)
+        for pair in itertools.pairwise(map(measured.entries, records.values())):
+            plans += [
+                (fewer["predicted_s"], more.get("predicted_s", math.inf))
+                for fewer, more in zip(*pair, strict=False)
+                if "predicted_s" in fewer
+            ]
     if not plans:
         raise NotRun("no records")
-    slower = sum(b > a * (1 + 1e-9) for a, b in plans)
+    slower = sum(more > fewer * (1 + 1e-9) for fewer, more in plans)
     return not slower, f"{slower} of {len(plans)} kernels are planned slower"
 
 
 FIGURE9 = Exhibit(
-    long=True,
     runs=figure9_runs,
     table=figure9_table,
     figure=figure9,
-    caption=caption(
-        f"AlexNet's convolutions by layer, a limit for each kernel (WR). {BESIDE}",
-        scaled_marks,
-    ),
+    caption=runs.captioned("figure9"),
     claims={
         "moderate_faster": moderate_faster,
         "small_no_gain": small_no_gain,
@@ -334,49 +300,160 @@ FIGURE9 = Exhibit(
         "power_of_two_as_good": power_of_two_as_good,
     },
     checks=(more_sizes_no_slower, less_workspace),
+    long=True,
 )
 
 
+def _table5_role(profile: str, role: str) -> str:
+    """The name under which Table V's network runs: its AlexNet is not that of the figures."""
+    letter = role == "AlexNet" and profile in runs.TO_THE_LETTER
+    return runs.TABLE5_ALEXNET if letter else role
+
+
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return all three networks at 64 MiB for each kernel."""
+    """All three networks at 64 MiB for each kernel."""
     return [
         network(profile, name, "WR", MODERATE, policy)
-        for name in (table5_role(profile, role) for role in ROLES)
+        for name in (_table5_role(profile, role) for role in runs.ROLES)
         for policy in policies(profile, name)
     ]
 
 
 def table5(results: Results) -> list[dict[str, Any]]:
-    """Return the time of each network by policy."""
+    """The time of each network by policy."""
     rows = []
-    for role in ROLES:
-        for setting in settings_of(results):
-            name = table5_role(results.profile, role)
-            records = _by_policy(results, name, MODERATE, setting)
-            ran = next(filter(None, records.values()), None)
-            shown = network_name(ran) if ran and stands_in(ran) else role
-            for policy, record in records.items():
-                paper = PAPER["table5"][role]
-                ratio = paper["undivided"] / paper[policy]
-                rows.append(
-                    {
-                        "network": shown,
-                        "setting": setting,
-                        "policy": policy,
-                        "paper (ms)": f"{paper[policy]:.1f} ({ratio:.2f}×)",
-                        **network_row(record, records["undivided"]),
-                    }
-                )
+    for role, paper in PAPER["table5"].items():
+        records = _by_policy(results, _table5_role(results.profile, role), MODERATE)
+        ran = next(filter(None, records.values()), None)
+        for policy, record in records.items():
+            row = {"network": network_name(ran) if ran else role, "policy": policy}
+            ratio = times(paper["undivided"] / paper[policy])
+            row |= {"paper (ms)": f"{paper[policy]:.1f} ({ratio})"}
+            rows.append(row | _columns(record, records["undivided"]))
     return rows
 
 
 TABLE5 = Exhibit(
-    long=True,
     runs=table5_runs,
     table=table5,
-    caption=caption(
-        f"Convolutions within the paper's {MODERATE} MiB for each kernel; its times are of "
-        f"iterations. {BESIDE}",
-        partial(scaled_marks, caffes=False),
-    ),
+    caption=runs.captioned("table5"),
+    long=True,
+)
+
+
+# ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
+RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
+_RESNET50: tuple[tuple[str, int, str], ...] = (
+    ("WR", SMALL, "undivided"),
+    ("WR", SMALL, "powerOfTwo"),
+    ("WD", SMALL, "powerOfTwo"),
+    ("WR", RESNET_WR_MIB, "undivided"),
+    ("WD", RESNET_WD_MIB, "powerOfTwo"),
+)
+# The paper's comparisons: network, limit of each kernel of WR undivided, and WD's total, given
+# for each kernel.
+COMPARISONS = {
+    "AlexNet, as much": ("AlexNet", SMALL, SMALL),
+    "AlexNet, an eighth": ("AlexNet", MODERATE, SMALL),
+    "ResNet-50, half": ("ResNet-50", RESNET_WR_MIB, RESNET_WD_MIB),
+}
+
+
+def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
+    widest = policies(profile)[-1]
+    alexnet = [
+        network(profile, "AlexNet", mode, limit, policy)
+        for limit in LIMITS_MIB
+        for policy in policies(profile)
+        for mode in MODES
+        # WD with more than it can use, or between the two ends, says little: spared.
+        if mode == "WR"
+        or profile == "paper"
+        or (limit, policy) in ((SMALL, "undivided"), (SMALL, widest), (MODERATE, widest))
+    ]
+    return alexnet + [network(profile, "ResNet-50", *cell, caffe=True) for cell in _RESNET50]
+
+
+def _by_mode(results: Results, role: str, limit_mib: int, policy: str) -> dict[str, Record]:
+    """The records of WR and WD with the same workspace in all."""
+    found = {m: measured.held(results, role, m, limit_mib, policy, caffe=True) for m in MODES}
+    return {mode: record for mode, record in found.items() if record}
+
+
+def figure11_table(results: Results) -> list[dict[str, Any]]:
+    """WR beside WD with the same workspace in all."""
+    rows = []
+    limits = (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE)
+    best = ("AlexNet", SMALL, policies(results.profile)[-1], "WD")
+    for role, limit, policy in itertools.product(PAPER["figure11"]["kernels"], limits, POLICIES):
+        against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
+        base = _by_mode(results, role, against, "undivided").get("WR")
+        for mode, record in _by_mode(results, role, limit, policy).items():
+            told = told_limit(results.profile, role, mode, limit, caffe=True)
+            told += " in all" if mode == "WD" else " each"
+            row = {"network": network_name(record, True), "mode": mode, "limit": told}
+            shown = (role, limit, policy, mode) == best
+            paper = times(PAPER["figure11"]["alexnet_120"][1]) if shown else DASH
+            row |= {"policy": policy, "paper, P100": paper, **_columns(record, base)}
+            row |= {"variables": record.metrics["variables"] or DASH}
+            rows.append(row | {"solved (ms)": ms(record.metrics["optimise_s"])})
+    return rows
+
+
+def figure11(results: Results) -> "Figure":
+    """AlexNet under WR and WD policy by policy, and speed-ups over undivided WR beside."""
+    groups: dict[str, dict[str, Record]] = {}
+    for limit in LIMITS_MIB:
+        told = " or ".join(told_limit(results.profile, "AlexNet", m, limit) for m in MODES)
+        groups[told] = {
+            f"{mode} {policy}": record
+            for policy in POLICIES
+            for mode, record in _by_mode(results, "AlexNet", limit, policy).items()
+        }
+    best = next(iter(groups)), f"WD {policies(results.profile)[-1]}"
+    return _draw(groups, "WR undivided", {best: PAPER["figure11"]["alexnet_120"][1]})
+
+
+def wd_faster(results: Results) -> Cases:
+    """How much faster WD is than WR undivided, with as much workspace in all or with less."""
+
+    def faster(name: str) -> Estimate:
+        role, each_mib, wd_each_mib = COMPARISONS[name]
+        undivided = measured.need(results, role, "WR", each_mib, "undivided", caffe=True)
+        wd = measured.need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
+        shared = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
+        limit = undivided.config["limit_mib"]
+        more = [r for r in results.ok("network", **shared) if r.config["limit_mib"] > limit]
+        measured.need_binding(undivided, [*more, wd])
+        total = told_limit(results.profile, role, "WD", wd_each_mib, caffe=True)
+        apiece = told_limit(results.profile, role, "WR", each_mib, caffe=True)
+        label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
+        gain = replace(measured.gained(undivided, wd), label=label)
+        return measured.beside_torch(gain, undivided, wd)
+
+    return cases(COMPARISONS, faster)
+
+
+@check("No kernel takes more than the limit for each, and under WD all together no more than that")
+def within_limits(results: Results) -> tuple[bool, str]:
+    """Compare the workspaces of all kernels that fit with the limits."""
+    results.need("network")
+    shares = []
+    for record in results.ok("network"):
+        needs = [row["workspace_bytes"] for row in measured.entries(record) if "time_s" in row]
+        taken = max(needs, default=0) if record.config["mode"] == "WR" else sum(needs)
+        shares.append(taken / (record.config["limit_mib"] * runs.MIB))
+    told = f"{len(shares)} networks take at most {100 * max(shares):.0f} % of their limits"
+    return max(shares) <= 1, told
+
+
+FIGURE11 = Exhibit(
+    runs=figure11_runs,
+    table=figure11_table,
+    figure=figure11,
+    caption=runs.captioned("figure11"),
+    claims={"wd_faster": wd_faster},
+    checks=(within_limits,),
+    long=True,
 )

@@ -1,104 +1,76 @@
 """What does it take to find the divisions: measuring, dividing and solving? (Section IV-B2)"""
 
-from collections.abc import Sequence
+import statistics
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, Chosen, Exhibit, Run
+from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, one_machine
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
-from repro.experiments.microconv.describing import marks
-from repro.experiments.microconv.settings import (
-    PAPER,
-    alexnet_kernels,
-    median,
-    mib,
-    ms,
-    policies,
-    programme,
-    repeated,
-    solver,
-    tunings,
-)
-from repro.experiments.query import Results, one_machine
-from repro.experiments.view import caption
+from repro.experiments.microconv import runs
+from repro.experiments.microconv.measured import mib, ms, tunings
 from repro.records import Record
 from repro.report import DASH
 
-COST = PAPER["optimisation"]
-RESNET50 = f"WD, {COST['resnet50'][0]} variables"
-RESNET152 = "WD, 2500 variables"
+COST = runs.PAPER["optimisation"]
+RESNET50, RESNET152 = f"WD, {COST['resnet50'][0]} variables", "WD, 2500 variables"
+PAPER_MS = {RESNET50: COST["resnet50"][1], RESNET152: COST["resnet152_ms"]}
 
 
-def optimisation_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the measurements of AlexNet from an empty cache, and the solver's programmes.
+def planned(profile: str, chosen: Chosen) -> list[Run]:
+    """The measurements of AlexNet from an empty cache, and the solver's programmes.
 
     Under `long` those of quick, by several processes.
     """
     of = "quick" if profile == LONG else profile
-    wanted = dict.fromkeys(("powerOfTwo", policies(of, "AlexNet")[-1]))
-    measured = [run for policy in wanted for run in alexnet_kernels(of, policy)]
+    wanted = dict.fromkeys(("powerOfTwo", runs.policies(of)[-1]))
+    measured = [run for policy in wanted for run in runs.alexnet_kernels(of, policy)]
     if profile == LONG:
-        measured = [repeated(run) for run in measured]
-    return [*measured, solver(profile), programme(profile)]
+        measured = [runs.repeated(run) for run in measured]
+    return [*measured, *runs.programmes(profile)]
 
 
 def tuning_s(record: Record) -> float:
-    """Return the seconds of measuring a network's kernels and dividing them."""
+    """Seconds of measuring a network's kernels and dividing them."""
     return float(record.metrics["benchmark_s"] + record.metrics["optimise_s"])
 
 
-def optimisation_table(results: Results) -> list[dict[str, Any]]:
-    """Return the seconds that a first tuning of AlexNet takes, and the solver's."""
-    rows = []
+def _median_ms(record: Record, name: str) -> str:
+    return f"{ms(statistics.median(record.timings[name]['samples_s']))} ms"
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """The seconds that a first tuning of AlexNet takes, and the solver's."""
+    cells = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
-        record = next(iter(tunings(results, policy)), None)
-        rows.append(
-            {
-                "what": f"AlexNet, policy {policy}: measure and divide",
-                "paper": f"{seconds} s",
-                "ours": f"{tuning_s(record):,.2f} s" if record else DASH,
-                "of which dividing (ms)": ms(record.metrics["optimise_s"] if record else None),
-                "times measured": record.metrics["measured"] if record else DASH,
-            }
-        )
-    solved = results.first("solver")
-    published = {RESNET50: f"{COST['resnet50'][1]} ms", RESNET152: f"{COST['resnet152_ms']} ms"}
-    for name, timing in (solved.timings if solved else {}).items():
-        assert solved is not None
-        rows.append(
-            {
-                "what": f"{name} (made-up fronts)" if name in published else name,
-                "paper": published.get(name, DASH),
-                "ours": f"{ms(median(solved, name))} ms",
-                "of which dividing (ms)": DASH,
-                "times measured": len(timing["samples_s"]),
-            }
-        )
-    measured = results.first("programme")
-    for name, timing in (measured.timings if measured else {}).items():
-        assert measured is not None
-        metrics, total = measured.metrics, mib(measured.metrics["total_bytes"][name])
-        rows.append(
-            {
-                "what": f"WD, ResNet-152's own {metrics['kernels']} kernels, "
-                f"{metrics['variables']} variables, {total} MiB ({name})",
-                "paper": f"{COST['resnet152_ms']} ms",
-                "ours": f"{ms(median(measured, name))} ms",
-                "of which dividing (ms)": DASH,
-                "times measured": len(timing["samples_s"]),
-            }
-        )
-    return rows
+        ours: list[Any] = [DASH] * 3
+        for record in tunings(results, policy)[:1]:
+            metrics = record.metrics
+            ours = [f"{tuning_s(record):,.2f} s", ms(metrics["optimise_s"]), metrics["measured"]]
+        cells.append([f"AlexNet, policy {policy}: measure and divide", f"{seconds} s", *ours])
+    for record in [*results.ok("solver"), *results.ok("programme")]:
+        metrics = record.metrics
+        for name, timing in record.timings.items():
+            what, paper = name, PAPER_MS.get(name)
+            if record.experiment == "programme":
+                paper, total = COST["resnet152_ms"], mib(metrics["total_bytes"][name])
+                what = f"WD, ResNet-152's own {metrics['kernels']} kernels, "
+                what += f"{metrics['variables']} variables, {total} MiB ({name})"
+            elif paper:
+                what += " (made-up fronts)"
+            taken = [_median_ms(record, name), DASH, len(timing["samples_s"])]
+            cells.append([what, f"{paper} ms" if paper else DASH, *taken])
+    columns = ("what", "paper", "ours", "of which dividing (ms)", "times measured")
+    return [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def power_of_two_saves(results: Results) -> Cases:
     """The seconds of a first tuning with powerOfTwo over all, taken once by each process."""
-    ways = [tunings(results, policy) for policy in ("powerOfTwo", "all")]
-    if not all(ways):
+    found = [tunings(results, policy) for policy in ("powerOfTwo", "all")]
+    if not all(found):
         raise NotRun("no records")
-    two, every = (records[0] for records in ways)
-    one_machine([record for records in ways for record in records])
-    ours, theirs = ([tuning_s(record) for record in records] for records in ways)
+    two, every = (records[0] for records in found)
+    one_machine([record for records in found for record in records])
+    ours, theirs = ([tuning_s(record) for record in records] for records in found)
     counts = f"{two.metrics['measured']} for {every.metrics['measured']} times measured"
     how = f"at a mini-batch of {every.config['batch']}, each tuned once"
     how += f" in each of {len(ours)} processes" if len(ours) > 1 else ""
@@ -106,21 +78,22 @@ def power_of_two_saves(results: Results) -> Cases:
     return {"AlexNet": replace(taken, label="powerOfTwo over all", note=f"{counts} {how}")}
 
 
-def _over_paper(samples_s: Sequence[float], paper_ms: float, label: str) -> Estimate:
-    """Return the solver's seconds over the paper's time."""
-    over = mean_of([1e3 * s / paper_ms for s in samples_s], log=True, trials="rounds")
+def _over_paper(record: Record, name: str, paper_ms: float, label: str) -> Estimate:
+    """The solver's seconds over the paper's time."""
+    samples = [1e3 * s / paper_ms for s in record.timings[name]["samples_s"]]
+    over = mean_of(samples, log=True, trials="rounds")
     return replace(over, label=f"{label}, over {paper_ms} ms:")
 
 
-def _made_up(results: Results, name: str, paper_ms: float) -> Estimate:
+def _made_up(results: Results, name: str) -> Estimate:
     solved = results.need("solver")
-    label = f"made-up fronts, {name.removeprefix('WD, ')}, {ms(median(solved, name))} ms"
-    return _over_paper(solved.timings[name]["samples_s"], paper_ms, label)
+    label = f"made-up fronts, {name.removeprefix('WD, ')}, {_median_ms(solved, name)}"
+    return _over_paper(solved, name, PAPER_MS[name], label)
 
 
 def solver_resnet50(results: Results) -> Cases:
     """The time of a programme with as many variables over GLPK's."""
-    return {"ResNet-50": _made_up(results, RESNET50, COST["resnet50"][1])}
+    return {"ResNet-50": _made_up(results, RESNET50)}
 
 
 def solver_resnet152(results: Results) -> Cases:
@@ -131,28 +104,24 @@ def solver_resnet152(results: Results) -> Cases:
 
     def solved(name: str) -> Estimate:
         if name == "2,500 variables":
-            return _made_up(results, RESNET152, COST["resnet152_ms"])
+            return _made_up(results, RESNET152)
         record = results.need("programme")
         taken, total = (mib(record.metrics[f"{key}_bytes"][name]) for key in ("taken", "total"))
         variables = record.metrics["variables"]
         label = f"its own {variables} variables, {taken} of {total} MiB taken ({name})"
-        return _over_paper(record.timings[name]["samples_s"], COST["resnet152_ms"], label)
+        return _over_paper(record, name, COST["resnet152_ms"], label)
 
     return cases(("2,500 variables", "as in the paper", "binding"), solved)
 
 
 OPTIMISATION = Exhibit(
-    long=True,
-    runs=optimisation_runs,
-    table=optimisation_table,
-    caption=caption(
-        "Seconds to measure and divide AlexNet from an empty cache, and to solve WD's programmes: "
-        "SYNTHETIC ones of the paper's sizes, and ResNet-152's measured one within two totals.",
-        marks,
-    ),
+    runs=planned,
+    table=table,
+    caption=runs.captioned("optimisation"),
     claims={
         "power_of_two_saves": power_of_two_saves,
         "solver_resnet50": solver_resnet50,
         "solver_resnet152": solver_resnet152,
     },
+    long=True,
 )

@@ -2,20 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from repro.experiments.microconv.describing import whose
+from repro.experiments.captions import device_name, panel
+from repro.experiments.design import Results
 from repro.experiments.microconv.layers import draw_front
-from repro.experiments.microconv.settings import (
-    MIB,
-    Entry,
-    best_candidates,
-    divide,
-    front,
-    kernels_of,
-    label,
-)
-from repro.experiments.microconv.shared_workspace import draw_shares, share_out
-from repro.experiments.query import Results
-from repro.experiments.view import device_name, panel
+from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
+from repro.experiments.microconv.runs import CAFFES, MIB, title_of
+from repro.experiments.microconv.sharing import draw_shares, share_out
 from repro.records import Record
 
 if TYPE_CHECKING:
@@ -26,10 +18,11 @@ _KINDS = {
     "backward_data": "data gradient",
     "backward_filter": "filter gradient",
 }
+network = alexnet
 
 
 def kernels(results: Results) -> dict[str, Entry]:
-    """Return the measured kernels by name, such as ``conv2 forward, mini-batch 64``.
+    """The measured kernels by name, such as ``conv2 forward, mini-batch 64``.
 
     Of several of a name the last one counts. Each has the device it was measured on.
     """
@@ -39,28 +32,24 @@ def kernels(results: Results) -> dict[str, Entry]:
             "device": device_name(record),
         }
         for record in results.ok("candidates")
-        for entry in kernels_of(record)
+        for entry in entries(record)
     }
 
 
 def limits_mib(entry: Entry) -> tuple[float, float]:
-    """Return the workspace of the smallest and of the largest point of a kernel's front."""
+    """The workspace of the smallest and of the largest point of a kernel's front."""
     points = front(entry)
     return points[0].workspace_bytes / MIB, points[-1].workspace_bytes / MIB
 
 
 def chosen_point(entry: Entry, limit_mib: float) -> int | None:
-    """Return the number of the front's point that WR chooses, from 0; None where nothing fits."""
-    fitting = [
-        number
-        for number, division in enumerate(front(entry))
-        if division.workspace_bytes <= limit_mib * MIB
-    ]
-    return fitting[-1] if fitting else None
+    """The number of the front's point that WR chooses, from 0; None where nothing fits."""
+    fitting = sum(division.workspace_bytes <= limit_mib * MIB for division in front(entry))
+    return fitting - 1 if fitting else None
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
-    """Return in one line what a limit does to a kernel."""
+    """In one line what a limit does to a kernel."""
     number = chosen_point(entry, limit_mib)
     if number is None:
         least = limits_mib(entry)[0]
@@ -88,44 +77,36 @@ def draw(entry: Entry, limit_mib: float) -> "Figure":
     return figure
 
 
-def network(results: Results) -> Record | None:
-    """Return the measurement of all kernels of AlexNet, None where there is none."""
-    return best_candidates(results, "AlexNet")
-
-
 def totals_mib(record: Record) -> tuple[float, float]:
-    """Return the least that all kernels together need, and the most that they can use."""
-    ends = [limits_mib(entry) for entry in kernels_of(record)]
+    """The least that all kernels together need, and the most that they can use."""
+    ends = [limits_mib(entry) for entry in entries(record)]
     return sum(least for least, _ in ends), sum(most for _, most in ends)
 
 
 def describe_sharing(record: Record, total_mib: float) -> str:
-    """Return in one line how long kernels take under WR and under WD with one total."""
-    entries = kernels_of(record)
-    each_mib = total_mib / len(entries)
-    alone = [divide(entry, each_mib) for entry in entries]
-    shared = share_out(entries, total_mib)
-    fitting = [division for division in alone if division is not None]
-    wr = f"{1e3 * sum(division.time_s for division in fitting):.1f} ms"
-    if len(fitting) < len(alone):
-        wr = f"{len(alone) - len(fitting)} of {len(alone)} kernels do not fit"
-    wd = "does not fit"
-    if shared is not None:
-        wd = f"{1e3 * sum(division.time_s for division in shared):.1f} ms"
-    return (
-        f"{total_mib:.1f} MiB for {len(entries)} kernels: WR with {each_mib:.1f} MiB for each: "
-        f"{wr}; WD: {wd}"
+    """In one line how long kernels take under WR and under WD with one total."""
+    own = entries(record)
+    each_mib = total_mib / len(own)
+    fitting = [division for entry in own if (division := divide(entry, each_mib))]
+    wr, wd = (
+        f"{1e3 * sum(division.time_s for division in divisions):.1f} ms"
+        for divisions in (fitting, share_out(own, total_mib))
     )
+    if len(fitting) < len(own):
+        wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
+    if not share_out(own, total_mib):
+        wd = "does not fit"
+    told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
+    return f"{told}: {wr}; WD: {wd}"
 
 
 def draw_sharing(record: Record, total_mib: float) -> "Figure":
-    """Draw what each kernel takes under WR and under WD, on the same axis for all totals."""
+    """Draw the workspace of each kernel under WR and under WD, on one axis for all totals."""
     from repro.plots import sign
 
-    entries = kernels_of(record)
-    shared = share_out(entries, total_mib)
-    largest = max(most for _, most in map(limits_mib, entries))
-    figure = draw_shares(entries, total_mib / len(entries), total_mib, shared, 1.12 * largest)
-    figure.suptitle(whose(record, "Caffe's AlexNet"), fontsize=11)
+    own = entries(record)
+    largest = max(most for _, most in map(limits_mib, own))
+    figure = draw_shares(own, total_mib / len(own), total_mib, 1.12 * largest)
+    figure.suptitle(title_of(record, CAFFES), fontsize=11)
     sign(figure, f"Computed from times measured on {device_name(record)}.")
     return figure

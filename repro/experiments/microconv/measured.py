@@ -1,0 +1,307 @@
+"""Kernels as they were measured: the best division within a limit, and how two networks compare.
+
+Two runs compare through torch's own convolution, which each of them timed in turns with its kernels
+(a ratio of ratios), so that slow spells of the machine drop out.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from repro.experiments.design import Results, one_machine
+from repro.experiments.judge import Estimate, NotRun, exactly
+from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, limit_of
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from repro.microconv import Candidate, Division
+
+Entry = dict[str, Any]  # a kernel in a record's metrics
+
+NATIVE = "torch:native"  # torch's own convolution
+IMPLICIT = "torch:implicit"  # where nothing else fits: this package's, as cuDNN's implicit GEMM
+_SUMS = ("benchmark_s", "optimise_s", "measured")  # over the layers of a network
+FALLBACK = "undivided is our own fallback, not a library's algorithm"
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as milliseconds."""
+    return DASH if seconds is None else f"{1e3 * seconds:,.1f}"
+
+
+def mib(count: float | None) -> str:
+    """Bytes as MiB."""
+    return DASH if count is None else f"{count / MIB:,.1f}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio as ``1.23×``."""
+    return DASH if ratio is None else f"{ratio:.2f}×"
+
+
+def label(entry: Mapping[str, Any]) -> str:
+    """A short name of a kernel, such as ``conv2 F``."""
+    return f"{entry['layer']} {KINDS[entry['kind']]}"
+
+
+def tunings(results: Results, *policies: str) -> list[Record]:
+    """The first tunings of AlexNet, one a process, by the first of several policies that has any.
+
+    Those of its layers, where they were measured one by one, count as one if none is missing.
+    """
+    for policy in policies:
+        records = results.ok("candidates", role="AlexNet", policy=policy)
+        if whole := [record for record in records if not record.config.get("layer")]:
+            return whole
+        layers = {record.config["layer"]: record for record in records}
+        if set(LAYERS) <= layers.keys():
+            parts = [layers[name].metrics for name in LAYERS]
+            joined = {name: sum(part[name] for part in parts) for name in _SUMS}
+            joined["kernels"] = [entry for part in parts for entry in part["kernels"]]
+            first = layers[LAYERS[0]]
+            config = {k: v for k, v in first.config.items() if k not in ("layer", "kinds")}
+            return [replace(first, config=config, metrics=joined)]
+    return []
+
+
+def alexnet(results: Results) -> Record | None:
+    """The measurement of all of AlexNet's kernels at the most micro-batch sizes."""
+    return next(iter(tunings(results, "all", "powerOfTwo")), None)
+
+
+def entries(record: Record | None) -> list[Entry]:
+    """A record's kernels, none where there is no record."""
+    return [] if record is None else record.metrics["kernels"]
+
+
+def candidates_of(entry: Entry, policy: str = "all") -> "dict[int, list[Candidate]]":
+    """A kernel's candidates for the micro-batch sizes of a policy."""
+    from repro.microconv import Candidate, micro_batch_sizes
+
+    sizes = micro_batch_sizes(entry["batch"], policy)
+    ways = {int(size): found for size, found in entry["candidates"].items() if int(size) in sizes}
+    return {size: [Candidate(*way) for way in found] for size, found in ways.items()}
+
+
+def front(entry: Entry, limit_mib: float | None = None, policy: str = "all") -> "list[Division]":
+    """A kernel's desirable divisions within a limit, the fastest last; none where nothing fits."""
+    from repro.microconv import pareto_front
+
+    limit = None if limit_mib is None else int(limit_mib * MIB)
+    try:
+        return pareto_front(entry["batch"], candidates_of(entry, policy), limit)
+    except ValueError:
+        return []
+
+
+def divide(entry: Entry, limit_mib: float, policy: str = "all") -> "Division | None":
+    """The fastest division of a kernel within a limit, None where none fits."""
+    return next(reversed(front(entry, limit_mib, policy)), None)
+
+
+def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of `candidates` that follow from the times that it measured."""
+    kernels, checked = metrics["kernels"], []
+    for row in metrics["checked"]:
+        if (division := divide(kernels[0], row["limit_mib"], row["policy"])) is not None:
+            size, time_s = division.workspace_bytes, division.time_s
+            derived = {"parts": division.parts, "workspace_bytes": size, "predicted_s": time_s}
+            checked.append(row | derived)
+    different = {(e["kind"], e["shape"], e["batch"]): e for e in kernels}.values()
+    unfit = sum(divide(entry, 64, config["policy"]) is None for entry in different)
+    return {"checked": checked, "infeasible_at_64_mib": unfit}
+
+
+# Comparisons with torch's own convolution.
+
+
+def compared(mean: float, weight: float, rows: Iterable[Mapping[str, Any]]) -> Estimate:
+    """The logarithm of a ratio that is made of comparisons with torch's own.
+
+    Where a division is torch's own convolution undivided, its time and torch's are two medians of
+    the same thing: they differ by the scatter of a comparison alone.
+
+    Args:
+        mean: The logarithm.
+        weight: Of the scatter in the error: the root of the sum of the comparisons' squared
+            shares; 0 where nothing that was compared differs.
+        rows: Kernels as they ran, which tell the scatter; each measurement counts once.
+    """
+    if not weight:
+        return exactly(math.exp(mean), log=True)
+    own = [row for row in rows if row.get("parts") == [[row["batch"], NATIVE]]]
+    pairs = {(row["time_s"], row["native_s"]) for row in own}
+    squares = [math.log(time_s / native_s) ** 2 for time_s, native_s in pairs]
+    dof = len(squares) or math.nan
+    scatter = math.sqrt(math.fsum(squares) / dof)
+    return Estimate(mean, scatter * weight, dof, log=True, trials="measurements")
+
+
+def algorithms(row: Mapping[str, Any]) -> set[str]:
+    """The algorithms of a division."""
+    return {str(name) for _, name in row.get("parts", [])}
+
+
+def ours_alone(row: Mapping[str, Any]) -> set[str]:
+    """This package's algorithms where a division is made of nothing else, else none.
+
+    They take the place of an algorithm of a library that needs next to no workspace.
+    """
+    names = algorithms(row)
+    return names if all(n.startswith("torch:") and n != NATIVE for n in names) else set()
+
+
+def judged(gain: Estimate, note: str, ours: str, most: bool) -> Estimate:
+    """A gain over undivided with its notes.
+
+    Raises:
+        NotRun: Most of undivided is left to this package's algorithms, which `ours` names: none of
+            a library's are there to compare with.
+    """
+    note = f"{ours}; {note}" if ours else note
+    if most:
+        raise NotRun(f"{FALLBACK}: {gain}; {note}")
+    return replace(gain, note=note)
+
+
+def unfit(record: Record | None) -> str:
+    """The kernels that have no division within the limit, of many their number; empty for none."""
+    names = [label(row) for row in entries(record) if "time_s" not in row]
+    return f"{len(names)} kernels" if len(names) > 4 else ", ".join(names)
+
+
+def fitting(record: Record) -> pd.DataFrame:
+    """A network's kernels within the limit, one a row: layer, times and workspace.
+
+    Raises:
+        NotRun: Not all fit.
+    """
+    if missing := unfit(record):
+        config = record.config
+        where = f"{config['mode']} {config['policy']} with {config['limit_mib']:,} MiB"
+        raise NotRun(f"{missing} do not fit with {where}")
+    return pd.DataFrame(entries(record))
+
+
+def held(
+    results: Results,
+    role: str,
+    mode: str,
+    limit_mib: int,
+    policy: str,
+    precision: str = "fp32",
+    caffe: bool = False,
+) -> Record | None:
+    """A network's record within the limit that corresponds to the paper's; see `runs.limit_of`."""
+    config = {"role": role, "mode": mode, "policy": policy, "setting": precision}
+    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
+    return results.first("network", limit_mib=limit, **config)
+
+
+def need(
+    results: Results, role: str, mode: str, limit_mib: int, *wanted: str, caffe: bool = False
+) -> Record:
+    """The network's record in float32 by the first of several policies that has one; see `held`.
+
+    Raises:
+        NotRun: None has.
+    """
+    for policy in wanted:
+        if record := held(results, role, mode, limit_mib, policy, caffe=caffe):
+            return record
+    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
+    raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(wanted)}")
+
+
+def _as_run(*records: Record) -> list[Entry]:
+    """Networks' kernels, and torch's own against themselves, as they ran."""
+    return [row for r in records for row in (*entries(r), *r.metrics.get("own", []))]
+
+
+def gained(before: Record, after: Record) -> Estimate:
+    """How much faster one record's kernels are than another's, relative to torch's own.
+
+    The error is that of the comparisons with torch's own: each is a median, and weighs as much as
+    its kernel takes of the time. Kernels whose times are the very same ones do not count.
+
+    Raises:
+        NotRun: Not all kernels fit in both, or the records are of two machines.
+    """
+    one_machine([before, after])
+    sides = [fitting(before), fitting(after)]
+    other = sides[0].time_s.ne(sides[1].time_s) | sides[0].native_s.ne(sides[1].native_s)
+    slower, faster = (math.log(side.time_s.sum() / side.native_s.sum()) for side in sides)
+    weight = sum(float(((side.time_s / side.time_s.sum())[other] ** 2).sum()) for side in sides)
+    return compared(slower - faster, math.sqrt(weight), _as_run(before, after))
+
+
+def over_torch(record: Record) -> Estimate:
+    """How fast a network's kernels are over torch's own, which no limit holds.
+
+    Raises:
+        NotRun: Not all fit.
+    """
+    rows = fitting(record)
+    weight = math.sqrt(((rows.time_s / rows.time_s.sum()) ** 2).sum())
+    return compared(math.log(rows.native_s.sum() / rows.time_s.sum()), weight, _as_run(record))
+
+
+def gain_or_none(before: Record | None, after: Record | None) -> Estimate | None:
+    """`gained`, None where it has no number or nothing ran."""
+    try:
+        return gained(before, after) if before and after else None
+    except NotRun:
+        return None
+
+
+def left_to_ours(record: Record) -> tuple[int, str]:
+    """How many kernels run by this package's algorithms alone, and by which."""
+    taken = [names for row in entries(record) if (names := ours_alone(row))]
+    return len(taken), ", ".join(sorted(set().union(*taken)))
+
+
+def beside_torch(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
+    """A gain over undivided, with notes on its fallbacks and torch's own speed.
+
+    Raises:
+        NotRun: Most undivided kernels are left to this package's algorithms.
+    """
+    (count, names), kernels = left_to_ours(undivided), len(entries(undivided))
+    ours = f"undivided falls back to our own {names} on {count} of {kernels} kernels"
+    note = f"divided is {over_torch(divided)} of torch's own speed without a limit"
+    return judged(gain, note, ours if count else "", 2 * count > kernels)
+
+
+def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> None:
+    """Check that the limit excludes an undivided algorithm worth having of some kernel.
+
+    Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
+    division takes another algorithm, which would need more for the whole mini-batch, a workspace
+    being taken as proportional to the batch (but that of `IMPLICIT`, which is always the same).
+
+    Args:
+        undivided: The network undivided within a limit for each kernel.
+        others: The same network undivided with a larger limit, or divided.
+
+    Raises:
+        NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
+    """
+    if unfit(undivided):
+        return
+    config, rows = undivided.config, entries(undivided)
+    known = {label(row): algorithms(row) | {IMPLICIT} for row in rows}
+    for row in (row for record in others for row in entries(record) if "parts" in row):
+        share = max(size for size, _ in row["parts"]) / row["batch"]
+        needs = row["workspace_bytes"] / share
+        if not algorithms(row) <= known[label(row)] and needs > config["limit_mib"] * MIB:
+            return
+    largest = max(row["workspace_bytes"] for row in rows) / MIB
+    raise NotRun(
+        f"no limit binds: {config['limit_mib']:,} MiB exclude nothing of {config['role']}'s "
+        f"{len(rows)} kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
+        f"{config['batch']}"
+    )

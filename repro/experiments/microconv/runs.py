@@ -1,0 +1,279 @@
+"""The runs of each profile, from the tables in ``paper.toml``, and the names of networks."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from repro.experiments.captions import caption, panel
+from repro.experiments.design import LONG, PROCESSES, Results, Run
+from repro.experiments.outcome import paper_toml
+from repro.records import Record
+
+CONTENT = paper_toml("microconv")
+PAPER = CONTENT["reported"]
+MIB = 2**20
+
+LIMITS_MIB: tuple[int, int, int] = tuple(PAPER["limits"]["each_mib"])
+SMALL, MODERATE, AMPLE = LIMITS_MIB
+POLICIES = ("undivided", "powerOfTwo", "all")
+MODES = ("WR", "WD")
+KINDS = {"forward": "F", "backward_data": "BD", "backward_filter": "BF"}
+LAYERS = tuple(f"conv{number}" for number in range(1, 6))  # of AlexNet
+NETWORK_TYPES: tuple[str, ...] = tuple(CONTENT["deepbench"])  # of Table IV
+
+ROLES = ("AlexNet", "ResNet-50", "DenseNet-40")
+CAFFE, TABLE5_ALEXNET = "AlexNet, two groups", "AlexNet, Table V"
+CAFFES = "Caffe's AlexNet"  # the paper's, but in Table V
+ITERATED = (*ROLES, "ResNet-18", CAFFE)
+ALONE = ("SqueezeNet", "VGG-11")  # tuned without a limit alone
+TO_THE_LETTER = ("gpu", "paper")  # profiles with the paper's networks and mini-batches
+HALF = "fp16"
+
+
+@cache
+def profile_of(name: str) -> dict[str, Any]:
+    """A profile's table of ``paper.toml``, its tables completed by those of the one it is like."""
+    own: dict[str, Any] = CONTENT["profiles"][name]
+    if "like" not in own:
+        return own
+    like = profile_of(own["like"])
+    tables = {key: like[key] | own[key] for key in own if isinstance(like.get(key), dict)}
+    return {**like, **own, **tables}
+
+
+def _network(profile: str, role: str, precision: str = "fp32") -> dict[str, Any]:
+    """The part of a configuration that all experiments on a network have."""
+    own = profile_of(profile)
+    common = {"role": role, "setting": precision, "algorithms": own["algorithms"]}
+    common |= {"threads": own.get("threads")}
+    return common | own["networks"][role] | CONTENT["precisions"][precision]
+
+
+def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
+    return Run(experiment, config, seeds=(0,), label=label)
+
+
+def repeated(run: Run) -> Run:
+    """The same measurement by several processes."""
+    return replace(run, seeds=PROCESSES)
+
+
+def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
+    """The policies that a network is run with: `all` takes minutes for the large ones."""
+    return POLICIES if role in profile_of(profile)["with_all"] else POLICIES[:2]
+
+
+def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
+    """The measurement of AlexNet's kernels from an empty cache, by default at the most sizes.
+
+    On a GPU `all` is measured layer by layer, each of which takes a minute or so.
+    """
+    policy = policy or policies(profile)[-1]
+    if profile == "gpu" and policy == "all":
+        return [_layer(profile, name) for name in LAYERS]
+    config = _network(profile, "AlexNet") | {"policy": policy}
+    return [_once("candidates", config, f"AlexNet, fp32, {policy}")]
+
+
+def _layer(profile: str, name: str, **changes: Any) -> Run:
+    config = _network(profile, "AlexNet") | {"policy": "all", "layer": name, "kinds": list(KINDS)}
+    config |= changes
+    return _once("candidates", config, f"AlexNet's {name}, {config['policy']}")
+
+
+def conv2(profile: str) -> Run:
+    """The measurement of AlexNet's second convolution; of `long` quick's by several processes."""
+    if profile == LONG:
+        return repeated(conv2("quick"))
+    if profile == "gpu":
+        return _layer(profile, "conv2")
+    policy, batch = (
+        "powerOfTwo" if profile == "quick" else "all",
+        profile_of(profile)["conv2_batch"],
+    )
+    return _layer(profile, "conv2", kinds=["forward"], policy=policy, batch=batch)
+
+
+def network(
+    profile: str,
+    role: str,
+    mode: str,
+    limit_mib: int,
+    policy: str,
+    precision: str = "fp32",
+    caffe: bool = False,
+) -> Run:
+    """A network's kernels within the limit that corresponds to the paper's; see `limit_of`."""
+    limit = limit_of(profile, role, mode, limit_mib, caffe)
+    config = _network(profile, role, precision)
+    config |= {"mode": mode, "limit_mib": limit, "policy": policy}
+    if caffe and profile in TO_THE_LETTER:
+        config["batch"] = _paper_batch(role, caffe)
+    return _once("network", config, f"{role}, {precision}, {mode}, {limit:,} MiB, {policy}")
+
+
+def limit_of(
+    profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False
+) -> int | float:
+    """The MiB that a network has where the paper's has `limit_mib` for each kernel.
+
+    Under WD it is the total for all of the paper's kernels. Under `long` it is as much for a sample
+    as in the paper: workspaces grow with the mini-batch. `caffe` takes the mini-batch of Figure 11,
+    which is not Table V's of ResNet-50.
+    """
+    total = limit_mib * (PAPER["figure11"]["kernels"][role] if mode == "WD" else 1)
+    if profile != LONG:
+        return total
+    scaled = total * profile_of(LONG)["networks"][role]["batch"] / _paper_batch(role, caffe)
+    return int(scaled) if scaled.is_integer() else scaled
+
+
+def _paper_batch(role: str, caffe: bool) -> int:
+    batches: dict[str, int] = PAPER["batches"]
+    return batches.get(f"{role}, Caffe", batches[role]) if caffe else batches[role]
+
+
+def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:
+    """`limit_of` in words, beside the paper's that it stands for where that is another."""
+    ran, paper = (limit_of(p, role, mode, limit_mib, caffe) for p in (profile, "paper"))
+    return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
+
+
+def at_papers_batch(record: Record) -> float:
+    """The MiB that a record's limit for each kernel is at the paper's mini-batch.
+
+    Workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
+    """
+    config = record.config
+    role = "AlexNet" if config["role"] in (CAFFE, TABLE5_ALEXNET) else config["role"]
+    return float(config["limit_mib"] * PAPER["batches"][role] / config["batch"])
+
+
+def iterated(profile: str) -> list[str]:
+    """The networks whose whole iterations are run."""
+    return [role for role in (*ITERATED, *ALONE) if role in profile_of(profile)["iterated"]]
+
+
+def iterations(profile: str, role: str) -> Run:
+    """A network's whole iterations within a limit, by policy, in turns."""
+    own, of = profile_of(profile), "quick" if profile == LONG else profile
+    network, row = _network(of, role if role in ROLES else ROLES[0]), dict(own["iterated"][role])
+    wr = row.pop("policies", POLICIES[:2] if "limit_mib" in row else [])
+    shared = row.pop("wd", [])
+    config = network | {
+        "role": role,
+        "algorithms": [*network["algorithms"], *own.get("low_memory", [])],
+        "free": len(network["algorithms"]),  # of them, where no limit binds
+        "limit_mib": None,
+        "ways": [*(["WR", None, policy] for policy in wr), *(["WD", *pair] for pair in shared)],
+        **{key: own[key] for key in ("processes", "pairs", "repeats")},
+        **row,
+    }
+    if profile == LONG:
+        config["threads"] = 1
+    return _once("iterations", config, f"{role}, iterations")
+
+
+def rivals(profile: str) -> list[Run]:
+    """Torch's own iterations under other settings of torch, each in its own processes."""
+    runs = []
+    for role, names in CONTENT["rivals"]["runs"] if profile in TO_THE_LETTER else ():
+        config = iterations(profile, role).config | {"ways": [], "rivals": names}
+        runs.append(_once("iterations", config, f"{role}, {' and '.join(names)}"))
+    return runs
+
+
+def deepbench(profile: str, network_type: str, precision: str) -> Run:
+    """The forward passes of one network type's layers."""
+    own = profile_of(profile)
+    config = {"role": network_type, "largest_mmacs": None, "of_each_size": None, **own["layers"]}
+    config |= {"setting": precision, **CONTENT["precisions"][precision]}
+    config |= {"algorithms": own["benchmark_algorithms"], "threads": own.get("threads")}
+    config |= {"limit_mib": MODERATE, "policy": "powerOfTwo"}
+    if precision == HALF:
+        config |= {"algorithms": ["torch:native", "cudnn", "cudnn_half"], "max_error": 1e-2}
+    return _once("deepbench", config, f"{network_type}, {precision}")
+
+
+def cluster(profile: str) -> Run:
+    """A network's times on unequal devices, one at a time, each tuned within Table III's limit."""
+    own = profile_of(profile)
+    config = own["cluster"] | {"role": "ResNet-18", "devices": ["fast", "slow"]}
+    config |= {"tuned_with": own["algorithms"], "limit_mib": MODERATE, "policy": "powerOfTwo"}
+    return _once("cluster", config | {"repeats": own["repeats"]}, "ResNet-18")
+
+
+def programmes(profile: str) -> list[Run]:
+    """The solver on made-up fronts of the paper's sizes, and on ResNet-152's own kernels."""
+    repeats = {"repeats": 2 if profile == "smoke" else 5}
+    sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
+    config = _network("quick" if profile == LONG else profile, "ResNet-152")
+    config |= {"policy": "powerOfTwo", "limit_mib": PAPER["optimisation"]["largest_mib"], **repeats}
+    own = _once("programme", config, "ResNet-152, its own kernels")
+    return [_once("solver", sizes, "made-up fronts"), own]
+
+
+def stands_in(record: Record, caffes: bool = False) -> bool:
+    """Whether a record is of another network than the paper's.
+
+    With `caffes` the paper's AlexNet is Caffe's, with two groups, and not Table V's.
+    """
+    role, model = record.config["role"], record.config.get("model")
+    if model is None or role not in CONTENT["models"]:
+        return False
+    return bool(model != CONTENT["models"][CAFFE if caffes and role == "AlexNet" else role])
+
+
+def _own_network(record: Record) -> str:
+    """The network that a record is of, such as ``ResNet-50 of width 16``."""
+    model = record.config["model"]
+    options = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
+    library, _, name = model["name"].rpartition("/")
+    written = CONTENT["written"].get(name, name) + (f" of {options}" if options else "")
+    return f"{library}'s {written}" if library else written
+
+
+def network_name(record: Record, caffes: bool = False) -> str:
+    """The network that ran, and the paper's where that is another; see `stands_in`."""
+    role = str(record.config["role"])
+    if not stands_in(record, caffes):
+        return role
+    return f"{_own_network(record)} (for {CAFFES if caffes and role == 'AlexNet' else role})"
+
+
+def title_of(record: Record | None, role: str, part: str = "") -> str:
+    """The title of a figure of one network, or a part of it: ours, and the paper's role it has."""
+    if record is None:
+        return "ours: not run"
+    ours = f"{part}{_own_network(record)}, mini-batch {record.config['batch']},"
+    return panel(role, ours, "SYNTHETIC inputs")
+
+
+def captioned(
+    artefact: str, facts: Callable[[Results], Iterable[str]] = lambda results: ()
+) -> Callable[[Results], str]:
+    """The caption in ``paper.toml``, and what of the records is not the paper's, and `facts`."""
+    own = CONTENT["captions"][artefact]
+
+    def marks(results: Results) -> Iterable[str]:
+        records = [record for record in results.records if record.status == "ok"]
+        others = [r.config["role"] for r in records if stands_in(r, own.get("caffes", False))]
+        names = ", ".join(
+            dict.fromkeys(role.replace(", two groups", " (two groups)") for role in others)
+        )
+        if records:
+            yield f"STAND-IN for the paper's {names}; " * bool(others) + "SYNTHETIC inputs."
+        if (processes := len({record.seed for record in records})) > 1:
+            yield f"Shown: the first of {processes} processes."
+        if own.get("scaled") and results.profile == LONG:
+            yield "Limits shrink with the mini-batch."
+        yield from facts(results)
+
+    return caption(own["text"], marks)
+
+
+def precisions_of(results: Results) -> list[str]:
+    """The precisions that have records, in the order of the plan; float32 where there are none."""
+    found = dict.fromkeys(r.config["setting"] for r in results.records if r.status == "ok")
+    return list(found) or ["fp32"]

@@ -1,0 +1,186 @@
+"""Which kernels get one workspace that is shared out (WD)? (Figure 12)"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from repro.experiments.design import Exhibit, Results
+from repro.experiments.judge import Cases, NotRun, unsure
+from repro.experiments.microconv import runs
+from repro.experiments.microconv.measured import (
+    Entry,
+    alexnet,
+    divide,
+    entries,
+    front,
+    label,
+    mib,
+    ms,
+)
+from repro.experiments.microconv.runs import MIB, PAPER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from repro.microconv import Division
+
+FIGURE = PAPER["figure12"]
+
+
+def _limit(results: Results, paper_mib: float) -> float:
+    return runs.limit_of(results.profile, "AlexNet", "WR", paper_mib)
+
+
+def share_out(kernels: Sequence[Entry], total_mib: float) -> "list[Division]":
+    """The divisions that WD chooses; none where the total admits none."""
+    from repro.microconv import assign_workspaces
+
+    fronts = {index: front(entry) for index, entry in enumerate(kernels)}
+    try:
+        chosen = assign_workspaces(fronts, int(total_mib * MIB))
+    except ValueError:
+        return []
+    return [chosen[index] for index in range(len(kernels))]
+
+
+def assignment(results: Results) -> "list[tuple[Entry, Division]]":
+    """AlexNet's kernels with the divisions that WD chooses; none where it can choose none."""
+    kernels = entries(alexnet(results))
+    chosen = share_out(kernels, _limit(results, FIGURE["total_mib"])) if kernels else []
+    return list(zip(kernels, chosen, strict=False))
+
+
+def middle_share(chosen: "Sequence[tuple[Entry, Division]]") -> float:
+    """The share that conv2 and conv3 have of the workspace that is taken, in percent."""
+    whole = sum(division.workspace_bytes for _, division in chosen)
+    main = sum(d.workspace_bytes for e, d in chosen if e["layer"] in ("conv2", "conv3"))
+    return 100 * main / max(1, whole)
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """The workspace that WD assigns to each kernel of AlexNet."""
+    total = _limit(results, FIGURE["total_mib"]) * MIB
+    return [
+        {
+            "kernel": label(entry),
+            "workspace (MiB)": mib(division.workspace_bytes),
+            "share of the limit": f"{100 * division.workspace_bytes / total:.1f} %",
+            "time (ms)": ms(division.time_s),
+            "torch's own (ms)": ms(entry["native_s"]),
+            "torch's own (MiB)": mib(entry["native_bytes"]),
+            "division": str(division),
+        }
+        for entry, division in assignment(results)
+    ]
+
+
+def figure(results: Results) -> "Figure":
+    """The workspace of every kernel, WR at the small limit beside WD."""
+    kernels, title = entries(alexnet(results)), runs.title_of(alexnet(results), runs.CAFFES)
+    total, late = (_limit(results, FIGURE[key]) for key in ("total_mib", "conv4_conv5_mib"))
+    if chosen := assignment(results):
+        paper, share = FIGURE["conv2_conv3_percent"], middle_share(chosen)
+        title += f"\nWD gives conv2 and conv3 {share:.1f} % of what it gives; the paper's {paper} %"
+    drawn = draw_shares(kernels, _limit(results, runs.SMALL), total, late_mib=late)
+    drawn.suptitle(title, fontsize=11)
+    return drawn
+
+
+def draw_shares(
+    kernels: Sequence[Entry],
+    each_mib: float,
+    total_mib: float,
+    largest_mib: float | None = None,
+    late_mib: float | None = None,
+) -> "Figure":
+    """Draw the workspace of kernels under WR and under WD as paired bars.
+
+    Args:
+        kernels: One pair each.
+        each_mib: The limit of each under WR.
+        total_mib: The limit of all together under WD.
+        largest_mib: The right end of the axis; by default that of the bars.
+        late_mib: The most that conv4's and conv5's kernels take in the paper, scaled; dashed.
+    """
+    from repro import plots
+    from repro.experiments.microconv.drawing import LIMITS, UNFIT, draw_bars
+
+    figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
+    axis = axes[0, 0]
+    columns: dict[str, Sequence[Division | None]] = {
+        f"WR, {round(each_mib, 1):g} MiB for each": [divide(entry, each_mib) for entry in kernels],
+        f"WD, {round(total_mib, 1):g} MiB for all": (
+            share_out(kernels, total_mib) or [None] * len(kernels)
+        ),
+    }
+    frame = pd.DataFrame(index=[label(entry) for entry in kernels])
+    for side, (name, divisions) in enumerate(columns.items()):
+        needs = [division.workspace_bytes / MIB if division else None for division in divisions]
+        frame[f"{name}: {sum(n or 0 for n in needs):,.1f} MiB in all"] = needs
+        for row, need in enumerate(needs):
+            text, ink = ("does not fit", UNFIT) if need is None else (f"{need:.1f}", "black")
+            style: dict[str, Any] = {"va": "center", "fontsize": 7, "color": ink}
+            axis.text(need or 0, row + 0.4 * side - 0.2, f" {text}", **style)
+    draw_bars(axis, frame, (LIMITS[0], LIMITS[2]), kind="barh")
+    late = [row for row, entry in enumerate(kernels) if entry["layer"] in ("conv4", "conv5")]
+    if late and late_mib is not None:
+        name = f"paper: conv4 and conv5 under WD, at most {FIGURE['conv4_conv5_mib']:g} MiB"
+        name += f" ({late_mib:g} here)" * (late_mib != FIGURE["conv4_conv5_mib"])
+        style = {"color": plots.INK, "linestyle": "--", "label": name}
+        axis.vlines(late_mib, late[0] - 0.45, late[-1] + 0.45, **style)
+    axis.set_ylim(max(1, len(kernels)) - 0.45, -0.55)
+    axis.set_xlim(0, largest_mib)
+    axis.set_xlabel("workspace (MiB)")
+    plots.legend_below(figure, 3)
+    return figure
+
+
+def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
+    """The divisions of WD, where the total is less than the fastest divisions would take.
+
+    They follow times that were measured once: the spread of any number made of them is not known.
+    """
+    if alexnet(results) is None:
+        raise NotRun("no records")
+    chosen, total = assignment(results), _limit(results, FIGURE["total_mib"])
+    if not chosen:
+        raise NotRun(f"not all kernels fit into {total} MiB")
+    wanted = sum(front(entry)[-1].workspace_bytes for entry, _ in chosen) / MIB
+    if wanted <= total:
+        raise NotRun(
+            f"no limit binds: the fastest divisions of all {len(chosen)} kernels take "
+            f"{wanted:.1f} of {total} MiB at a mini-batch of {chosen[0][0]['batch']}"
+        )
+    return chosen
+
+
+def middle_layers_most(results: Results) -> Cases:
+    """The share of the workspace that conv2 and conv3 have, over a half."""
+    share = middle_share(_shared_out(results))
+    text = f"conv2 and conv3 hold {share:.1f} %; over a half:"
+    return {"AlexNet": replace(unsure(share - 50, unit="points", digits=1), label=text)}
+
+
+def late_layers_little(results: Results) -> Cases:
+    """The largest workspace of a kernel of conv4 or conv5, over the paper's."""
+    needs = {label(entry): d.workspace_bytes / MIB for entry, d in _shared_out(results)}
+    late = {name: need for name, need in needs.items() if name.startswith(("conv4", "conv5"))}
+    if not late:
+        raise NotRun("no records of conv4 and conv5")
+    most, paper = max(late, key=late.__getitem__), FIGURE["conv4_conv5_mib"]
+    told = runs.told_limit(results.profile, "AlexNet", "WR", paper)
+    text = f"the most, {most}'s {late[most]:.2f} MiB, over {told}:"
+    over = max(late[most], 1 / MIB) / _limit(results, paper)  # a byte, where none has anything
+    return {"AlexNet": replace(unsure(over, log=True), label=text)}
+
+
+FIGURE12 = Exhibit(
+    runs=lambda profile, chosen: runs.alexnet_kernels(profile),
+    table=table,
+    figure=figure,
+    caption=runs.captioned("figure12"),
+    claims={"middle_layers_most": middle_layers_most, "late_layers_little": late_layers_little},
+    long=True,
+)
