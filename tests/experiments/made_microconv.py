@@ -11,8 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro.experiments import load_paper
-from repro.experiments.design import Results, Run
+from repro.experiments.design import Run
 from repro.experiments.microconv.measured import NATIVE, label
+from repro.experiments.query import Results
 
 MIB = 2**20
 KINDS = ("forward", "backward_data", "backward_filter")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from repro.measure.files import cache_folder, own_folder, replacing
+from repro.measure.files import cache_folder, replacing
+from repro.outofcore.native import _own_folder as own_folder
 
 NAME = "simulated_device_native"
 SOURCES = Path(__file__).with_name("csrc")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.captions import panel
-from repro.experiments.design import Chosen, Exhibit, Results, Run, one_machine
+from repro.experiments.design import Chosen, Exhibit, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, exactly
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import times
 from repro.experiments.microconv.runs import HALF, MODERATE, PAPER, precisions_of
+from repro.experiments.query import Results, one_machine
+from repro.experiments.view import panel
 from repro.report import DASH
 
 if TYPE_CHECKING:

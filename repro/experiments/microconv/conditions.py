@@ -6,9 +6,10 @@ Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from repro.experiments.design import Exhibit, Results, Run, check
+from repro.experiments.design import Exhibit, Run, check
 from repro.experiments.microconv import benchmark, measured, networks
 from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned, cluster
+from repro.experiments.query import Results
 
 NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "table6": "VI"}
 

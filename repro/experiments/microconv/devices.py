@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit, Results, check
+from repro.experiments.design import Exhibit, check
 from repro.experiments.microconv.measured import ms, times
 from repro.experiments.microconv.runs import PAPER, captioned, cluster, title_of
+from repro.experiments.query import Results
 from repro.report import DASH
 
 if TYPE_CHECKING:

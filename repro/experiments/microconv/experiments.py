@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from repro.datasets import ImageData
+from repro.experiments.design import Outcome
 from repro.experiments.microconv.building import (
     Config,
     Named,
@@ -25,7 +26,6 @@ from repro.experiments.microconv.building import (
     share,
     shared,
 )
-from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
 from repro.measure.allocations import keep_freed_memory

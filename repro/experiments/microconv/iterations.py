@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import LONG, Exhibit, Results, check
+from repro.experiments.design import LONG, Exhibit, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, times
 from repro.experiments.microconv.runs import ALONE, CAFFE, ITERATED, PAPER, network_name
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 

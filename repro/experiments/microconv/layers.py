@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit, Results, check
+from repro.experiments.design import Exhibit, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, times
 from repro.experiments.microconv.runs import MIB, PAPER, captioned
+from repro.experiments.query import Results
 from repro.report import DASH
 
 if TYPE_CHECKING:

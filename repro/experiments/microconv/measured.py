@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Results, one_machine
 from repro.experiments.judge import Estimate, NotRun, exactly
 from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, limit_of
+from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import Chosen, Exhibit, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, times, unfit
@@ -29,6 +29,7 @@ from repro.experiments.microconv.runs import (
     policies,
     told_limit,
 )
+from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 

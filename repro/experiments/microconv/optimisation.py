@@ -4,10 +4,11 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, one_machine
+from repro.experiments.design import LONG, Chosen, Exhibit, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import mib, ms, tunings
+from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
 

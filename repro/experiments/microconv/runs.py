@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from repro.experiments.captions import caption, panel
-from repro.experiments.design import LONG, PROCESSES, Results, Run
-from repro.experiments.outcome import paper_toml
+from repro.experiments.design import LONG, PROCESSES, Run, paper_toml
+from repro.experiments.query import Results
+from repro.experiments.view import caption, panel
 from repro.records import Record
 
 CONTENT = paper_toml("microconv")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit, Results
+from repro.experiments.design import Exhibit
 from repro.experiments.judge import Cases, NotRun, unsure
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import (
@@ -20,6 +20,7 @@ from repro.experiments.microconv.measured import (
     ms,
 )
 from repro.experiments.microconv.runs import MIB, PAPER
+from repro.experiments.query import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
