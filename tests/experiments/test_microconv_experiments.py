@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.experiments import arguments, load_paper, running
+from repro.experiments import arguments, load_paper
+from repro.experiments import run as running
 from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, experiments, measured, runs
 from repro.experiments.microconv.measured import NATIVE
