@@ -375,7 +375,7 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.warning("decoding again, for the cache file %s is damaged: %s", path, reason)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+        regular(path).parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         TemporaryDirectory(dir=path.parent).cleanup()
     except OSError as error:
         raise _unwritable(path, error) from error

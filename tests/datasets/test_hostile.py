@@ -343,7 +343,7 @@ class TestCache:
         path.unlink()
         os.mkfifo(path)
         monkeypatch.setattr("repro.datasets.sources.read_archive", None)
-        with pytest.raises(DatasetError, match=r"It is a pipe.*\$REPRO_CACHE") as caught:
+        with pytest.raises(DatasetError, match=r"a pipe.*\$REPRO_CACHE") as caught:
             load("flowers5", tmp_path)
         one_line(caught.value)
 
