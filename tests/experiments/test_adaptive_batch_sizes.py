@@ -283,7 +283,7 @@ class TestPeak:
         }
         assert begun and not begun & drawn
         assert "judged by further seeds" in artefact.caption(results)
-        assert " · 3 seeds" in signature(results, "")
+        assert " · n = 3" in signature(results, "")
 
 
 class TestInterval:

@@ -77,7 +77,7 @@ class TestLaunches:
         for step, one in zip(found, once, strict=True):
             middle = statistics.median(one["samples_s"])
             assert step["samples_s"] == pytest.approx([f * middle for f in self.FACTORS])
-        assert signature(launches(self.FACTORS), "").endswith(" · 5 launches")
+        assert signature(launches(self.FACTORS), "").endswith(" · n = 5")
 
     def test_a_launch_compares_with_itself(self):
         """One that is slow in all its steps says nothing of their ratios, a slow averaging does."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer
 
-from repro import paths
+from repro import microconv, paths
 from repro.adaptive import ThetaController
 from repro.dualbatch import plan as planning
 from repro.experiments import golden, load_paper, replay
@@ -355,7 +355,7 @@ def load_names() -> tuple[str, ...]:
     ("key", "experiment", "owner", "name", "planted"),
     [
         ("adaptive", "train", ThetaController, "_grown", lambda self: self._batch + 1),
-        ("microconv", "candidates", optimize, "pareto_front",
+        ("microconv", "candidates", microconv, "pareto_front",
          lambda *given, whole=optimize.pareto_front, **named: whole(*given, **named)[:1]),
         ("dualbatch", "solve", planning, "_nearest", lambda value: int(value) + 1),
     ],
