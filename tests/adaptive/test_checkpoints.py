@@ -119,7 +119,7 @@ def write_and_be_killed(path, when):
     if when == "written":
         os.fsync = kill
     else:
-        Path.replace = kill
+        os.replace = kill
     save_checkpoint(path, state_of(2))
 
 
