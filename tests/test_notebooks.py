@@ -96,7 +96,7 @@ class TestAsTheyStand:
 
     @named
     def test_no_path_of_a_machine(self, path):
-        text = path.read_text()
+        text = re.sub(r'"image/png": "[^"]*"', "", path.read_text())  # any letters are in there
         pattern = r"/(home|root|work|tmp|Users|opt|usr|var|mnt)/|[A-Z]:\\\\|ipykernel_\d"
         assert not re.search(pattern, text), re.search(pattern, text)
 

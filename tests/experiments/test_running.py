@@ -387,7 +387,7 @@ class TestResults:
             for seed, own in others.items()
         ]
         every = Results([run], (0,), made)
-        assert [r.seed for r in every.processes("add", x=1)] == [0, 1, 2, 3]
+        assert [r.seed for r in every.ok("add", x=1)] == [0, 1, 2, 3]
 
     def test_only_the_artefacts_records_by_seed(self, toy, store):
         execute(toy, store)
