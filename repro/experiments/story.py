@@ -51,7 +51,7 @@ class Effect:
     def of(
         cls, label: str, paper: float | None, gap: Estimate, remark: str = "", less: bool = False
     ) -> "Effect":
-        """Make an effect whose value and interval are those of a ratio or a difference."""
+        """Make an effect whose value and interval are those of an estimate."""
         value = math.exp if gap.log else float
         low, high = map(value, gap.interval())
         interval = None if math.isnan(low) else (low, high)
@@ -161,6 +161,8 @@ def effects_of(source: Source) -> list[Effect]:
                 name, claim = row["claim"].split(".")
                 case, ours = _case(source.paper, look, name, claim, row.get("case"))
                 paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
+            if not ours.log:
+                raise ValueError(f"{row['label']!r} of {source.paper.key} is no ratio")
             more = row.get("remark", ""), row.get("less", False)
             effects.append(Effect.of(row["label"], paper, ours, *more))
     except NotRun:

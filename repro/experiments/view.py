@@ -68,8 +68,10 @@ def signature(results: Results, said: str) -> str:
         if run.beside or (run.seeds is not None and len(run.seeds) == 1)
     }
     repeated = [r for r in records if r.status == "ok" and r.identity not in once] or records
-    counts = Counter(identity(record.experiment, record.config, 0) for record in repeated)
-    parts.append(f"n = {_span(counts.values())}")
+    counts = Counter(identity(record.experiment, record.config, 0) for record in repeated).values()
+    # A measurement that starts its processes itself has a list of samples from each.
+    own = [len(samples) for r in repeated if (samples := r.metrics.get("samples_s"))]
+    parts.append(f"n = {_span(own if max(own, default=0) > max(counts) else counts)}")
     return " · ".join([*parts, *(word for word in MARKS if word in said)])
 
 

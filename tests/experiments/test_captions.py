@@ -1,5 +1,7 @@
 """What images and captions say of their records."""
 
+from dataclasses import replace
+
 import pytest
 from invented import make_record
 
@@ -46,3 +48,5 @@ def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():
     records.append(make_record("size", paper="mbs", config={}))
     results = Results([run, once], (0, 1, 2), records)
     assert signature(results, "").endswith(" · at most 1,100 epochs · n = 3")
+    own = Results([once], (0,), [replace(records[-1], metrics={"samples_s": [[1.0]] * 3})])
+    assert signature(own, "").endswith(" · n = 3")  # processes of its own

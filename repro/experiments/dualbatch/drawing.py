@@ -63,7 +63,7 @@ def draw_trainings(
         upper, lower = axes[2 * number], axes[2 * number + 1]
         for above, below, (title, lines) in zip(upper, lower, groups.items(), strict=True):
             draw_changes(above, changes[metric][title])
-            titled(above, f"paper and ours, {title}: change over {over}", 60)
+            titled(above, f"paper and ours, {title}: change over {over}")
             _draw_curves(below, lines, metric)
             titled(below, f"ours, {title}")
         upper[0].set_ylabel(f"change of {name.replace('%', 'points')}")
