@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from repro.measure.files import cache_folder, replacing
-from repro.outofcore.native import _own_folder as own_folder
 
 NAME = "simulated_device_native"
 SOURCES = Path(__file__).with_name("csrc")
@@ -67,7 +66,8 @@ def build() -> Path:
     folder = cache_folder() / "simulated_device"
     target = folder / f"{NAME}-{key.hexdigest()[:16]}" / f"{NAME}{suffix}"
     try:
-        lock = own_folder(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise BuildError(f"{error}: name another folder as $REPRO_CACHE") from error
     try:
