@@ -67,7 +67,10 @@ def build() -> Path:
     target = folder / f"{NAME}-{key.hexdigest()[:16]}" / f"{NAME}{suffix}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        if os.fstat(lock).st_uid not in (os.geteuid(), 0) or os.fstat(lock).st_mode & 0o022:
+            os.close(lock)
+            raise PermissionError(f"Others can write it and put any code there: {folder}")
     except OSError as error:
         raise BuildError(f"{error}: name another folder as $REPRO_CACHE") from error
     try:
