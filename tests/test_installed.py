@@ -58,7 +58,7 @@ USE = """
     )]
 
     from repro import notebooks, paths, records
-    from repro.experiments import PAPERS, load_paper, sources
+    from repro.experiments import PAPERS, load_paper, query
 
     keys = [record.key for paper in map(load_paper, PAPERS)
             for results in query.find_source(paper, local=False).records.values()
