@@ -35,7 +35,7 @@ from repro.dualbatch import (
     train_dual_batch,
 )
 from repro.experiments.captured import CapturedPasses
-from repro.experiments.outcome import Outcome
+from repro.experiments.design import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
 from repro.measure.machine import machine
