@@ -6,7 +6,7 @@ the function `_said_KIND` says of its arguments.
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from repro.experiments.design import claims_of, paper_toml
@@ -97,7 +97,7 @@ def _seconds(results: Results, strategy: str, _: str | None) -> str:
     return f"{means[0] / means[1]:.2f}"
 
 
-_SAID = {
+_SAID: Mapping[str, Callable[[Results, str, str | None], str]] = {
     "speeds": _speeds,
     "errors": _errors,
     "ends": _ends,

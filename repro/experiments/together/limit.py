@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
 from repro.experiments.query import Results
 from repro.experiments.together.runs import (
     BATCHNORM,
@@ -67,8 +67,10 @@ class Point:
 def points(results: Results, network: str, mode: str) -> dict[int, Point]:
     """What was measured of a method by the multiple of what fits; empty without a record."""
     record = results.first(LIMIT, network=network, mode=mode)
+    if record is None:
+        return {}
     by_multiple = {}
-    for row in record.metrics["points"] if record else ():
+    for row in record.metrics["points"]:
         fields = dict(row)
         multiple = fields.pop("multiple")
         if row["fits"]:
@@ -318,7 +320,8 @@ def larger_micro_batches(results: Results) -> Cases:
     """Compare gradients with those of MBS alone, where both train, on networks with BatchNorm."""
 
     def closer(name: str) -> Exact:
-        last, ours, theirs = _both(results, *named[name], "mbs")
+        network, mode = named[name]
+        last, ours, theirs = _both(results, network, mode, "mbs")
         larger = (ours.micro or 0) > (theirs.micro or 0)
         return Exact(
             larger and ours.gradient_error < theirs.gradient_error,
@@ -353,7 +356,7 @@ def recomputing_costs(results: Results) -> Cases:
 def streaming_over_swapping(results: Results) -> Cases:
     """Compare the largest mini-batch that both train, each with its own reference."""
 
-    def over(network: str) -> Case:
+    def over(network: str) -> Estimate:
         last, streamed, swapped = _both(results, network, "mbs", "outofcore")
         gap = ratio(swapped.slowdowns, streamed.slowdowns, trials="rounds")
         return replace(gap, label=f"{network} at ×{last}")

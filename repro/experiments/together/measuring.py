@@ -114,11 +114,7 @@ def _release(device: str) -> None:
 
 
 def _within(
-    config: Config,
-    problem: Problem,
-    micro: int | None,
-    allowed: int,
-    device: str,
+    config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     way = make_way(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:

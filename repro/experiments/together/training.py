@@ -71,22 +71,24 @@ class Images:
         self.train = images[held:].to(device), labels[held:].to(device)
         self.held_out = images[:held].to(device), labels[:held].to(device)
         self.test = _three_channels(test.images).to(device), test.labels.to(device)
-        self._statistics = dict(
-            zip(("mean", "std"), channel_statistics(self.train[0]), strict=True)
-        )
+        mean, std = channel_statistics(self.train[0])
+        self._statistics: dict[str, Any] = {"mean": mean, "std": std}
         self.side = int(self.train[0].shape[-1])
-        self._augment = {"padding": config["padding"], "flip": config["flip"]}
+        self._augment: dict[str, Any] = {"padding": config["padding"], "flip": config["flip"]}
 
     def loader(self, batch: int, seed: int) -> TensorLoader:
         """The augmented training images."""
-        return TensorLoader(*self.train, batch, seed=seed, **self._statistics, **self._augment)
+        images, labels = self.train
+        options = self._statistics | self._augment
+        return TensorLoader(images, labels, batch, seed=seed, **options)
 
     def share(self, share: Share) -> TensorLoader:
         """The augmented mini-batches of a worker's share, in its order."""
         chosen = share.indices.to(self.train[1].device)
         options = self._statistics | self._augment | {"resolution": share.resolution}
-        parts = [part[chosen] for part in self.train]
-        return TensorLoader(*parts, share.batch_size, seed=share.seed, shuffle=False, **options)
+        images, labels = (part[chosen] for part in self.train)
+        size, seed = share.batch_size, share.seed
+        return TensorLoader(images, labels, size, seed=seed, shuffle=False, **options)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The accuracy on held-out and on test images, in percent."""
