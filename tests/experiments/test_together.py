@@ -1,5 +1,6 @@
 """The study of all five: what it measures on toys, what it makes of records, and its page."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -13,20 +14,19 @@ from repro.experiments import load_paper
 from repro.experiments.design import LONG, SEEDS, claims_of, paper_toml
 from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
+from repro.experiments.story import filled
 from repro.experiments.together import (
     accuracy,
     advice,
     decision,
-    foretelling,
-    learning,
     limit,
     measuring,
     networks,
-    settings,
-    story,
+    runs,
+    training,
 )
 from repro.experiments.together.methods import micro_batches
-from repro.experiments.together.settings import CIFAR, LABELS, MODES, NETWORKS, STRATEGIES
+from repro.experiments.together.runs import CIFAR, LABELS, NETWORKS, STRATEGIES
 from repro.measure import machine
 
 CHOSEN = {CIFAR: "cifar10"}
@@ -132,7 +132,7 @@ class TestUnderALimit:
 def limited(run, seed, **changes):
     """Make the record of a way: all fit but undivided beyond, each image takes as long."""
     config = run.config
-    if run.experiment != settings.LIMIT:
+    if run.experiment != runs.LIMIT:
         return None
     points, timings = [], {}
     divided = config["mode"] in ("accumulation", "mbs", "mbs_deferred")
@@ -173,8 +173,9 @@ def limits(**changes):
 
 class TestClaimsUnderALimit:
     def test_the_speed_kept_is_of_an_image(self):
-        found = settings.points(limits(slow={"mbs": 1.25}), "U-Net", "mbs")
-        assert found[16].speed == pytest.approx(0.8, rel=1e-3) == found[1].speed
+        found = limit.points(limits(slow={"mbs": 1.25}), "U-Net", "mbs")
+        speeds = [math.exp(found[multiple].speed.mean) for multiple in (1, 16)]
+        assert speeds == pytest.approx([0.8, 0.8], rel=1e-3)
         assert found[16].slowdowns == pytest.approx([1.2375, 1.25, 1.2625])
 
     @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ class TestClaimsUnderALimit:
         assert cell.startswith("×0.80 [×0.7") and f"U-Net, mini-batch 128 {cell}" in told
 
     def test_without_records_nothing_is_judged(self):
-        nothing = Results(settings.under_limit("quick"), (0,), [])
+        nothing = Results(runs.under_limit("quick"), (0,), [])
         artefact = load_paper("together").artefacts["limit"]
         for key in artefact.exhibit.claims:
             assert verdict(f"together/limit/{key}", nothing).word == "not run"
@@ -258,7 +259,7 @@ class TestAdvice:
     @pytest.mark.thorough
     def test_a_toy_is_foretold_as_it_is_measured(self):
         config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
-        found = foretelling.foretell(config, 0, None, "cpu")
+        found = measuring.predict_limit(config, 0, None, "cpu")
         cells = {(c["mode"], c["multiple"]): c for c in found.metrics["cells"]}
         for mode in config["modes"]:
             for point in measured(RESNET, mode):
@@ -273,12 +274,12 @@ class TestAdvice:
         """Make records in which advice is as measured, but for what is given."""
 
         def made(run, seed):
-            if run.experiment != settings.FORETELL:
+            if run.experiment != runs.FORETELL:
                 return limited(run, seed)
             config, told = run.config, []
             for mode in config["modes"]:
                 as_measured = next(
-                    limited(r, 0)["metrics"]["points"] for r in settings.under_limit("quick")
+                    limited(r, 0)["metrics"]["points"] for r in runs.under_limit("quick")
                     if r.config["network"] == config["network"] and r.config["mode"] == mode
                 )  # fmt: skip
                 for point in as_measured:
@@ -305,15 +306,13 @@ class TestAdvice:
         assert found.word == word, found.evidence
 
     def test_errors_are_of_what_was_foretold_over_what_was_measured(self):
-        cell = next(c for c in advice.cells(self.results(off=1.2)) if c.measured.fits)
-        assert (
-            cell.time_error == pytest.approx(0.2, rel=1e-3) and cell.peak_error == 0 and cell.right
-        )
+        cell = advice.cells(self.results(off=1.2)).dropna(subset="time").iloc[0]
+        assert cell["time"] == pytest.approx(0.2, rel=1e-3) and cell["peak"] == 0 and cell["right"]
         drawn = load_paper("together").artefacts["advice"].exhibit.figure(self.results())
         assert "SIMULATED" in drawn.axes[0].get_title()
 
     def test_without_records(self):
-        nothing = Results(settings.foretold("quick"), (0,), [])
+        nothing = Results(runs.predictions("quick"), (0,), [])
         artefact = load_paper("together").artefacts["advice"]
         for key in artefact.exhibit.claims:
             assert verdict(f"together/advice/{key}", nothing).word == "not run"
@@ -331,10 +330,10 @@ def history(run, seed, accuracies=None, diverged=(), held=None, judge=JUDGE, luc
     Seeds beyond those that choose train at the best rate alone. Those that choose are `lucky`.
     """
     config = run.config
-    if run.experiment == settings.PACE:
+    if run.experiment == runs.PACE:
         fits = [{"side": side, "image_s": 0.001, "pass_s": 0.01} for side in config["sides"]]
         return {"metrics": {"fits": fits}}
-    if run.experiment != settings.TRAIN:
+    if run.experiment != runs.TRAIN:
         return limited(run, seed)
     name, rate, epochs = config["strategy"], config["rate"], config["epochs"]
     if seed not in CHOOSE and (rate != BEST or seed not in judge):
@@ -417,7 +416,7 @@ class TestTowardsOneAccuracy:
     def test_seconds_are_of_images_and_passes(self):
         found = trainings()
         (record, *_) = accuracy.trained(found, "fixed")
-        assert accuracy.seconds(found, record)[-1] == pytest.approx(640 * 10 * 0.001 + 400 * 0.01)
+        assert accuracy.seconds(found, record) == pytest.approx(640 * 10 * 0.001 + 400 * 0.01)
 
     @pytest.mark.parametrize(
         ("key", "accuracies", "word"),
@@ -471,7 +470,7 @@ class TestLearning:
     CONFIG = {"devices": 4, "memory": 32, "step_images": 10.0}  # noqa: RUF012
 
     def test_work_by_hand(self):
-        work = learning.Work(self.CONFIG, 16)
+        work = training.Work(self.CONFIG, 16)
         work.count(128, 16, None)
         assert (work.updates, work.by_side, work.parallel) == (1, {16: [128, 1]}, 32 + 10)
         work.count(128, 8, 16)  # a quarter of the pixels, two passes on each device
@@ -481,10 +480,10 @@ class TestLearning:
         assert work.updates == 2
 
     def test_a_worker_that_streams_takes_a_pass_for_each_micro_batch(self):
-        clock = learning.StreamedTime(1.0, 10.0, micro=4)
+        clock = training.StreamedTime(1.0, 10.0, micro=4)
         passes = [len(piece) for batch in range(0, 27, 10) for piece in _pieces(batch, 27)]
         assert clock.pass_time(10, 27) == sum(passes) + 10 * len(passes)
-        assert clock.pass_time(4, 27) == learning.TimeModel(1.0, 10.0).pass_time(4, 27)
+        assert clock.pass_time(4, 27) == training.TimeModel(1.0, 10.0).pass_time(4, 27)
 
     def test_streamed_passes_leave_the_gradient_of_the_batch(self):
         torch.manual_seed(0)
@@ -494,15 +493,15 @@ class TestLearning:
         for strategy in ("theta", "theta_mbs"):
             model.zero_grad()
             config = {"strategy": strategy, "memory": 4}
-            passes = learning.passes_of(config, model, nn.functional.cross_entropy, "cpu")
+            passes = training.passes_of(config, model, nn.functional.cross_entropy, "cpu")
             passes(inputs, targets)
             gradients.append(model[1].weight.grad.clone())
         torch.testing.assert_close(*gradients)
 
     def test_a_pace_that_noise_turns_over_is_not_below_zero(self):
-        assert learning.line([1, 2], [3.0, 5.0]) == pytest.approx((2.0, 1.0))
-        assert learning.line([1, 2], [5.0, 3.0]) == pytest.approx((0.0, 4.0), abs=1.5)
-        assert min(learning.line([1, 2], [5.0, 3.0])) >= 0
+        assert training.line([1, 2], [3.0, 5.0]) == pytest.approx((2.0, 1.0))
+        assert training.line([1, 2], [5.0, 3.0]) == pytest.approx((0.0, 4.0), abs=1.5)
+        assert min(training.line([1, 2], [5.0, 3.0])) >= 0
 
     @pytest.fixture
     def images(self):
@@ -520,9 +519,9 @@ class TestLearning:
 
     @pytest.mark.parametrize("strategy", ["noise", "theta_mbs", "dual_mbs", "cyclic_theta"])
     def test_every_kind_trains_its_samples_at_its_resolutions(self, images, strategy):
-        runs = settings.trainings("smoke", {CIFAR: "digits"})
-        (run,) = [run for run in runs if run.config.get("strategy") == strategy]
-        found = learning.train(run.config, 0, images, "cpu").metrics
+        planned = runs.trainings("smoke", {CIFAR: "digits"})
+        (run,) = [run for run in planned if run.config.get("strategy") == strategy]
+        found = training.train(run.config, 0, images, "cpu").metrics
         assert not found["diverged"] and len(found["test"]) == run.config["epochs"]
         work = {side: count for side, count, _ in found["work"][-1]}
         wanted = run.config["epochs"] * run.config["train_samples"]
@@ -532,16 +531,16 @@ class TestLearning:
 
     @pytest.mark.parametrize("strategy", ["fixed", "theta_mbs", "dual_mbs"])
     def test_as_a_gpu_computes(self, images, strategy):
-        runs = settings.trainings("smoke", {CIFAR: "digits"})
-        (run,) = [run for run in runs if run.config.get("strategy") == strategy]
+        planned = runs.trainings("smoke", {CIFAR: "digits"})
+        (run,) = [run for run in planned if run.config.get("strategy") == strategy]
         fast = {"autocast": "bfloat16", "channels_last": True, "captured": True}
-        gpu = {r.config.get("captured") for r in settings.trainings("gpu", CHOSEN)}
-        found = learning.train(run.config | fast, 0, images, "cpu").metrics
+        gpu = {r.config.get("captured") for r in runs.trainings("gpu", CHOSEN)}
+        found = training.train(run.config | fast, 0, images, "cpu").metrics
         assert gpu == {True} and not found["diverged"]
-        plain = learning.train(run.config, 0, images, "cpu").metrics
+        plain = training.train(run.config, 0, images, "cpu").metrics
         assert found["work"] == plain["work"] and found["updates"] == plain["updates"]
-        paced = settings.trainings("smoke", {CIFAR: "digits"})[-1].config
-        assert len(learning.pace(paced | fast, 0, None, "cpu").metrics["fits"]) == 2
+        paced = runs.trainings("smoke", {CIFAR: "digits"})[-1].config
+        assert len(training.pace(paced | fast, 0, None, "cpu").metrics["fits"]) == 2
 
     def test_a_mini_batch_of_one_micro_batch_is_captured_where_others_stream(self, monkeypatch):
         seen = []
@@ -556,18 +555,18 @@ class TestLearning:
                 seen.append(len(inputs))
                 return torch.zeros(())
 
-        monkeypatch.setattr(learning, "CapturedPasses", Captured)
+        monkeypatch.setattr(training, "CapturedPasses", Captured)
         model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
         config = {"strategy": "theta_mbs", "memory": 4}
-        passes = learning.passes_of(config, model, nn.functional.cross_entropy, "cpu")
+        passes = training.passes_of(config, model, nn.functional.cross_entropy, "cpu")
         for count in (4, 10):
             passes(torch.randn(count, 3, 2, 2), torch.arange(count) % 10)
         assert seen == [4] and model[1].weight.grad is not None
 
     def test_a_training_that_diverges_ends_there(self, images):
-        (run,) = [r for r in settings.trainings("smoke", {CIFAR: "digits"})
+        (run,) = [r for r in runs.trainings("smoke", {CIFAR: "digits"})
                   if r.config.get("strategy") == "dual"]  # fmt: skip
-        found = learning.train(run.config | {"rate": 1e30}, 0, images, "cpu").metrics
+        found = training.train(run.config | {"rate": 1e30}, 0, images, "cpu").metrics
         assert found["diverged"] and len(found["test"]) < run.config["epochs"]
 
 
@@ -609,64 +608,25 @@ class TestThePage:
 
 
 class TestStory:
-    """What is told first is computed from records, with the prediction beside it."""
+    """The numbers that are told first are those of records."""
 
-    @staticmethod
-    def told(**changes):
+    def test_what_a_combination_learns_follows_the_records(self):
         def look(name):
-            return limits(**changes) if name == "limit" else trainings(**changes)
+            return trainings(accuracies={"theta_mbs": 35.0})
 
-        return look
-
-    def test_what_fits_is_counted(self):
-        said = story.fits(self.told())
-        assert "16 times" in said and "MBS on 4 of 4" in said and "checkpointing on 0 of 4" in said
-        assert "(SIMULATED)" in said
+        (sentence,) = (s for s in paper_toml("together")["story"]["findings"] if "ends higher" in s)
+        said = filled(sentence, load_paper("together"), look)
+        assert all(part in said for part in (": reproduced", "+5.00", "×0.50", "predicted ×0.60"))
 
     def test_what_is_not_there_is_not_said(self):
-        with pytest.raises(NotRun):
-            story.speed(self.told())  # nothing swaps beyond what fits
-        with pytest.raises(NotRun):
-            story.fits(lambda name: Results(settings.under_limit("quick"), (0,), []))
-
-    @pytest.mark.parametrize(
-        ("accuracies", "told"),
-        [
-            ({"dual_mbs": 35.0}, ("at 30.0 %", ": reproduced", "+5.00")),
-            ({"hybrid": 35.0}, ("at 35.0 %", ": not seen here", "-5.00")),
-        ],
-    )
-    def test_what_a_combination_learns_follows_the_records(self, accuracies, told):
-        def look(name):
-            return trainings(accuracies=accuracies)
-
-        said = story.combined(look)
-        assert all(part in said for part in (*told, "×0.50", "predicted ×0.60")), said
+        (sentence,) = (s for s in paper_toml("together")["story"]["findings"] if "as many" in s)
+        with pytest.raises(NotRun):  # nothing swaps beyond what fits
+            filled(sentence, load_paper("together"), lambda name: limits())
 
     def test_effects_are_of_the_records(self):
-        gives, costs = story.effects(
-            lambda name: trainings() if name == "accuracy"
-            else limits(slow={"mbs_in_outofcore": 1.5})
-        )  # fmt: skip
-        assert gives.ours == pytest.approx(0.5) and gives.paper is None
-        assert costs.ours == pytest.approx(1.5, rel=0.01) and costs.remark == "SIMULATED"
-
-
-class TestPlans:
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
-    def test_all_profiles_have_all_networks_and_strategies(self, profile):
-        runs = settings.under_limit(profile)
-        assert {run.config["network"] for run in runs} == set(NETWORKS)
-        modes = {run.config["mode"] for run in runs}
-        assert modes == set(MODES) - ({"outofcore_file"} if profile in ("gpu", "paper") else set())
-        trained = settings.trainings(profile, CHOSEN if profile != "smoke" else {CIFAR: "digits"})
-        by_strategy = {}
-        for run in trained[:-1]:
-            own = {k: v for k, v in run.config.items() if k not in ("strategy", "rate")}
-            by_strategy.setdefault(run.config["strategy"], []).append((run.config["rate"], own))
-        assert list(by_strategy) == list(STRATEGIES)
-        # The same images, epochs, sizes and rates for all.
-        assert len({repr(found) for found in by_strategy.values()}) == 1
+        assert math.exp(accuracy.growth_over_fixed(trainings()).mean) == pytest.approx(0.5)
+        costs = limit.swapped_time(limits(slow={"mbs_in_outofcore": 1.5}))
+        assert math.exp(costs.mean) == pytest.approx(1.5, rel=0.01)
 
 
 def test_a_file_is_refused_where_an_accelerator_swaps():

@@ -1,7 +1,7 @@
 """The five answers side by side, and together: a study of our own, run as a paper is."""
 
 from repro.experiments.design import Artefact, Experiment, Paper, by_name
-from repro.experiments.together.settings import DATASETS
+from repro.experiments.together.runs import ARTEFACTS, DATASETS
 
 _HERE = "repro.experiments.together"
 
@@ -15,17 +15,17 @@ PAPER = Paper(
         Experiment("limit", f"{_HERE}.measuring:limit", timed=("host_bytes", "peak_bytes")),
         Experiment(
             "foretell",
-            f"{_HERE}.foretelling:foretell",
+            f"{_HERE}.measuring:predict_limit",
             timed=("slowdown", "bound", "fits", "peak_bytes"),
         ),
-        Experiment("train", f"{_HERE}.learning:train", measures=False, trains=True),
-        Experiment("pace", f"{_HERE}.learning:pace", timed=("fits",)),
+        Experiment("train", f"{_HERE}.training:train", measures=False, trains=True),
+        Experiment("pace", f"{_HERE}.training:pace", timed=("fits",)),
     ),
     artefacts=by_name(
-        Artefact("limit", "Part 1", "Under one memory limit", f"{_HERE}.limit:UNDER_LIMIT"),
-        Artefact("advice", "Part 1", "What advise predicts of it", f"{_HERE}.advice:ADVICE"),
-        Artefact("accuracy", "Part 2", "Towards one accuracy", f"{_HERE}.accuracy:ACCURACY"),
-        Artefact("decision", "Part 3", "Which of the five, and when", f"{_HERE}.decision:DECISION"),
+        *(
+            Artefact(name, row["source"], row["title"], f"{_HERE}.{row['question']}")
+            for name, row in ARTEFACTS.items()
+        )
     ),
     datasets=DATASETS,
 )

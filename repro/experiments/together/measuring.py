@@ -1,6 +1,7 @@
 """What is measured under one memory limit: whether it fits, how fast it is, what it computes."""
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -9,10 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
-from repro.experiments.together.networks import Config, Problem, build_problem
+from repro.experiments.together.networks import (
+    Config,
+    Problem,
+    build_model,
+    build_problem,
+    recompute,
+)
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -106,11 +114,7 @@ def _release(device: str) -> None:
 
 
 def _within(
-    config: Config,
-    problem: Problem,
-    micro: int | None,
-    allowed: int,
-    device: str,
+    config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     way = make_way(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:
@@ -212,3 +216,47 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
         torch.cat([t.flatten().double() for t in tensors]) for tensors in (actual, expected)
     )
     return float((ours - theirs).norm() / theirs.norm())
+
+
+def predict_limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Predict every method at every multiple of what fits, under the limit that is measured by.
+
+    The network is recorded without content and a few undivided steps of what fits are timed;
+    nothing that is predicted is run.
+    """
+    fits = config["fits"]
+    simulated = not accelerator.is_accelerator(device)
+    with machine(config, device):
+        allowed = limit_bytes(config, device)
+        begun = time.perf_counter()
+        problem = build_problem(config, fits)
+        workload = Workload.of(
+            build_model(config, "cpu"),
+            example=(problem.inputs, problem.targets),
+            loss_fn=problem.loss,
+            blocks=recompute,
+        )
+        speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
+
+        def predicted(mode: str, batch: int) -> Any:
+            kind = device.partition(":")[0]
+            return predict(workload, mode, batch, allowed, speed, device=kind, simulated=simulated)
+
+        image_s = predicted(UNDIVIDED, fits).seconds / fits
+        cells = []
+        for mode in config["modes"]:
+            for multiple in config["multiples"]:
+                cost = predicted(mode, multiple * fits)
+                base_s = predicted(UNDIVIDED, multiple * fits).seconds
+                cell = {"mode": mode, "multiple": multiple, "fits": cost.fits, "slowdown": None}
+                if cost.fits:
+                    scale = base_s / cost.batch / image_s  # of an image, not of a mini-batch
+                    cell |= {
+                        "slowdown": cost.slowdown and scale * cost.slowdown,
+                        "bound": cost.bound and scale * cost.bound,
+                        "peak_bytes": cost.peak_bytes,
+                    }
+                cells.append(cell)
+        took = time.perf_counter() - begun
+    metrics = {"limit_bytes": allowed, "cells": cells}
+    return Outcome(metrics, {"advice": Timing((took,), 0)}, allowed)

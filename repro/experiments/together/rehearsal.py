@@ -11,10 +11,10 @@ from repro import models
 from repro.experiments.design import Run
 from repro.experiments.imagining import said
 from repro.experiments.rehearsing import Rehearsal
-from repro.experiments.together.learning import MOMENTUM, WEIGHT_DECAY
 from repro.experiments.together.methods import Way
 from repro.experiments.together.networks import build_model, build_problem
-from repro.experiments.together.settings import LIMIT, TRAIN
+from repro.experiments.together.runs import LIMIT, TRAIN
+from repro.experiments.together.training import MOMENTUM, WEIGHT_DECAY
 from repro.measure.fake_tensors import Work, first_steps, imagined
 from repro.training import plain_step
 

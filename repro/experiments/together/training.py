@@ -63,51 +63,42 @@ class Images:
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
         count, held = config["train_samples"], config["held_out"]
         some = data.train.evenly(count + held)
+        test = data.test.evenly(min(config["test_samples"], len(data.test)))
+        assert some.labels is not None and test.labels is not None
         # Sets on disk are ordered by class; the same are held out of every training.
         order = torch.randperm(count + held, generator=torch.Generator().manual_seed(0))
-        assert some.labels is not None
         images, labels = _three_channels(some.images)[order], some.labels[order]
-        test = data.test.evenly(min(config["test_samples"], len(data.test)))
-        assert test.labels is not None
         self.train = images[held:].to(device), labels[held:].to(device)
         self.held_out = images[:held].to(device), labels[:held].to(device)
         self.test = _three_channels(test.images).to(device), test.labels.to(device)
-        self.statistics = channel_statistics(self.train[0])
+        mean, std = channel_statistics(self.train[0])
+        self._statistics: dict[str, Any] = {"mean": mean, "std": std}
         self.side = int(self.train[0].shape[-1])
-        self._augment = {"padding": config["padding"], "flip": config["flip"]}
+        self._augment: dict[str, Any] = {"padding": config["padding"], "flip": config["flip"]}
 
     def loader(self, batch: int, seed: int) -> TensorLoader:
-        """Return the augmented training images."""
-        mean, std = self.statistics
-        return TensorLoader(*self.train, batch, seed=seed, mean=mean, std=std, **self._augment)
-
-    def share(self, share: Share) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the augmented mini-batches of a worker's share, in its order."""
+        """The augmented training images."""
         images, labels = self.train
-        chosen = share.indices.to(labels.device)
-        mean, std = self.statistics
-        yield from TensorLoader(
-            images[chosen],
-            labels[chosen],
-            share.batch_size,
-            seed=share.seed,
-            shuffle=False,
-            resolution=share.resolution,
-            mean=mean,
-            std=std,
-            **self._augment,
-        )
+        options = self._statistics | self._augment
+        return TensorLoader(images, labels, batch, seed=seed, **options)
+
+    def share(self, share: Share) -> TensorLoader:
+        """The augmented mini-batches of a worker's share, in its order."""
+        chosen = share.indices.to(self.train[1].device)
+        options = self._statistics | self._augment | {"resolution": share.resolution}
+        images, labels = (part[chosen] for part in self.train)
+        size, seed = share.batch_size, share.seed
+        return TensorLoader(images, labels, size, seed=seed, shuffle=False, **options)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the accuracy on held-out and on test images, in percent."""
-        mean, std = self.statistics
+        """The accuracy on held-out and on test images, in percent."""
         model.eval()
         accuracies = {}
         with torch.no_grad():
-            for name, (images, labels) in {"held_out": self.held_out, "test": self.test}.items():
-                batches = TensorLoader(images, labels, AT_ONCE, shuffle=False, mean=mean, std=std)
+            for name, split in {"held_out": self.held_out, "test": self.test}.items():
+                batches = TensorLoader(*split, AT_ONCE, shuffle=False, **self._statistics)
                 right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
-                accuracies[name] = 100 * right / len(labels)
+                accuracies[name] = 100 * right / len(split[1])
         model.train()
         return accuracies
 
@@ -122,6 +113,12 @@ class Work:
     Args:
         config: With ``memory``, ``devices`` and ``step_images``.
         side: Pixels of the images' own side.
+
+    Attributes:
+        updates: Of the model.
+        parallel: Time on a machine of several devices, in images of the own side.
+        by_side: Images and passes.
+        history: What was reached by the end of each epoch, by name.
     """
 
     def __init__(self, config: Config, side: int) -> None:
@@ -129,15 +126,11 @@ class Work:
         self.updates = 0
         self.parallel = 0.0
         self.by_side: dict[int, list[int]] = {}
+        names = ("held_out", "test", "updates", "work", "parallel", "batch")
+        self.history: dict[str, list[Any]] = {name: [] for name in names}
 
     def count(
-        self,
-        batch: int,
-        side: int,
-        micro: int | None,
-        *,
-        alone: bool = False,
-        updates: bool = True,
+        self, batch: int, side: int, micro: int | None, *, alone: bool = False, updates: bool = True
     ) -> None:
         """Count the passes of a mini-batch.
 
@@ -150,17 +143,23 @@ class Work:
         """
         done = self.by_side.setdefault(side, [0, 0])
         done[0] += batch
-        done[1] += 1 if micro is None else math.ceil(batch / micro)
+        done[1] += math.ceil(batch / (micro or batch))
         self.updates += updates
-        if alone:
-            return
-        share = math.ceil(batch / self._config["devices"])
-        passes = 1 if micro is None else math.ceil(share / micro)
-        self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
+        if not alone:
+            share = math.ceil(batch / self._config["devices"])
+            passes = math.ceil(share / (micro or share))
+            self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
 
     def cost_of(self, side: int) -> float:
-        """Return what an image costs, in images of the own side: by its pixels."""
+        """What an image costs, in images of the own side: by its pixels."""
         return (side / self._side) ** 2
+
+    def end_epoch(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
+        """Write down the epoch that has ended: accuracies, and all that was done until then."""
+        work = [[side, *done] for side, done in sorted(self.by_side.items())]
+        row = {"updates": self.updates, "work": work, "parallel": parallel, "batch": batch}
+        for name, value in (row | dict(accuracies)).items():
+            self.history[name].append(value)
 
 
 @dataclass(frozen=True)
@@ -174,40 +173,23 @@ class StreamedTime(TimeModel):
     micro: int = 1
 
     def pass_time(self, batch_size: int, samples: int) -> float:
-        """Return the seconds of a share, its last mini-batch as short as it is."""
+        """Seconds of a share, its last mini-batch as short as it is."""
         whole, rest = divmod(samples, batch_size)
         passes = whole * math.ceil(batch_size / self.micro) + math.ceil(rest / self.micro)
         return self.a * samples + self.b * passes
-
-
-class History:
-    """The rows of a training, one after each epoch."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        names = ("held_out", "test", "updates", "work", "parallel", "batch")
-        self.rows: dict[str, list[Any]] = {name: [] for name in names}
-
-    def add(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
-        """Add the epoch that has ended: accuracies, and all that was done until then."""
-        row = {
-            **accuracies,
-            "updates": self._work.updates,
-            "work": [[side, *done] for side, done in sorted(self._work.by_side.items())],
-            "parallel": parallel,
-            "batch": batch,
-        }
-        for name, values in self.rows.items():
-            values.append(row[name])
 
 
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Train by one strategy at one rate; a training that diverges ends there, which is a result."""
     assert data is not None
     images = Images(config, data, device)
+    work = Work(config, images.side)
     run = _dual if config["strategy"] in DUAL else _controlled
-    history, diverged = run(config, seed, images, data.num_classes, device)
-    return Outcome(history.rows | {"diverged": diverged})
+    try:
+        run(config, seed, images, work, data.num_classes, device)
+    except (DivergedError, NonFiniteError):
+        return Outcome(work.history | {"diverged": True})
+    return Outcome(work.history | {"diverged": False})
 
 
 def _model(config: Config, classes: int) -> nn.Module:
@@ -215,35 +197,38 @@ def _model(config: Config, classes: int) -> nn.Module:
     return models.build(options.pop("name"), num_classes=classes, **options)
 
 
-def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
-    """Return what computes a mini-batch's gradients and returns its loss, streamed or at once.
-
-    Where steps are captured, what is streamed is not: but a mini-batch of one micro-batch is.
-    """
-    low, last = low_precision(config), config.get("channels_last", False)
-    at_once = CapturedPasses(model, loss_fn, low, config.get("captured", False), last)
-    if config["strategy"] not in STREAMED:
-        return at_once
-    memory = config["memory"]
-    streamer = MicroBatchStreamer(model, loss_fn, memory, device=device, check="off", autocast=low)
-    layout = _layout(config)
-
-    def streamed(inputs: Tensor, targets: Tensor) -> Tensor | float:
-        if at_once.captured and len(inputs) <= memory:
-            return at_once(inputs, targets)
-        return streamer.backward(inputs.contiguous(memory_format=layout), targets).loss
-
-    return streamed
-
-
-def low_precision(config: Config) -> torch.dtype | None:
-    """Return the type of the forward pass under autocast, None for none."""
-    name = config.get("autocast")
-    return None if name is None else getattr(torch, name)
+def _placed(config: Config, classes: int, device: str) -> tuple[nn.Module, Callable[[float], Any]]:
+    """A model on a device, and a function that makes its optimizer for a rate."""
+    model = _model(config, classes).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
+    options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    if config.get("captured"):  # in one launch a step: many small ones cost more
+        options["fused"] = True
+    return model, lambda rate: torch.optim.SGD(model.parameters(), lr=rate, **options)
 
 
 def _layout(config: Config) -> torch.memory_format:
     return torch.channels_last if config.get("channels_last") else torch.contiguous_format
+
+
+def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
+    """A function that computes a mini-batch's gradients, streamed or at once, and returns its loss.
+
+    Where steps are captured, what is streamed is not: but a mini-batch of one micro-batch is.
+    """
+    low = getattr(torch, config["autocast"]) if config.get("autocast") else None
+    captured, last = config.get("captured", False), config.get("channels_last", False)
+    at_once = CapturedPasses(model, loss_fn, low, captured, last)
+    if config.get("strategy") not in STREAMED:
+        return at_once
+    memory = config["memory"]
+    streamer = MicroBatchStreamer(model, loss_fn, memory, device=device, check="off", autocast=low)
+
+    def streamed(inputs: Tensor, targets: Tensor) -> Tensor | float:
+        if at_once.captured and len(inputs) <= memory:
+            return at_once(inputs, targets)
+        return streamer.backward(inputs.contiguous(memory_format=_layout(config)), targets).loss
+
+    return streamed
 
 
 def _controller(
@@ -251,160 +236,126 @@ def _controller(
 ) -> BatchController:
     small, large, rate = config["small"], config["large"], config["rate"]
     decay: dict[str, Any] = {"decay": config["decay"], "decay_at": (config["decay_at"],)}
+
+    def measure() -> float:  # a single estimate, followed at once, as the records were made
+        for _ in range(NOISE_BATCHES):  # it has its price, and trains nothing
+            work.count(small, loader.resolution[0], None, updates=False)
+        return float(noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
+
     if config["strategy"] == "fixed":
         return FixedBatch(small, rate, **decay)
     if config["strategy"] == "linear":
         return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
     if config["strategy"] == "noise":
-
-        def measure() -> float:  # a single estimate, followed at once, as the records were made
-            for _ in range(NOISE_BATCHES):  # it has its price, and trains nothing
-                work.count(small, loader.resolution[0], None, updates=False)
-            return float(noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
-
         return NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
     return ThetaController(small, large, rate, **decay)
 
 
-def _optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """Return SGD, in one launch a step where steps are captured: many small ones cost more."""
-    fused = {"fused": True} if config.get("captured") else {}
-    options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY, **fused}
-    return torch.optim.SGD(model.parameters(), lr=rate, **options)
-
-
 def _controlled(
-    config: Config, seed: int, images: Images, classes: int, device: str
-) -> tuple[History, bool]:
+    config: Config, seed: int, images: Images, work: Work, classes: int, device: str
+) -> None:
     """Train in one process, by a controller that sets batch and rate for each epoch."""
     torch.manual_seed(seed)
-    model = _model(config, classes).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
+    model, make_optimizer = _placed(config, classes, device)
+    optimizer = make_optimizer(config["rate"])
     loader = images.loader(config["small"], seed)
-    optimizer = _optimizer(config, model, config["rate"])
-    work = Work(config, images.side)
-    history = History(work)
     controller = _controller(config, model, loader, work, seed)
     passes = passes_of(config, model, functional.cross_entropy, device)
     micro = config["memory"] if config["strategy"] in STREAMED else None
-    sides = [entry.resolution or images.side for entry in _schedule(config)]
-    cost = full_cost(model, loader, AT_ONCE)
-    try:
-        setting = controller.observe(cost, model.parameters())
-        for number, side in enumerate(sides):
-            loader.set_batch_size(setting.batch_size)
-            loader.set_resolution(side)
-            loader.set_epoch(number)
-            total, steps = torch.zeros((), device=device), len(loader)
-            for done, (inputs, targets) in enumerate(loader, 1):
-                set_lr(optimizer, setting.lr_at(done / steps))
-                optimizer.zero_grad(set_to_none=True)
-                total += passes(inputs, targets) * len(targets)
-                optimizer.step()
-                work.count(len(targets), side, micro)
-            batch = setting.batch_size
-            setting = controller.observe(float(total) / len(images.train[1]), model.parameters())
-            history.add(images.evaluate(model), work.parallel, batch)
-    except DivergedError:
-        return history, True
-    return history, False
+    setting = controller.observe(full_cost(model, loader, AT_ONCE), model.parameters())
+    for number, entry in enumerate(_schedule(config)):
+        side = entry.resolution or images.side
+        loader.set_batch_size(setting.batch_size)
+        loader.set_resolution(side)
+        loader.set_epoch(number)
+        total, steps = torch.zeros((), device=device), len(loader)
+        for done, (inputs, targets) in enumerate(loader, 1):
+            set_lr(optimizer, setting.lr_at(done / steps))
+            optimizer.zero_grad(set_to_none=True)
+            total += passes(inputs, targets) * len(targets)
+            optimizer.step()
+            work.count(len(targets), side, micro)
+        batch = setting.batch_size
+        setting = controller.observe(float(total) / len(images.train[1]), model.parameters())
+        work.end_epoch(images.evaluate(model), work.parallel, batch)
 
 
 def _schedule(config: Config) -> CyclicProgressiveSchedule:
-    """Return the epochs' rates and resolutions; None is the images' own side."""
-    cycled = config["strategy"] in CYCLED
-    sides = config["sides"] if cycled else [None]
-    early = config["decay_at"]
-    rates = config["rate"], config["rate"] * config["decay"]
-    return CyclicProgressiveSchedule(
-        [Stage(early, rates[0]), Stage(config["epochs"] - early, rates[1])],
-        [SubStage(side) for side in sides],
-    )
+    """The epochs' rates and resolutions; None is the images' own side."""
+    sides = config["sides"] if config["strategy"] in CYCLED else [None]
+    early, rate = config["decay_at"], config["rate"]
+    late = Stage(config["epochs"] - early, rate * config["decay"])
+    return CyclicProgressiveSchedule([Stage(early, rate), late], [SubStage(side) for side in sides])
 
 
-def _dual(
-    config: Config, seed: int, images: Images, classes: int, device: str
-) -> tuple[History, bool]:
+def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, device: str) -> None:
     """Train on a parameter server with workers of two batch sizes, on a virtual clock."""
-    streamed = config["strategy"] in STREAMED
-    large = config["large" if streamed else "memory"]
-    times = TimeModel(1.0, config["step_images"])
-    workers = config["devices"]
+    memory, workers = config["memory"], config["devices"]
+    micro = memory if config["strategy"] in STREAMED else None
+    large = config["large"] if micro else memory
+    schedule = _schedule(config)
     # An image of a large batch takes what it takes at the size that fits, streamed or not.
     plan = DualBatchPlan.solve(
-        times,
+        TimeModel(1.0, config["step_images"]),
         config["k"],
         workers // 2,
         workers - workers // 2,
-        config["memory"],
+        memory,
         config["train_samples"],
     )
-    plan = replace(plan, large_batch=large)
-    schedule = _schedule(config)
-    work = Work(config, images.side)
-    history = History(work)
-    micro = config["memory"] if streamed else None
 
     def counted(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in images.share(share):
             work.count(len(targets), share.resolution or images.side, micro, alone=True)
             yield inputs, targets
 
-    by_side = {
-        side: StreamedTime(
-            work.cost_of(side or images.side), config["step_images"], micro=micro or large
-        )
-        for side in {entry.resolution for entry in schedule}
-    }
+    def time_of(side: int | None) -> StreamedTime:
+        cost = work.cost_of(side or images.side)
+        return StreamedTime(cost, config["step_images"], micro=micro or large)
+
     evaluations: list[dict[str, float]] = []
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         evaluations.append(images.evaluate(model))
         return evaluations[-1]
 
-    def ended(epoch: Any) -> None:
-        history.add(evaluations[-1], epoch.virtual_time_s, large)
-
-    try:
-        train_dual_batch(
-            partial(_model, config, classes),
-            counted,
-            plan,
-            schedule,
-            seed=seed,
-            device=device,
-            channels_last=config.get("channels_last", False),
-            optimizer_state="restarted",  # as its records were computed
-            passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
-            time_models=by_side,
-            evaluate=evaluate,
-            on_epoch=ended,
-        )
-    except NonFiniteError:
-        return history, True
-    return history, False
+    train_dual_batch(
+        partial(_model, config, classes),
+        counted,
+        replace(plan, large_batch=large),
+        schedule,
+        seed=seed,
+        device=device,
+        channels_last=config.get("channels_last", False),
+        optimizer_state="restarted",  # as its records were computed
+        passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
+        time_models={side: time_of(side) for side in {entry.resolution for entry in schedule}},
+        evaluate=evaluate,
+        on_epoch=lambda epoch: work.end_epoch(evaluations[-1], epoch.virtual_time_s, large),
+    )
 
 
 def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time training steps by size and resolution, in turns, and fit what images and passes cost."""
+    sides, sizes = config["sides"], config["sizes"]
     with machine(config, device):
         steps = {
             f"{side}px, {batch}": _step(config, side, batch, device)
-            for side in config["sides"]
-            for batch in config["sizes"]
+            for side in sides
+            for batch in sizes
         }
         timings = time_interleaved(
             steps, warmup=config["warmup"], repeats=config["repeats"], device=device
         )
     fits = []
-    for side in config["sides"]:
-        medians = [timings[f"{side}px, {batch}"].median_s for batch in config["sizes"]]
-        image_s, pass_s = line(config["sizes"], medians)
+    for side in sides:
+        image_s, pass_s = line(sizes, [timings[f"{side}px, {size}"].median_s for size in sizes])
         fits.append({"side": side, "image_s": image_s, "pass_s": pass_s})
     return Outcome({"fits": fits}, timings)
 
 
 def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return seconds of an image and of a pass by least squares, neither below 0.
+    """Seconds of an image and of a pass by least squares, neither below 0.
 
     On small steps noise may outweigh what images cost.
     """
@@ -415,10 +366,9 @@ def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 def _step(config: Config, side: int, batch: int, device: str) -> Callable[[], None]:
     torch.manual_seed(0)
-    model = _model(config, 10).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
-    optimizer = _optimizer(config, model, 1e-3)
-    captured, last = config.get("captured", False), config.get("channels_last", False)
-    passes = CapturedPasses(model, functional.cross_entropy, low_precision(config), captured, last)
+    model, make_optimizer = _placed(config, 10, device)
+    optimizer = make_optimizer(1e-3)
+    passes = passes_of(config, model, functional.cross_entropy, device)
     inputs = torch.randn(batch, 3, side, side, device=device)
     targets = torch.randint(10, (batch,), device=device)
 

@@ -1,0 +1,168 @@
+"""The runs of the study under each profile; ``paper.toml`` has sizes, extents and labels.
+
+There is no paper: the questions are this package's own, between the five. What was predicted of
+them, before there were records, is in ``paper.toml``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from repro.experiments.design import Check, Chosen, Exhibit, Run, paper_toml
+from repro.experiments.query import Results
+from repro.experiments.view import caption
+
+_TOML = paper_toml("together")
+PROFILES, ARTEFACTS = _TOML["profiles"], _TOML["artefacts"]
+LABELS: Mapping[str, str] = _TOML["methods"]
+STRATEGIES: Mapping[str, str] = _TOML["strategies"]
+
+# ---- Part 1: under one memory limit
+
+LIMIT, FORETELL = "limit", "foretell"
+NETWORKS = RESNET, DENSENET, UNET, TRANSFORMER = ("ResNet-18", "DenseNet", "U-Net", "Transformer")
+BATCHNORM = (RESNET, DENSENET, UNET)  # the networks that look at more than one sample
+TUNED = ("tuned_mbs", "tuned_outofcore")
+
+
+def modes_of(profile: str, network: str) -> list[str]:
+    """The methods that train a network."""
+    if profile == "smoke" and network != RESNET:
+        return ["undivided", "outofcore" if network == UNET else "mbs"]
+    card = profile in ("gpu", "paper")
+    left_out = {"outofcore_file"} if card else set()  # only a CPU swaps to a file
+    if network not in BATCHNORM:
+        left_out.add("mbs_deferred")
+    if network == TRANSFORMER or (network != RESNET and not card):
+        left_out.update(TUNED)
+    return [mode for mode in LABELS if mode not in left_out]
+
+
+def under_limit(profile: str) -> list[Run]:
+    """A run for each network and method, of all sizes of mini-batch."""
+    sizes = PROFILES[profile]
+    runs = []
+    for network in NETWORKS:
+        for mode in modes_of(profile, network):
+            config = _network(profile, network) | {
+                "mode": mode,
+                "multiples": sizes.get("fewer", {}).get(mode, sizes["multiples"]),
+                "warmup": sizes["warmup"],  # beside the steps that are watched before
+                "repeats": sizes["repeats"],
+                **({"policy": sizes["policy"]} if mode in TUNED else {}),
+            }
+            runs.append(Run(LIMIT, config, seeds=(0,), label=f"{network}, {LABELS[mode]}"))
+    return runs
+
+
+def predictions(profile: str) -> list[Run]:
+    """A run for each network, which predicts of all its methods but tuned ones."""
+    runs = []
+    for network in NETWORKS:
+        config = _network(profile, network) | {
+            "modes": [mode for mode in modes_of(profile, network) if mode not in TUNED],
+            "multiples": PROFILES[profile]["multiples"],
+            "probe_s": PROFILES[profile]["probe_s"],
+        }
+        runs.append(Run(FORETELL, config, seeds=(0,), label=f"{network}, by advise"))
+    return runs
+
+
+def _network(profile: str, network: str) -> dict[str, Any]:
+    sizes = PROFILES[profile]
+    return {
+        "network": network,
+        **_TOML["models"][sizes["models"]][network],
+        "fits": sizes["fits"],
+        "threads": sizes.get("threads"),
+    }
+
+
+# ---- Part 2: towards one accuracy
+
+CIFAR = "CIFAR"
+DATASETS = {profile: {CIFAR: tuple(sizes["data"])} for profile, sizes in PROFILES.items()}
+TRAIN, PACE = "train", "pace"
+ALONE = ("linear", "theta", "noise", "dual", "hybrid")
+TOGETHER = ("theta_mbs", "dual_mbs", "cyclic_theta")
+_DIGITS = (1000, 400, 300)  # the set has no more
+
+
+def trainings(profile: str, chosen: Chosen) -> list[Run]:
+    """Every strategy at every rate, and a run that times a step."""
+    sizes = PROFILES[profile]
+    epochs, side = sizes["epochs"], sizes["sides"][-1]
+    compute = sizes.get("compute", {})
+    small, memory, large = sizes["batches"]
+    shared = {
+        "model": sizes["model"],
+        **_images(profile, chosen[CIFAR]),
+        "padding": side // 8,
+        "flip": chosen[CIFAR] != "digits",
+        "epochs": epochs,
+        "warmup": max(1, epochs // 6),
+        "decay_at": max(2, 4 * epochs // 5) if epochs > 4 else 2,
+        "small": small,
+        "memory": memory,
+        "large": large,
+        "sides": sizes["sides"],
+        **_TOML["training"],
+        **compute,
+    }
+    paced = {
+        "model": sizes["model"],
+        "sides": sizes["sides"],
+        "sizes": sizes["batches"],
+        "warmup": 1,
+        "repeats": sizes["repeats"],
+        "threads": sizes.get("threads"),
+        **compute,
+    }
+    return [
+        *(
+            Run(
+                TRAIN,
+                {"strategy": strategy, "rate": rate, **shared},
+                label=f"{label}, rate {rate:g}",
+            )
+            for strategy, label in STRATEGIES.items()
+            for rate in sizes["rates"]
+        ),
+        Run(PACE, paced, seeds=(0,), label="steps by size and resolution"),
+    ]
+
+
+def _images(profile: str, name: str) -> dict[str, Any]:
+    """Which images are loaded, and how many train, are held out and test."""
+    train, held_out, test = counts = PROFILES[profile]["images"]
+    side = PROFILES[profile]["sides"][-1]
+    dataset: dict[str, Any] = {"name": name}
+    if name == "cifar10":
+        dataset |= {"image_size": side} if side != 32 else {}
+        dataset |= {"per_class": (train + held_out) // 10} if train < 10_000 else {}
+    else:
+        dataset |= {} if profile == "smoke" else {"image_size": side}
+        train, held_out, test = map(min, counts, _DIGITS)
+    extent = {"train_samples": train, "held_out": held_out, "test_samples": test}
+    return {"dataset": dataset, **extent}
+
+
+# ---- What is shown
+
+
+def exhibit(
+    name: str,
+    facts: Callable[[Results], Iterable[str]],
+    checks: Iterable[Callable[[Results], tuple[bool, str]]] = (),
+    **parts: Any,
+) -> Exhibit:
+    """An artefact with the texts that ``paper.toml`` has of it.
+
+    Args:
+        name: Of the artefact.
+        facts: Yields what its caption says of the records.
+        checks: Functions; `paper.toml` has a text under the name of each.
+        parts: Runs, table, figure, claims; see `Exhibit`.
+    """
+    texts = ARTEFACTS[name]
+    said = tuple(Check(texts["checks"][test.__name__], test) for test in checks)
+    return Exhibit(caption=caption(texts["caption"], facts), checks=said, **parts)
