@@ -1,10 +1,10 @@
 """What an iteration's requests take of the memory where nothing limits it."""
 
 import pytest
-
 from repro.experiments.outofcore.physical import mapped, physical
 from repro.experiments.outofcore.settings import DENSENET, MIB
 from repro.experiments.outofcore.settings import physical as run_of
+
 from repro.outofcore.allocator import Event, replay
 from repro.outofcore.pooled import PooledChunkedAllocator
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from made import FAILED
+from repro.experiments.outofcore.settings import HALF_MEASURED
 from test_outofcore_settings import (
     PAPER,
     World,
@@ -20,7 +21,6 @@ from torch.optim.optimizer import (
 
 from repro.experiments.outofcore import building, settings
 from repro.experiments.outofcore.modelled import trace_at
-from repro.experiments.outofcore.settings import HALF_MEASURED
 from repro.outofcore import OutOfCore, record
 
 TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
