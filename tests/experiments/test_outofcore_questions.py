@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import made
 import pytest
-from made import FAILED, OUT_OF_MEMORY
+from made import FAILED, OUT_OF_MEMORY, Maker
 from made_outofcore import (
     DEEPLAB,
     DENSENET,
@@ -29,7 +31,7 @@ from made_outofcore import (
     timing,
 )
 
-from repro.experiments.design import claims_of
+from repro.experiments.design import Run, claims_of
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore import fragmentation, networks, points, runs
 from repro.experiments.outofcore.panels import styles
@@ -110,6 +112,16 @@ OPEN = {
 
 def word(claim: str, world: World) -> str:
     return judged(claim, world).word
+
+
+def on_device(world: World, device: dict[str, object]) -> Maker:
+    """Make the records of a world on another device."""
+
+    def make(run: Run, seed: int) -> Mapping[str, Any] | None:
+        values = world(run, seed)
+        return None if values is None else {**values, "device": device}
+
+    return make
 
 
 class TestClaims:
@@ -230,9 +242,7 @@ class TestClaims:
         monkeypatch.setitem(runs.PROFILES["quick"]["measured"], PIX2PIXHD, [4, 16, 32])
         monkeypatch.setitem(REACH["quick"], PIX2PIXHD, (4, 16, 32))
         relative = {("schedule_va",): 0.9, ("schedule_va", 32): 1.1}
-        found = results("figure4", World(relative=relative, noise=noise))
-        for record in found.records:
-            record.device["type"] = "cuda"
+        found = results("figure4", on_device(World(relative=relative, noise=noise), GPU))
         assert made.verdict("outofcore/figure4/gains_speed", found).word == expected
 
     def test_what_chunks_cost_in_core_does_not_count(self):
@@ -731,9 +741,8 @@ class TestPoints:
             here.slowdown(here.trained(SCHEDULE)[928])
 
     def test_chunks_need_cuda(self):
-        found = results("table1", World("paper"), "paper")
-        for record in found.records:
-            record.device["type"] = "xpu"
+        other = on_device(World("paper"), GPU | {"type": "xpu"})
+        found = results("table1", other, "paper")
         with pytest.raises(NotRun, match="needs CUDA"):
             points.with_allocators(found, [RESNET])
 
