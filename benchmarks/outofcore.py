@@ -393,19 +393,18 @@ BOUNDED = {"ResNet-50": 1440, "DenseNet": 1024, "Pix2PixHD": 24, "DeepLabv3+": 6
 
 def bounding() -> None:
     """Compare simulated times with what no schedule beats, at the rates of the paper's V100."""
-    from repro.experiments.outofcore.explorer import iteration
-    from repro.experiments.outofcore.settings import PAPER
+    from repro.experiments.outofcore.runs import RATE
+    from repro.experiments.outofcore.widget import iteration
 
-    rate = PAPER["bandwidth_bytes_per_s"]
     print("\nSimulated time over what no schedule beats (target: the faster at most 1.05)")
     for role, batch in BOUNDED.items():
         shown = iteration(role, batch)
         low, high = shown.limits
         for share in (0.02, 0.05, 0.1, 0.2, 0.35):
             budget = low + int(share * (high - low))
-            least = bound(shown.trace, budget, shown.times, rate)
-            plans = [make(shown.trace, budget, shown.times, rate) for make in _FAST]
-            window, packed = (p.simulate(shown.times, rate).time_s / least for p in plans)
+            least = bound(shown.trace, budget, shown.times, RATE)
+            plans = [make(shown.trace, budget, shown.times, RATE) for make in _FAST]
+            window, packed = (p.simulate(shown.times, RATE).time_s / least for p in plans)
             print(
                 f"{role} {batch}, {share:.0%} of the way: window {window:.3f}, packed "
                 f"{packed:.3f}, the faster {min(window, packed):.3f}; {least:.2f} s at least, "

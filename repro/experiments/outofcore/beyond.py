@@ -6,138 +6,246 @@ at our best, by packed plans with chunks of sizes that variables have.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Chosen, Exhibit, Run, check
+from repro.experiments.design import Exhibit, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, exactly, unsure
-from repro.experiments.outofcore.drawing import figure
+from repro.experiments.outofcore import runs
+from repro.experiments.outofcore.panels import (
+    Curve,
+    Dots,
+    Line,
+    Panel,
+    draw_dots,
+    draw_panel,
+    line_of,
+)
 from repro.experiments.outofcore.points import (
     NO_LINK,
-    batches,
-    end_is_open,
-    has_link,
-    in_core_batch,
-    larger,
-    largest_trained,
-    need_real_allocators,
-    on_cpu,
-    place,
-    point_at,
-    points,
-    ran,
-    reach_over,
-    slowdown,
-    speed,
+    PLACES,
+    Trained,
+    all_hold,
+    caption,
     throughput,
+    with_allocators,
 )
-from repro.experiments.outofcore.published import (
-    CLAIMS,
-    IN_CORE_BATCH,
-    LARGEST_BATCH,
-    LMS_BATCH,
-    TABLE,
-    faster,
-    published,
-)
-from repro.experiments.outofcore.settings import (
+from repro.experiments.outofcore.runs import (
     CHUNKS,
+    CLAIMS,
     FITTED,
     IN_CORE,
+    IN_CORE_BATCH,
     LABELS,
+    LARGEST_BATCH,
+    LMS_BATCH,
     MEASURED,
     MIB,
     MODES,
-    PACKED,
     PACKED_MODES,
     PEERS,
-    PLACES,
     RESNET,
     SCHEDULE,
     SIMULATED,
+    TABLE,
     TO_THE_LETTER,
-    facts,
-    packed,
-    resnet,
+    faster,
+    published,
 )
 from repro.experiments.query import Results
-from repro.experiments.view import caption
+from repro.experiments.view import panel
 from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Ways that are simulated.
 OF_THE_V100 = (IN_CORE, "lms", *TO_THE_LETTER, SCHEDULE, CHUNKS, *PACKED_MODES, "bound")
 FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
-
-
-def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return every way to train ResNet-50, by batch size; under smoke no packed plans.
-
-    Packed plans begin well beyond what fits in core: below, any schedule hides its copies.
-    """
-    beyond = () if profile == "smoke" else (b for b in TABLE["batches"] if b > 2 * IN_CORE_BATCH)
-    return resnet(profile) + [packed(batch) for batch in beyond]
+ROW = 0.1  # how far images/s may lie below the paper's
+# Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
+KEPT = {
+    "512 with chunks": (512, CHUNKS),
+    f"{LMS_BATCH} without": (LMS_BATCH, SCHEDULE),
+    f"{LARGEST_BATCH} with chunks": (LARGEST_BATCH, CHUNKS),
+}
+_PAPERS_ROWS = {
+    "lms_in_core": ("paper", "in core, P100 (Le et al.)"),
+    "lms": ("paper", "LMS, P100 (Le et al.)"),
+    **{mode: ("paper, V100", LABELS[mode]) for mode in MODES},
+}
+_TICKS = (0.5, 1, 2, 4, 8)  # batch size over the largest in core
+_TOP = 1.2  # images/s over the largest in core
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return images/s by batch size: the paper's, simulated, measured here."""
-    heads = [f"{batch} ({batch / IN_CORE_BATCH:.2g}×)" for batch in TABLE["batches"]]
+    """Images/s by batch size: the paper's, simulated, measured here."""
     rows = []
 
     def add(where: str, method: str, cells: Sequence[str]) -> None:
-        cells_by_head = dict(zip(heads, cells, strict=True))
-        rows.append({"where": where, "method": method, **cells_by_head})
+        heads = [f"{batch} ({batch / IN_CORE_BATCH:.2g}×)" for batch in TABLE["batches"]]
+        rows.append({"where": where, "method": method, **dict(zip(heads, cells, strict=True))})
 
-    for mode, where, method in (
-        ("lms_in_core", "paper", "in core, P100 (Le et al.)"),
-        ("lms", "paper", "LMS, P100 (Le et al.)"),
-        *((mode, "paper, V100", LABELS[mode]) for mode in MODES),
-    ):
+    for mode, (where, method) in _PAPERS_ROWS.items():
         rates = published(mode)
         add(where, method, [f"{rates[b]:g}" if b in rates else "x" for b in TABLE["batches"]])
     for where in PLACES:
-        label = place(results, where, RESNET)
-        if where == MEASURED and (name := ran(results, where, RESNET)) != RESNET:
-            label += f", {name}"
-        columns = _columns(batches(results, where, RESNET), in_core_batch(results, where, RESNET))
-        if where == MEASURED and batches(results, where, RESNET):
+        trained = Trained(results, where)
+        columns, label = _columns(trained), trained.place
+        if where == MEASURED and trained.batches:
+            label += f", {trained.ran}" * (trained.ran != RESNET)
             add(label, "batch size", ["" if b is None else f"N = {b}" for b in columns])
-        ways = OF_THE_V100 if where == SIMULATED else (*MODES, *TO_THE_LETTER, *PEERS)
-        for mode in ways:
-            by_batch = points(results, where, RESNET, mode)
-            if by_batch:
-                add(
-                    label,
-                    LABELS[mode],
-                    [DASH if batch is None else throughput(by_batch, batch) for batch in columns],
-                )
-            if mode == FITTED and by_batch:
-                chunks = _chunks(results)
-                add(label, "its chunks (MiB)", [chunks.get(b, DASH) for b in TABLE["batches"]])
+        for mode in OF_THE_V100 if where == SIMULATED else (*MODES, *TO_THE_LETTER, *PEERS):
+            found = trained.points(mode)
+            if found:
+                add(label, LABELS[mode], [throughput(found, batch) for batch in columns])
+            if found and mode == FITTED:
+                fits = trained.trained(mode)
+                sizes = {batch: point.row["chunk_bytes"] / MIB for batch, point in fits.items()}
+                cells = [f"{sizes[b]:.0f}" if b in sizes else DASH for b in TABLE["batches"]]
+                add(label, "its chunks (MiB)", cells)
     return rows
 
 
-def _chunks(results: Results) -> dict[int, str]:
-    """Return the sizes of the fitted chunks by batch size, in MiB."""
-    return {
-        record.config["batch"]: f"{record.metrics['rows'][FITTED]['chunk_bytes'] / MIB:.0f}"
-        for record in results.ok(PACKED, role=RESNET)
-        if FITTED in record.metrics["rows"]
-    }
+def _columns(trained: Trained) -> list[int | None]:
+    """Our batch size under each of the paper's: the same, or as large over the largest in core.
 
-
-def _columns(sizes: Sequence[int], base: int | None) -> list[int | None]:
-    """Return which of our batch sizes stands under each of the paper's: the same, or as large.
-
-    That is, as large over the largest in core, to 5 % or the next whole number.
+    That is to 5 % or the next whole number.
     """
     columns: list[int | None] = []
     for batch in TABLE["batches"]:
-        ours = batch if batch in sizes else None
-        if ours is None and base is not None:
-            wanted = base * batch / IN_CORE_BATCH
-            near = [size for size in sizes if abs(size - wanted) <= max(0.5, 0.05 * wanted)]
+        ours = batch if batch in trained.batches else None
+        if ours is None and trained.base is not None:
+            wanted = trained.base * batch / IN_CORE_BATCH
+            near = [b for b in trained.batches if abs(b - wanted) <= max(0.5, 0.05 * wanted)]
             ours = min(near, key=lambda size: abs(size - wanted), default=None)
         columns.append(ours)
     return columns
+
+
+def figure(results: Results) -> "Figure":
+    """Draw how far each way trains, and at which share of the speed in core."""
+    from repro.plots import legend_below, new_axes
+
+    figure, axes = new_axes(2, 3, 11.2, 6.8)
+    first, *others = axes.flat
+    v100, here = Trained(results, SIMULATED), Trained(results, MEASURED)
+    rows = []
+    if results.first("reach", role=RESNET):
+        for way in (IN_CORE, SCHEDULE, CHUNKS, "lms"):
+            size = v100.largest(way)
+            rows.append(Dots(LABELS[way], way, {f"{size:,}": (size, None)}, max(published(way))))
+    title = f"largest batch size\n{panel(RESNET, data='SIMULATED V100')}"
+    draw_dots(first, title, rows, "batch size", (128, 256, 512, 1024, 2048))
+    best = "our best, beside the paper's faster way"
+    measured = [_ours(here, way) for way in (*MODES, TO_THE_LETTER[0], *PEERS)]
+    panels = [
+        _simulated_panel(v100, "scheduling alone", (IN_CORE, SCHEDULE, "paper"), SCHEDULE),
+        _simulated_panel(v100, "with chunks", (CHUNKS,), CHUNKS),
+        # What no schedule beats on a V100 says nothing of the paper's LMS.
+        replace(_simulated_panel(v100, "LMS (paper: P100)", ("lms",), "lms"), ceiling=()),
+        _simulated_panel(v100, best, (FITTED,), FITTED),
+        Panel(here.title, measured),
+    ]
+    for axis, shown in zip(others, panels, strict=True):
+        draw_panel(axis, shown, _TOP, _TICKS)
+        axis.set(xlim=(0.3, 9), xlabel="batch size over the largest in core")
+        axis.set_ylabel("images/s over the\nlargest in core")
+    legend_below(figure, 4)
+    return figure
+
+
+def _ours(trained: Trained, way: str) -> Line:
+    """The share of the speed in core by how many times larger the batch is."""
+    return line_of(trained, way, trained.kept, trained.base) if trained.base else Line(way, ())
+
+
+def _simulated_panel(v100: Trained, what: str, ways: Sequence[str], compared: str) -> Panel:
+    """Ways on the V100, simulated, beside what the paper has of one of them."""
+    lines = [_ours(v100, way) for way in ways]
+    shown = (IN_CORE, compared) if IN_CORE in ways else (compared,)
+    lines += [Line(way, _published_shares(way), whose="paper") for way in shown]
+    return Panel(f"{what}\n{v100.title}", lines, ceiling=_ours(v100, "bound").curve)
+
+
+def _published_shares(way: str) -> Curve:
+    """The paper's; of our best, those of its faster way."""
+    rates = {b: faster(b) for b in published(CHUNKS)} if way == FITTED else published(way)
+    best = max(published("lms_in_core" if way == "lms" else IN_CORE).values())
+    return [(batch / IN_CORE_BATCH, rate / best) for batch, rate in rates.items()]
+
+
+def larger_than_core(results: Results) -> Cases:
+    """The largest batch sizes within the limit with chunks and in core, of real allocators."""
+    trained = with_allocators(results, [RESNET])[RESNET]
+    return {RESNET: trained.larger(CHUNKS, IN_CORE, LARGEST_BATCH / IN_CORE_BATCH)}
+
+
+def larger_than_alone(results: Results) -> Cases:
+    """The largest batch sizes with chunks and without."""
+    trained = with_allocators(results, [RESNET])[RESNET]
+    return {RESNET: trained.larger(CHUNKS, SCHEDULE, CLAIMS["over_schedule"])}
+
+
+def alone_ends(results: Results) -> Cases:
+    """The largest batch size without chunks over LMS's in the paper."""
+    trained = with_allocators(results, [RESNET])[RESNET]
+    alone = trained.largest(SCHEDULE)
+    if not alone:
+        raise NotRun("scheduling alone trains nothing")
+    open_ = alone <= LMS_BATCH and trained.end_is_open(SCHEDULE)
+    gap = (unsure if open_ else exactly)(alone / LMS_BATCH, log=True)
+    note = f"{alone} is the largest that was tried" if open_ else ""
+    return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
+
+
+def speed_kept(results: Results) -> Cases:
+    """The measured time of an image over its time in core."""
+    here = Trained(results, MEASURED)
+
+    def slower(name: str) -> Estimate | Exact:
+        batch, mode = KEPT[name]
+        own = results.select(MEASURED, role=RESNET, mode=mode)
+        if here.on_cpu and not (own and all("link_share" in record.config for record in own)):
+            raise NotRun(NO_LINK)
+        size, point = here.at(batch, mode)
+        if point is None:
+            return Exact(False, f"{size} images ran out of memory")
+        label = f"{here.ran}, {size} {name.partition(' ')[2]}: time of an image"
+        return replace(here.slowdown(point), label=label)
+
+    return cases(KEPT, slower)
+
+
+def faster_with_chunks(results: Results) -> Cases:
+    """The speeds with chunks and without, on a CPU each over the reference of the same round."""
+    here = Trained(results, MEASURED)
+    size, alone = here.at(LMS_BATCH, SCHEDULE)
+    _, chunks = here.at(LMS_BATCH, CHUNKS)
+    if chunks is None:
+        return {"images/s": Exact(False, f"{size} images ran out of memory with chunks")}
+    if alone is None:
+        raise NotRun(f"without chunks {size} images ran out of memory")
+    label = f"{here.ran}, images/s at {size}"
+    return {"images/s": replace(here.speed(chunks, alone), label=label)}
+
+
+def larger_than_peers(results: Results) -> Cases:
+    """The largest batch sizes over those of what people use today; the note has the speed."""
+    here = Trained(results, MEASURED)
+
+    def over(mode: str) -> Estimate | Exact:
+        # Any larger batch size will do: what was not tried of ours need not be.
+        found, size = here.larger(CHUNKS, mode, 1.01), here.largest(mode)
+        theirs, ours = here.points(mode).get(size), here.points(CHUNKS).get(size)
+        if isinstance(found, Exact) or theirs is None or ours is None:
+            return found
+        told = f"at {size} swapping is {here.speed(ours, theirs)} as fast"
+        return replace(found, note="; ".join([*filter(None, [found.note]), told]))
+
+    tried = [mode for mode in PEERS if here.points(mode)]
+    if not tried:
+        raise NotRun("no records")
+    return cases(tried, over)
 
 
 @check(
@@ -145,34 +253,32 @@ def _columns(sizes: Sequence[int], base: int | None) -> list[int | None]:
     "are fitted to them"
 )
 def fitted(results: Results) -> tuple[bool, str]:
-    """Ask whether the fitted line passes through the published throughputs."""
-    by_batch = points(results, SIMULATED, RESNET, IN_CORE)
-    rates = {
-        batch: (point.images_per_s, published(IN_CORE)[batch])
-        for batch, point in by_batch.items()
-        if point is not None and batch in published(IN_CORE)
-    }
-    if not rates:
-        raise NotRun("no records")
-    said = [f"{ours:.1f} for {theirs:g} at {batch}" for batch, (ours, theirs) in rates.items()]
-    return all(abs(ours / theirs - 1) <= FIT for ours, theirs in rates.values()), "; ".join(said)
+    """Whether the fitted line passes through the published throughputs."""
+    papers = published(IN_CORE)
+    return all_hold(
+        {
+            f"{point.images_per_s:.1f} for {papers[batch]:g} at {batch}": abs(
+                point.images_per_s / papers[batch] - 1
+            )
+            <= FIT
+            for batch, point in Trained(results, SIMULATED).trained(IN_CORE).items()
+            if batch in papers
+        }
+    )
 
 
 @check("No simulated schedule is faster than what the bound allows")
 def within_bound(results: Results) -> tuple[bool, str]:
-    """Ask how close each way comes to what no schedule beats."""
-    best = points(results, SIMULATED, RESNET, "bound")
-    base = in_core_batch(results, SIMULATED, RESNET) or 0
+    """How close each way comes to what no schedule beats."""
+    v100 = Trained(results, SIMULATED)
+    best = v100.trained("bound")
     shares = {
-        f"{LABELS[mode]} at {batch}": point.images_per_s / bounded.images_per_s
+        f"{LABELS[mode]} at {batch}": point.images_per_s / best[batch].images_per_s
         for mode in OF_THE_V100[1:-1]
-        for batch, point in points(results, SIMULATED, RESNET, mode).items()
-        if batch > base and point is not None and (bounded := best.get(batch)) is not None
+        for batch, point in v100.trained(mode, beyond=True).items()
+        if batch in best
     }
-    if not shares:
-        raise NotRun("no records")
-    said = "; ".join(f"{name} {share:.0%} of it" for name, share in shares.items())
-    return max(shares.values()) <= 1 + 1e-6, said
+    return all_hold({f"{name} {s:.0%} of it": s <= 1 + 1e-6 for name, s in shares.items()})
 
 
 @check(
@@ -180,17 +286,16 @@ def within_bound(results: Results) -> tuple[bool, str]:
     "those of scheduling alone"
 )
 def simulated_reach(results: Results) -> tuple[bool, str]:
-    """Ask it of the largest batch sizes; LMS's is of the pairs of distances that hold least."""
-    said, held = [], []
+    """The largest batch sizes; LMS's is of the pairs of distances that hold least."""
+    found = {}
     for way, paper in (
         (IN_CORE, LARGEST_BATCH / IN_CORE_BATCH),
         ("lms", CLAIMS["over_lms"]),
         (SCHEDULE, CLAIMS["over_schedule"]),
     ):
-        most, other, over = reach_over(results, SIMULATED, RESNET, (CHUNKS, way))
-        held.append(most > other)
-        said.append(f"{most} over {other} {LABELS[way]} {over}, paper ×{paper:.2f}")
-    return all(held), "; ".join(said)
+        most, other, over = Trained(results, SIMULATED).reach_over(CHUNKS, way)
+        found[f"{most} over {other} {LABELS[way]} {over}, paper ×{paper:.2f}"] = most > other
+    return all_hold(found)
 
 
 @check(
@@ -198,14 +303,19 @@ def simulated_reach(results: Results) -> tuple[bool, str]:
     "speed in core (to 5 points), and scheduling alone trains no more images (to 3 %)"
 )
 def simulated_rivals(results: Results) -> tuple[bool, str]:
-    """Ask how strong our LMS, and our schedule without chunks, are beside the paper's."""
-    _, point = point_at(results, SIMULATED, LMS_BATCH, "lms")
+    """How strong our LMS, and our schedule without chunks, are beside the paper's."""
+    v100 = Trained(results, SIMULATED)
+    _, point = v100.at(LMS_BATCH, "lms")
     if point is None or point.relative is None:
         return False, f"LMS trains no {LMS_BATCH} images"
-    lms, alone = (largest_trained(results, SIMULATED, RESNET, way) for way in ("lms", SCHEDULE))
-    near = abs(point.relative - CLAIMS["lms_speed_kept"]) <= 0.05
-    said = f"LMS up to {lms}, {point.relative:.1%} kept at {LMS_BATCH}; scheduling alone up to "
-    return near and alone <= 1.03 * LMS_BATCH, f"{said}{alone}"
+    kept, alone = point.relative, v100.largest(SCHEDULE)
+    near = abs(kept - CLAIMS["lms_speed_kept"]) <= 0.05
+    return all_hold(
+        {
+            f"LMS up to {v100.largest('lms')}, {kept:.1%} kept at {LMS_BATCH}": near,
+            f"scheduling alone up to {alone}": alone <= 1.03 * LMS_BATCH,
+        }
+    )
 
 
 @check(
@@ -213,114 +323,25 @@ def simulated_rivals(results: Results) -> tuple[bool, str]:
     "faster than the paper's to the letter wherever both train beyond the core"
 )
 def simulated_gains(results: Results) -> tuple[bool, str]:
-    """Ask it of images/s."""
-    _, alone = point_at(results, SIMULATED, LMS_BATCH, SCHEDULE)
-    _, chunks = point_at(results, SIMULATED, LMS_BATCH, CHUNKS)
+    """Images/s over images/s."""
+    v100 = Trained(results, SIMULATED)
+    alone, chunks = (v100.at(LMS_BATCH, mode)[1] for mode in (SCHEDULE, CHUNKS))
     if alone is None or chunks is None:
         return False, f"{LMS_BATCH} images ran out of memory"
-    gaps = {f"with chunks at {LMS_BATCH}": speed(results, SIMULATED, RESNET, chunks, alone)}
-    for name, gap in _simulated_over(results, SCHEDULE, "paper").items():
-        gaps[f"our changes {name}"] = gap
-    return all(gap.mean > 0 for gap in gaps.values()), "; ".join(
-        f"{n} {g}" for n, g in gaps.items()
-    )
+    over = v100.speed(chunks, alone)
+    ours = _simulated_over(v100, "paper", "our changes ")
+    return all_hold({f"with chunks at {LMS_BATCH} {over}": over.mean > 0, **ours})
 
 
-def _simulated_over(results: Results, way: str, other: str) -> dict[str, Estimate]:
-    """Return images/s of a simulated way over another's, wherever both train beyond the core.
-
-    Raises:
-        NotRun: Nothing fits in core.
-    """
-    ours, theirs = (points(results, SIMULATED, RESNET, mode) for mode in (way, other))
-    base = in_core_batch(results, SIMULATED, RESNET)
-    if base is None:
-        raise NotRun("nothing fits in core")
-    return {
-        f"at {batch}": speed(results, SIMULATED, RESNET, point, second)
-        for batch, second in theirs.items()
-        if batch > base and second is not None and (point := ours.get(batch)) is not None
+def _simulated_over(v100: Trained, other: str, what: str = "") -> dict[str, bool]:
+    """Whether scheduling alone is faster than another way, wherever both train beyond the core."""
+    ours = v100.trained(SCHEDULE)
+    gaps = {
+        batch: v100.speed(ours[batch], theirs)
+        for batch, theirs in v100.trained(other, beyond=True).items()
+        if batch in ours
     }
-
-
-ROW = 0.1  # how far images/s may lie below the paper's
-
-
-@check(
-    "Our best, packed plans with fitted chunks, simulates at no more than "
-    f"{100 * ROW:g} % below the paper's images/s, with chunks or without, wherever the bound allows"
-)
-def rows_reached(results: Results) -> tuple[bool, str]:
-    """Ask it of each batch size beside the paper's faster way; say what mapping comes to."""
-    by_batch, best = (points(results, SIMULATED, RESNET, mode) for mode in (FITTED, "bound"))
-    shares, said, beyond = [], [], []
-    for batch in published(CHUNKS):
-        bounded, rate = best.get(batch), faster(batch)
-        if batch not in by_batch or bounded is None:
-            continue
-        point = by_batch[batch]
-        if bounded.images_per_s < rate * (1 - ROW):
-            beyond.append(f"{batch} (at best {bounded.images_per_s:.0f} for {rate:g})")
-            continue
-        shares.append(point.images_per_s / rate if point else 0.0)
-        said.append(f"{100 * (shares[-1] - 1):+.1f} % at {batch}" if point else f"x at {batch}")
-    if not shares:
-        raise NotRun("no records")
-    if beyond:
-        said.append(f"no schedule reaches the paper's images/s at {', '.join(beyond)}")
-    by_bytes = [
-        f"{batch / record.metrics['rows'][FITTED]['time_by_bytes_s']:.0f} at {batch}"
-        for record in sorted(results.ok(PACKED, role=RESNET), key=lambda r: r.config["batch"])
-        if (batch := record.config["batch"]) > IN_CORE_BATCH and FITTED in record.metrics["rows"]
-    ]
-    said.append(
-        f"were mapping as slow by the byte as with the paper's chunks: {', '.join(by_bytes)}"
-    )
-    return min(shares) >= 1 - ROW, "; ".join(said)
-
-
-@check(
-    "On a CPU a batch as much larger than the largest in core as the paper's trains, to a "
-    "twentieth: the sizes tried end there, and the simulated allocators serve some budget"
-)
-def trains_on_a_cpu(results: Results) -> tuple[bool, str]:
-    """Ask it of what is measured with simulated allocators."""
-    if not on_cpu(results, RESNET):
-        raise NotRun("no records of a CPU")
-    most, fits, over = reach_over(results, MEASURED, RESNET, (CHUNKS, IN_CORE))
-    said = f"{ran(results, MEASURED, RESNET)}: {most} over {fits} {over}"
-    return most / fits >= 0.95 * LARGEST_BATCH / IN_CORE_BATCH, said
-
-
-def larger_than_core(results: Results) -> Cases:
-    """Compare the largest batch sizes within the limit, of real allocators."""
-    need_real_allocators(results, MEASURED, [RESNET])
-    paper = LARGEST_BATCH / IN_CORE_BATCH
-    return {RESNET: larger(results, RESNET, (CHUNKS, IN_CORE), paper)}
-
-
-# Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
-KEPT = {
-    "512 with chunks": (512, CHUNKS),
-    f"{LMS_BATCH} without": (LMS_BATCH, SCHEDULE),
-    f"{LARGEST_BATCH} with chunks": (LARGEST_BATCH, CHUNKS),
-}
-
-
-def speed_kept(results: Results) -> Cases:
-    """Return the measured time of an image over its time in core."""
-
-    def slower(name: str) -> Estimate | Exact:
-        batch, mode = KEPT[name]
-        if on_cpu(results, RESNET) and not has_link(results, RESNET, mode):
-            raise NotRun(NO_LINK)
-        size, point = point_at(results, MEASURED, batch, mode)
-        if point is None:
-            return Exact(False, f"{size} images ran out of memory")
-        label = f"{ran(results, MEASURED, RESNET)}, {size} {name.partition(' ')[2]}: "
-        return replace(slowdown(results, MEASURED, RESNET, point), label=f"{label}time of an image")
-
-    return cases(KEPT, slower)
+    return {f"{what}at {batch} {gap}": gap.mean > 0 for batch, gap in gaps.items()}
 
 
 @check(
@@ -329,21 +350,20 @@ def speed_kept(results: Results) -> Cases:
     "without"
 )
 def simulated_speed(results: Results) -> tuple[bool, str]:
-    """Ask it of the times in core, which are the paper's; say what no schedule beats."""
-    held, said = [], []
+    """Over the times in core, which are the paper's; beside them what no schedule beats."""
+    v100, found = Trained(results, SIMULATED), {}
     for batch, mode, share in (
         (LARGEST_BATCH, CHUNKS, CLAIMS["speed_kept"]),
         (LMS_BATCH, SCHEDULE, CLAIMS["speed_kept_928"]),
     ):
-        _, point = point_at(results, SIMULATED, batch, mode)
-        best = points(results, SIMULATED, RESNET, "bound").get(batch)
+        _, point = v100.at(batch, mode)
+        best = v100.points("bound").get(batch)
         kept = point.relative if point is not None else None
-        held.append(kept is not None and kept >= share)
         text = f"{batch} {LABELS[mode]}: " + ("out of memory" if kept is None else f"{kept:.0%}")
         if best is not None and best.relative is not None:
             text += f", no schedule more than {best.relative:.0%}"
-        said.append(text)
-    return all(held), "; ".join(said)
+        found[text] = kept is not None and kept >= share
+    return all_hold(found)
 
 
 @check(
@@ -351,81 +371,62 @@ def simulated_speed(results: Results) -> tuple[bool, str]:
     f"the core, and with chunks at {LARGEST_BATCH} images than LMS at {LMS_BATCH}"
 )
 def simulated_over_lms(results: Results) -> tuple[bool, str]:
-    """Ask it of images/s."""
-    gaps = _simulated_over(results, SCHEDULE, "lms")
-    _, ours = point_at(results, SIMULATED, LARGEST_BATCH, CHUNKS)
-    _, theirs = point_at(results, SIMULATED, LMS_BATCH, "lms")
+    """Images/s over images/s."""
+    v100 = Trained(results, SIMULATED)
+    if v100.base is None:
+        raise NotRun("nothing fits in core")
+    found = _simulated_over(v100, "lms")
+    ours, theirs = v100.at(LARGEST_BATCH, CHUNKS)[1], v100.at(LMS_BATCH, "lms")[1]
     if ours is not None and theirs is not None:
-        over = speed(results, SIMULATED, RESNET, ours, theirs)
-        gaps[f"at {LARGEST_BATCH} over LMS at {LMS_BATCH}"] = over
-    if not gaps:
-        raise NotRun("no records")
-    said = "; ".join(f"{name} {gap}" for name, gap in gaps.items())
-    return all(gap.mean > 0 for gap in gaps.values()), said
+        over = v100.speed(ours, theirs)
+        found[f"at {LARGEST_BATCH} over LMS at {LMS_BATCH} {over}"] = over.mean > 0
+    return all_hold(found)
 
 
-def larger_than_alone(results: Results) -> Cases:
-    """Compare the largest batch sizes with chunks and without."""
-    need_real_allocators(results, MEASURED, [RESNET])
-    return {RESNET: larger(results, RESNET, (CHUNKS, SCHEDULE), CLAIMS["over_schedule"])}
+@check(
+    "Our best, packed plans with fitted chunks, simulates at no more than "
+    f"{100 * ROW:g} % below the paper's images/s, with chunks or without, wherever the bound allows"
+)
+def rows_reached(results: Results) -> tuple[bool, str]:
+    """Each batch size beside the paper's faster way, and what mapping comes to."""
+    v100, found, beyond = Trained(results, SIMULATED), {}, []
+    best, points = v100.trained("bound"), v100.points(FITTED)
+    for batch in [b for b in points if b in best and b in published(CHUNKS)]:
+        rate, bounded, point = faster(batch), best[batch].images_per_s, points[batch]
+        if bounded < rate * (1 - ROW):
+            beyond.append(f"{batch} (at best {bounded:.0f} for {rate:g})")
+        elif point is None:
+            found[f"x at {batch}"] = False
+        else:
+            over = point.images_per_s / rate - 1
+            found[f"{100 * over:+.1f} % at {batch}"] = over >= -ROW
+    holds, said = all_hold(found)
+    if beyond:
+        said += f"; no schedule reaches the paper's images/s at {', '.join(beyond)}"
+    slow = [f"{b / p.row['time_by_bytes_s']:.0f} at {b}" for b, p in v100.trained(FITTED).items()]
+    told = f"were mapping as slow by the byte as with the paper's chunks: {', '.join(slow)}"
+    return holds, f"{said}; {told}"
 
 
-def alone_ends(results: Results) -> Cases:
-    """Compare the largest batch size without chunks with LMS's in the paper."""
-    need_real_allocators(results, MEASURED, [RESNET])
-    alone = largest_trained(results, MEASURED, RESNET, SCHEDULE)
-    if not alone:
-        raise NotRun("scheduling alone trains nothing")
-    open_ = alone <= LMS_BATCH and end_is_open(results, MEASURED, RESNET, SCHEDULE)
-    gap = (unsure if open_ else exactly)(alone / LMS_BATCH, log=True)
-    note = f"{alone} is the largest that was tried" if open_ else ""
-    return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
-
-
-def faster_with_chunks(results: Results) -> Cases:
-    """Compare the speeds, on a CPU each over that of the reference in the same round."""
-    size, alone = point_at(results, MEASURED, LMS_BATCH, SCHEDULE)
-    _, chunks = point_at(results, MEASURED, LMS_BATCH, CHUNKS)
-    if chunks is None:
-        return {"images/s": Exact(False, f"{size} images ran out of memory with chunks")}
-    if alone is None:
-        raise NotRun(f"without chunks {size} images ran out of memory")
-    gap = speed(results, MEASURED, RESNET, chunks, alone)
-    label = f"{ran(results, MEASURED, RESNET)}, images/s at {size}"
-    return {"images/s": replace(gap, label=label)}
-
-
-def larger_than_peers(results: Results) -> Cases:
-    """Compare the largest batch sizes with what people use today; the speed is told beside."""
-    ours = points(results, MEASURED, RESNET, CHUNKS)
-
-    def over(mode: str) -> Estimate | Exact:
-        # Any larger batch size will do: what was not tried of ours need not be.
-        found = larger(results, RESNET, (CHUNKS, mode), 1.01)
-        theirs = points(results, MEASURED, RESNET, mode)
-        size = largest_trained(results, MEASURED, RESNET, mode)
-        their_point, our_point = theirs.get(size), ours.get(size)
-        if isinstance(found, Exact) or their_point is None or our_point is None:
-            return found
-        gap = speed(results, MEASURED, RESNET, our_point, their_point)
-        told = f"at {size} swapping is {gap} as fast"
-        return replace(found, note="; ".join([*filter(None, [found.note]), told]))
-
-    tried = [mode for mode in PEERS if points(results, MEASURED, RESNET, mode)]
-    if not tried:
-        raise NotRun("no records")
-    return cases(tried, over)
+@check(
+    "On a CPU a batch as much larger than the largest in core as the paper's trains, to a "
+    "twentieth: the sizes tried end there, and the simulated allocators serve some budget"
+)
+def trains_on_a_cpu(results: Results) -> tuple[bool, str]:
+    """Of what is measured with simulated allocators."""
+    here = Trained(results, MEASURED)
+    if not here.on_cpu:
+        raise NotRun("no records of a CPU")
+    most, fits, over = here.reach_over(CHUNKS, IN_CORE)
+    holds = most / fits >= 0.95 * LARGEST_BATCH / IN_CORE_BATCH
+    return holds, f"{here.ran}: {most} over {fits} {over}"
 
 
 TABLE1 = Exhibit(
-    runs=runs,
+    runs=runs.table1,
     table=table,
     figure=figure,
-    caption=caption(
-        "ResNet-50: the largest batch sizes, and the share of the speed in core by batch size. "
-        "Bars: 95 % intervals.",
-        facts,
-    ),
+    caption=caption("table1"),
     claims={
         "larger_than_core": larger_than_core,
         "speed_kept_here": speed_kept,

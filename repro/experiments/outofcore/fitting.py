@@ -43,27 +43,36 @@ _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the fir
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What an iteration takes on a device.
+
+    Attributes:
+        times: (n,) seconds of each function.
+        rate: Bytes/s of the copies, each way.
+        map_s: Seconds that mapping or unmapping a chunk takes on the compute stream.
+    """
+
+    times: NDArray[np.float64]
+    rate: float
+    map_s: float = 0.0
+
+    def ascending(self, plans: Iterable[SwapPlan]) -> list[tuple[float, SwapPlan]]:
+        """Plans with the seconds that they take without mapping, the fastest first."""
+        timed = [(plan.simulate(self.times, self.rate).time_s, plan) for plan in plans]
+        return sorted(timed, key=lambda pair: pair[0])
+
+
 def best_fit(limit_bytes: int) -> BestFitAllocator:
-    """Return torch's allocator; its sizes in proportion where the limit is not the paper's."""
-
-    def scaled(nbytes: int) -> int:
-        return _multiple(nbytes * limit_bytes / _PAPER_LIMIT)
-
+    """Torch's allocator; its sizes in proportion where the limit is not the paper's."""
     if limit_bytes == _PAPER_LIMIT:
         return BestFitAllocator(limit_bytes)
-    return BestFitAllocator(
-        limit_bytes,
-        ALIGNMENT,
-        scaled(MIB),
-        scaled(2 * MIB),
-        scaled(10 * MIB),
-        scaled(2 * MIB),
-        scaled(20 * MIB),
-    )
+    sizes = (_multiple(mib * MIB * limit_bytes / _PAPER_LIMIT) for mib in (1, 2, 10, 2, 20))
+    return BestFitAllocator(limit_bytes, ALIGNMENT, *sizes)
 
 
 def chunked(limit_bytes: int, chunk: int | None = None) -> PooledChunkedAllocator:
-    """Return the chunked allocator; its chunks in proportion where the limit is not the paper's."""
+    """The chunked allocator; its chunks in proportion where the limit is not the paper's."""
     return PooledChunkedAllocator(chunk or chunk_bytes(limit_bytes), limit_bytes)
 
 
@@ -71,7 +80,7 @@ ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_v
 
 
 def chunk_bytes(limit_bytes: int) -> int:
-    """Return the paper's 40 MiB of 16 GiB in proportion."""
+    """The paper's 40 MiB of 16 GiB in proportion."""
     return _multiple(PAPER_CHUNK_BYTES * limit_bytes / _PAPER_LIMIT)
 
 
@@ -88,7 +97,7 @@ class Fitting:
 
 
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
-    """Return the plan of the largest budget whose requests `make`'s allocator serves.
+    """The plan of the largest budget whose requests `make`'s allocator serves.
 
     The search goes as one would try: from above over the ends and quarters of the way from the
     smallest feasible budget to the limit, then by bisection to 2 % of that way. Each budget leaves
@@ -119,63 +128,46 @@ def _budgets(trace: Trace, limit_bytes: int) -> list[int]:
 
 
 def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
-    """Return whether any of the budgets that `largest_budget` starts from is served."""
+    """Whether any of the budgets that `largest_budget` starts from is served."""
     return any(_try(trace, budget, make) for budget in _budgets(trace, limit_bytes))
 
 
 def tuned(
-    given: Fitting,
-    limit_bytes: int,
-    times: NDArray[np.float64],
-    rate: float,
-    make: Make,
-    map_s: float = 0.0,
-    windows: bool = True,
+    given: Fitting, limit_bytes: int, costs: Costs, make: Make, windows: bool = True
 ) -> Fitting:
-    """Return the fastest plan that is served, given one that is.
+    """The fastest plan that is served, given one that is.
 
     It tries that plan, packed plans of about its budget and, with `windows`, windows of several
     shares of the budget. Of the first few plans that the allocator serves it takes the fastest,
     mapping included.
-
-    Args:
-        given: A plan and what its allocator makes of it.
-        limit_bytes: No budget is above it.
-        times: (n,) seconds of each function.
-        rate: Bytes/s of the copies, each way.
-        make: The allocator.
-        map_s: Seconds that mapping or unmapping a chunk takes on the compute stream.
-        windows: Whether to try windows.
     """
     trace, budget = given.plan.trace, given.plan.budget_bytes
     low = trace.smallest_budget
     plans = [given.plan]
     for part in _PACKED_PARTS[windows] if budget < trace.peak_bytes else ():
         smaller = min(limit_bytes, low + int(part * (budget - low)))
-        plans += packed_plans(trace, smaller, times, rate, margins=(0.0,))
+        plans += packed_plans(trace, smaller, costs.times, costs.rate, margins=(0.0,))
     if windows and budget < trace.peak_bytes:
         plans += [plan_swaps(trace, budget, int(k * budget)) for k in _WINDOWS]
-    ordered = sorted((p.simulate(times, rate).time_s, k) for k, p in enumerate(plans))
     best, least, served = given, float("inf"), 0
-    for unmapped_s, k in ordered:
+    for unmapped_s, plan in costs.ascending(plans):
         if unmapped_s >= least or served == _SERVED:
             break
-        report = serve(plans[k], make)
+        report = serve(plan, make)
         if report is None:
             continue
         served += 1
         taken = unmapped_s
-        if map_s:
-            taken = plans[k].simulate(times + map_s * mapping(plans[k], make), rate).time_s
+        if costs.map_s:
+            slower = costs.times + costs.map_s * mapping(plan, make)
+            taken = plan.simulate(slower, costs.rate).time_s
         if taken < least:
-            best, least = Fitting(plans[k], report), taken
+            best, least = Fitting(plan, report), taken
     return best
 
 
-def literal(
-    trace: Trace, budget_bytes: int, times: NDArray[np.float64], rate: float, make: Make
-) -> Fitting | None:
-    """Return the paper's schedule to the letter, at the fastest of several windows.
+def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fitting | None:
+    """The paper's schedule to the letter, at the fastest of several windows.
 
     Where the allocator serves none within the budget, smaller budgets are tried.
     """
@@ -183,14 +175,14 @@ def literal(
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
         plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
-        fitting = _fastest_served(plans, times, rate, make)
+        fitting = _fastest_served(plans, costs, make)
         if fitting is not None:
             return fitting
     return None
 
 
 def mapping(plan: SwapPlan, make: Make) -> NDArray[np.int64]:
-    """Return the chunks that are mapped and unmapped before each function, once it repeats."""
+    """The chunks that are mapped and unmapped before each function, once it repeats."""
     allocator, n = make(), len(plan.trace.functions)
     counts = np.zeros(_ITERATIONS * n, dtype=np.int64)
     for number, (name, nbytes) in by_function(plan, _ITERATIONS):
@@ -203,15 +195,13 @@ def mapping(plan: SwapPlan, make: Make) -> NDArray[np.int64]:
     return counts[-n:]
 
 
-def lms(
-    trace: Trace, limit_bytes: int, times: NDArray[np.float64], rate: float, make: Make
-) -> Fitting | None:
-    """Return LMS's fastest plan that is served, of pairs of distances at several budgets."""
-    return _fastest_served(_lms_plans(trace, limit_bytes), times, rate, make)
+def lms(trace: Trace, limit_bytes: int, costs: Costs, make: Make) -> Fitting | None:
+    """LMS's fastest plan that is served, of pairs of distances at several budgets."""
+    return _fastest_served(_lms_plans(trace, limit_bytes), costs, make)
 
 
 def lms_can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
-    """Return whether LMS's plans are served, of the pairs that hold least."""
+    """Whether LMS's plans are served, of the pairs that hold least."""
     plans = _lms_plans(trace, limit_bytes, _LMS_THRESHOLDS[:2], _LMS_AHEADS[:1])
     return any(serve(plan, make) is not None for plan in plans)
 
@@ -229,16 +219,13 @@ def _lms_plans(
                     yield fixed_distance(trace, int(share * limit_bytes), threshold, ahead)
 
 
-def _fastest_served(
-    plans: Iterable[SwapPlan], times: NDArray[np.float64], rate: float, make: Make
-) -> Fitting | None:
-    timed = []
-    for number, plan in enumerate(plans):
-        timed.append((plan.simulate(times, rate).time_s, number, plan))
+def _fastest_served(plans: Iterable[SwapPlan], costs: Costs, make: Make) -> Fitting | None:
+    tried = []
+    for plan in plans:
+        tried.append(plan)
         if not plan.bytes_moved:
             break  # it cannot be beaten
-    timed.sort()
-    for _, _, plan in timed:
+    for _, plan in costs.ascending(tried):
         report = serve(plan, make)
         if report is not None:
             return Fitting(plan, report)
@@ -252,7 +239,7 @@ def _try(trace: Trace, budget_bytes: int, make: Make) -> Fitting | None:
 
 
 def serve(plan: SwapPlan, make: Make) -> FragmentationReport | None:
-    """Return what an allocator makes of a plan's requests, None where they do not fit."""
+    """What an allocator makes of a plan's requests, None where they do not fit."""
     try:
         return replay(make(), requests(plan, _ITERATIONS))
     except OutOfMemory:
@@ -260,5 +247,5 @@ def serve(plan: SwapPlan, make: Make) -> FragmentationReport | None:
 
 
 def in_core(trace: Trace, make: Make) -> FragmentationReport | None:
-    """Return what an allocator makes of training without swaps, None where it does not fit."""
+    """What an allocator makes of training without swaps, None where it does not fit."""
     return serve(plan_swaps(trace, trace.peak_bytes), make)

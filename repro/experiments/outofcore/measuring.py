@@ -1,6 +1,13 @@
-"""Iterations measured under a limit, in this process."""
+"""Iterations measured under a limit; of CUDA in a process of their own, as this module runs.
+
+Torch's CUDA allocator is chosen before CUDA is used.
+"""
 
 import gc
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
@@ -22,6 +30,7 @@ from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.experiments.saving import save_pinned
 from repro.measure import (
     MemoryBudget,
+    Timing,
     accelerator,
     is_out_of_memory,
     least_limit,
@@ -30,7 +39,7 @@ from repro.measure import (
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
 from repro.measure.precision import without_tf32
-from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, plan_swaps
+from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace
 from repro.outofcore.native import Installed, install
 from repro.outofcore.schedules import Name
 
@@ -43,15 +52,23 @@ _SWAPPED: dict[str, tuple[str, Name]] = {
     "paper": ("schedule", "paper"),
     "paper_va": ("schedule_va", "paper"),
 }
+_ANSWER = "outcome: "
+# Threads touch the memory before it is pinned: 4 GiB took 0.59 s instead of 1.48 by an H100.
+_PINNING = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8")
 
 
 def is_cuda(device: str) -> bool:
-    """Return whether a device has what is CUDA's alone: allocators to choose from."""
+    """Whether a device has what is CUDA's alone: allocators to choose from."""
     return torch.device(device).type == "cuda"
 
 
+def measured(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train a few iterations within a limit, in turns with the reference that fits in core."""
+    return (measure_in_child if is_cuda(device) else measure)(config, device)
+
+
 def measure(config: Config, device: str) -> Outcome:
-    """Do what `experiments.measured` says, in this process.
+    """Do the same in this process.
 
     Raises:
         ValueError: The mode is of CUDA's allocator, and the device another.
@@ -59,40 +76,28 @@ def measure(config: Config, device: str) -> Outcome:
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device), without_tf32():
-        if config["mode"] in _SWAPPED:
-            return _swapped(config, device)
-        if device == "cpu":
-            return _in_core(config)
-        limit = max(limit_bytes(config), least_limit(device))
-        with MemoryBudget(limit, device) as held:
-            step = _unswapped(config, device)
-            for _ in range(2):  # the optimizer has its state from the second on
-                step()
-            timings = _time(config, device, {"iteration": step})
-        metrics = {
-            "limit_bytes": limit,
-            "held_bytes": held.peak_bytes,
-            "reserved_bytes": held.peak_reserved_bytes,
-        }
-        return Outcome(metrics, timings, held.peak_reserved_bytes)  # what the limit is on
+        return (_swapped if config["mode"] in _SWAPPED else _unswapped)(config, device)
 
 
-def _in_core(config: Config) -> Outcome:
-    limit, step = limit_bytes(config), _unswapped(config, "cpu")
-    with MemoryBudget(limit) as held:
-        for _ in range(2):
-            step()
-    # Watching every storage costs time: the limit was held above.
-    steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
-    timings = _time(config, "cpu", steps)
-    metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
-    return Outcome(metrics, timings, held.peak_bytes)
-
-
-def _unswapped(config: Config, device: str) -> Step:
-    mode = config["mode"]
+def _unswapped(config: Config, device: str) -> Outcome:
+    """Train in core, with checkpointing or with what autograd saves held elsewhere."""
+    mode, limit = config["mode"], limit_bytes(config)
     step = training_step(config, device, mode == "checkpointing", mode == "offload")
-    return _saving(step, device) if config["mode"] == "save_on_cpu" else step
+    if mode == "save_on_cpu":
+        step = _saving(step, device)
+    limit = limit if device == "cpu" else max(limit, least_limit(device))
+    with MemoryBudget(limit, device) as held:
+        for _ in range(2):  # the optimizer has its state from the second on
+            step()
+        if device != "cpu":
+            timings = _time(config, device, {"iteration": step})
+    metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
+    if device == "cpu":
+        # Watching every storage costs time: the limit was held above.
+        steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
+        return Outcome(metrics, _time(config, "cpu", steps), held.peak_bytes)
+    metrics["reserved_bytes"] = held.peak_reserved_bytes  # what the limit is on
+    return Outcome(metrics, timings, held.peak_reserved_bytes)
 
 
 def _saving(step: Step, device: str) -> Step:
@@ -104,7 +109,7 @@ def _saving(step: Step, device: str) -> Step:
 
 
 def _reference(config: Config) -> Config:
-    """Return the iteration that a CPU's are timed in turns with: the largest that fits in core."""
+    """The iteration that a CPU's are timed in turns with: the largest that fits in core."""
     return dict(config) | {"batch": config["base_batch"]}
 
 
@@ -122,25 +127,24 @@ def _swapped(config: Config, device: str) -> Outcome:
     until they serve what runs; the paper's authors lowered theirs by hand.
     """
     name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
+    trace = trace_at(config, config["batch"])
     make: Make = partial(ALLOCATORS[name], limit)
-    fitting = largest_budget(trace_at(config, config["batch"]), limit, make)
+    fitting = largest_budget(trace, limit, make)
     if fitting is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    if device == "cpu":
-        return _shrinking(config, device, fitting.plan, limit, make)
+    budget = fitting.plan.budget_bytes
+    if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
+        return _shrinking(config, device, trace, budget, limit, make)
+    real = max(limit, least_limit(device))
     if name == "schedule":
-        limit = max(limit, least_limit(device))
-        with accelerator.limited(device, limit):
-            return _shrinking(config, device, fitting.plan, limit)
-    if is_cuda(device):
-        chunk, limit = chunk_bytes(limit), max(limit, least_limit(device))
-        installed = install(chunk, limit)
-        return _shrinking(config, device, fitting.plan, limit, installed=installed)
-    return _shrinking(config, device, fitting.plan, limit, make)
+        with accelerator.limited(device, real):
+            return _shrinking(config, device, trace, budget, real)
+    installed = install(chunk_bytes(limit), real)
+    return _shrinking(config, device, trace, budget, real, installed=installed)
 
 
 def link_rate(config: Config, device: str) -> float | None:
-    """Return bytes/s, as stated or in proportion to what the largest in core holds and takes here.
+    """Bytes/s, as stated or in proportion to what the largest in core holds and takes here.
 
     None where copies are as fast as they are: an accelerator has a link.
     """
@@ -156,18 +160,20 @@ def link_rate(config: Config, device: str) -> float | None:
 def _shrinking(
     config: Config,
     device: str,
-    plan: SwapPlan,
+    trace: Trace,
+    budget: int,
     limit: int,
     make: Make | None = None,
     installed: Installed | None = None,
 ) -> Outcome:
-    budget, smallest = plan.budget_bytes, plan.trace.smallest_budget
+    """Train within a budget, or within smaller ones until one is served."""
+    smallest = trace.smallest_budget
     refused = ""  # not the error, which holds what did not fit
     for _ in range(_TRIES):
         if installed is None:
             accelerator.reset_peak_memory(device)
         try:
-            return _within(config, device, plan_swaps(plan.trace, budget), limit, make, installed)
+            return _within(config, device, trace, budget, limit, make, installed)
         except BudgetTooSmall as error:  # what the device runs needs more than the trace said
             refused = str(error)
         except (RuntimeError, MemoryError) as error:
@@ -183,7 +189,7 @@ def _shrinking(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the device ran out of memory, not the host.
+    """Whether the device ran out of memory, not the host.
 
     The chunked allocator's error is a plain RuntimeError.
     """
@@ -195,38 +201,35 @@ def is_refusal(error: BaseException) -> bool:
 def _within(
     config: Config,
     device: str,
-    plan: SwapPlan,
+    trace: Trace,
+    budget: int,
     limit: int,
     make: Make | None,
-    installed: Installed | None = None,
+    installed: Installed | None,
 ) -> Outcome:
-    """Train within a plan's budget; `make` simulates the allocator where it is not a real one."""
-    link = link_rate(config, device)
+    """Train within a budget; `make` simulates the allocator where it is not a real one."""
     schedule = _SWAPPED[config["mode"]][1]
-    block = OutOfCore(
-        plan.budget_bytes,
-        schedule=schedule,
-        window_bytes="auto" if make is None and schedule == "window" else None,
-        device=device,
-        host_bytes=plan.trace.host_bytes(plan.budget_bytes) if device != "cpu" else None,
-        link_bytes_per_s=link,
-    )
+    auto = "auto" if make is None and schedule == "window" else None
+    block = _block(config, device, trace, budget, schedule, auto)
 
-    def serves() -> None:
-        # The trace of what runs may differ from the one that was fitted, in copies of views.
-        if make is not None and block.plan is not None and serve(block.plan, make) is None:
-            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
+    def served() -> int:
+        """What the simulated allocator takes for the plan that runs.
 
-    timings, metrics = train_within(config, device, block, plan.trace, serves)
-    metrics["limit_bytes"] = limit
-    held: int = metrics["held_bytes"]
-    if make is not None:
-        assert block.plan is not None
+        Its trace may differ from the one that was fitted, in copies of views.
+        """
+        assert make is not None and block.plan is not None
         report = serve(block.plan, make)
         if report is None:
-            raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
-        metrics["reserved_bytes"] = report.peak_reserved_bytes
-        return Outcome(metrics, timings, held)
+            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
+        return report.peak_reserved_bytes
+
+    timings, metrics = train_within(
+        config, device, block, trace, lambda: served() if make and block.plan else None
+    )
+    metrics["limit_bytes"] = limit
+    if make is not None:
+        metrics["reserved_bytes"] = served()
+        return Outcome(metrics, timings, metrics["held_bytes"])
     if installed is not None:  # it gives nothing back while it trains: the most of this try
         metrics["reserved_bytes"] = installed.counters().reserved_bytes
     else:
@@ -234,12 +237,44 @@ def _within(
     return Outcome(metrics, timings, metrics["reserved_bytes"])
 
 
+def _block(
+    config: Config, device: str, trace: Trace, budget: int, schedule: Name, window: Any = None
+) -> OutOfCore:
+    return OutOfCore(
+        budget,
+        schedule=schedule,
+        window_bytes=window,
+        device=device,
+        host_bytes=trace.host_bytes(budget) if device != "cpu" else None,
+        link_bytes_per_s=link_rate(config, device),
+    )
+
+
+def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train within as many bytes of tensors as the limit has; no allocator is looked at.
+
+    All schedules get the same budget and, where they have one, the same window.
+
+    Raises:
+        torch.OutOfMemoryError: The schedule does not know the budget, and holds more.
+    """
+    limit, trace = limit_bytes(config), trace_at(config, config["batch"])
+    with machine(config, device), without_tf32():
+        block = _block(config, device, trace, limit, config["schedule"])
+        try:
+            timings, metrics = train_within(config, device, block, trace)
+        except DoesNotFit as error:
+            raise torch.OutOfMemoryError(f"out of memory: {error}") from None
+    metrics["limit_bytes"] = limit
+    return Outcome(metrics, timings, metrics["held_bytes"])
+
+
 def train_within(
     config: Config,
     device: str,
     block: OutOfCore,
-    foretold: Trace,
-    settled: Callable[[], None] = lambda: None,
+    predicted: Trace,
+    settled: Callable[[], object] = lambda: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Time iterations within a block, on a CPU in turns with the reference outside of it.
 
@@ -247,7 +282,7 @@ def train_within(
         config: Of the run.
         device: Where it runs.
         block: Not entered.
-        foretold: The trace by which the host's memory is foretold.
+        predicted: The trace by which the host's memory is predicted.
         settled: Called once the block's plans are made.
 
     Returns:
@@ -275,10 +310,13 @@ def train_within(
         timings = _time(config, device, steps)
         done, followed = block.statistics, block.plan
     assert followed is not None
-    metrics = _described(followed) | {
+    metrics: dict[str, Any] = {
+        "budget_bytes": followed.budget_bytes,
+        "window_bytes": followed.window_bytes,
+        "bytes_moved": followed.bytes_moved,
         "held_bytes": done.peak_bytes,
         "host_bytes": done.host_bytes,
-        "host_foretold_bytes": foretold.host_bytes(block.budget_bytes),
+        "host_foretold_bytes": predicted.host_bytes(block.budget_bytes),
         "iterations": done.iterations,
         "replayed": done.replayed,
         "on_demand": done.on_demand,
@@ -288,9 +326,56 @@ def train_within(
     return timings, metrics
 
 
-def _described(plan: SwapPlan) -> dict[str, Any]:
-    return {
-        "budget_bytes": plan.budget_bytes,
-        "window_bytes": plan.window_bytes,
-        "bytes_moved": plan.bytes_moved,
+def measure_in_child(config: Config, device: str) -> Outcome:
+    """Run `measure` in a new process, and return what it returns.
+
+    Raises:
+        HostMemoryError: The host had not the memory that the child wanted to pin.
+        torch.OutOfMemoryError: The child ran out of the device's memory.
+        RuntimeError: It failed otherwise; the text ends as its error output does.
+    """
+    options = list(_PINNING)
+    if config["mode"] == "expandable_segments":
+        options.append("expandable_segments:True")
+    done = subprocess.run(
+        [sys.executable, "-m", "repro.experiments.outofcore.measuring", device],
+        input=json.dumps(dict(config)),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=dict(os.environ) | {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)},
+        check=False,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if done.returncode or not answers:
+        raise RuntimeError(f"the measuring process failed: {done.stderr[-2000:]}")
+    answer = json.loads(answers[-1].removeprefix(_ANSWER))
+    if "host_memory" in answer:
+        raise HostMemoryError(answer["host_memory"])
+    if "out_of_memory" in answer:
+        raise torch.OutOfMemoryError(answer["out_of_memory"])
+    timings = {
+        name: Timing(tuple(samples), config["warmup"])
+        for name, samples in answer["timings"].items()
     }
+    return Outcome(answer["metrics"], timings, answer["peak_bytes"])
+
+
+def main() -> None:
+    """Measure the configuration on standard input, and print the outcome."""
+    answer: dict[str, Any]
+    try:
+        outcome = measure(json.load(sys.stdin), sys.argv[1])
+        timings = {name: timing.samples_s for name, timing in outcome.timings.items()}
+        answer = {"metrics": outcome.metrics, "timings": timings, "peak_bytes": outcome.peak_bytes}
+    except HostMemoryError as error:
+        answer = {"host_memory": str(error)}
+    except (RuntimeError, MemoryError) as error:
+        if not is_refusal(error):
+            raise
+        answer = {"out_of_memory": str(error)[:2000]}
+    print(_ANSWER + json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

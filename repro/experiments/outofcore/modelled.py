@@ -23,7 +23,7 @@ _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
 
 
 def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
-    """Return the trace of an iteration at a batch size, without computing any.
+    """The trace of an iteration at a batch size, without computing any.
 
     Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
     """
@@ -38,7 +38,7 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
 
 
 def limit_bytes(config: Config) -> int:
-    """Return the memory limit: as given, or half way between what two batch sizes need."""
+    """The memory limit: as given, or half way between what two batch sizes need."""
     if "limit_gib" in config:
         return int(config["limit_gib"] * GIB)
     return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
@@ -95,7 +95,7 @@ class Rates:
         return cls(float(fixed), float(1 / slope), most)
 
     def times(self, trace: Trace) -> NDArray[np.float64]:
-        """Return the seconds of each function of a trace, (n,)."""
+        """The seconds of each function of a trace, (n,)."""
         touched = np.array(trace.needs_bytes, dtype=np.float64)
         times = touched / self.bytes_per_s + self.fixed_s / len(touched)
         return times * max(1.0, touched.sum() / self.most_bytes_per_s / times.sum())

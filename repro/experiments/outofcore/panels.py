@@ -1,36 +1,24 @@
-"""Lines over batch sizes, and the panels that show them beside the paper's."""
+"""Curves over batch sizes and rows of dots, ours solid and the paper's hollow."""
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repro.experiments.judge import Estimate, NotRun, mean_of
-from repro.experiments.outofcore.points import Point, place, points, slowdown
-from repro.experiments.outofcore.settings import (
-    IN_CORE,
-    LABELS,
-    MODES,
-    ROLES,
-    SIMULATED,
-    WAYS,
-    departures,
-    network_name,
-)
-from repro.experiments.query import Results
-from repro.experiments.view import panel
+from repro.experiments.outofcore.points import Interval, Point, Trained
+from repro.experiments.outofcore.runs import IN_CORE, LABELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 CEILING, LIMIT, OF_THE_PAPER = "no schedule beats", "memory limit", "paper"
-BEYOND, _ASIDE = "#e9e2d6", 1.03
+BEYOND = "#e9e2d6"
+_ASIDE = 1.03  # by which factor intervals at one batch size are apart
+_HOLLOW: dict[str, Any] = {"mfc": "none", "mec": "#5f6b7a", "ms": 7}
 Curve = Sequence[tuple[float, float]]  # batch size, height
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -38,7 +26,7 @@ class Line:
     """A curve over batch sizes.
 
     Attributes:
-        way: Whose colour and mark it has, a key of `styles`.
+        way: Whose colour and mark it has.
         curve: Batch sizes and heights.
         label: Names it in the legend; empty for the way's own name.
         whose: ``ours`` is solid, ``paper`` hollow, ``budget`` dotted.
@@ -59,85 +47,62 @@ class Panel:
     Attributes:
         title: Says whose numbers they are.
         lines: The curves; none says "not run".
+        ylabel: Of the vertical axis.
         limit: A height to mark as the memory limit.
         ceiling: Heights above which no schedule can be; the area above is shaded.
     """
 
     title: str
     lines: list[Line] = field(default_factory=list)
+    ylabel: str = ""
     limit: float | None = None
-    ceiling: Curve = field(default_factory=list)
+    ceiling: Curve = ()
+
+
+class Dots(NamedTuple):
+    """A row of dots: its label, whose mark, our values by text with intervals, the paper's."""
+
+    label: str
+    way: str
+    ours: Mapping[str, tuple[float, Interval | None]]
+    paper: float | None = None
 
 
 @cache
 def styles() -> dict[str, dict[str, Any]]:
-    """Return the colour and the mark of each way to train, the same in all figures."""
+    """Colour and mark of each way to train that is drawn, the same in all figures."""
     from repro import plots
 
-    return {**plots.styles(LABELS[way] for way in WAYS)}
+    return {**plots.styles(list(LABELS)[:10])}
 
 
-def whose(results: Results, where: str, role: str) -> str:
-    """Return whose numbers a panel shows: the network that ran, and what was simulated."""
-    configs = [record.config for record in results.select(where, role=role)]
-    ran = network_name(configs[0]) if configs else ""
-    if where == SIMULATED:
-        return panel(role, ran, "SIMULATED V100")
-    parts = departures(configs).split(", ") if configs else []
-    simulated = [words for words in parts if words.startswith("SIMULATED")]
-    measured = place(results, where, role).removesuffix(" here")
-    return panel(role, ran, ", ".join([measured, *simulated]))
-
-
-def kept(
-    results: Results, where: str, role: str, point: Point
-) -> tuple[float, Interval | None] | None:
-    """Return the share of the speed in core that is kept, with its interval; None where unknown."""
-    try:
-        gap = slowdown(results, where, role, point)
-    except NotRun:
-        return None
-    return _inverse(gap)
-
-
-def rate(point: Point) -> tuple[float, Interval | None]:
-    """Return images/s, measured ones as the geometric mean of the rounds with its interval."""
-    if not point.image_s:
-        return point.images_per_s, None
-    return _inverse(mean_of(point.image_s, log=True, trials="rounds"))
-
-
-def _inverse(gap: Estimate) -> tuple[float, Interval | None]:
-    low, high = gap.interval()
-    known = gap.error > 0  # not NaN, nor 0 for what is simulated
-    return math.exp(-gap.mean), (math.exp(-high), math.exp(-low)) if known else None
+def _look(way: str) -> dict[str, Any]:
+    return styles().get(way, {"color": "#6b7486", "marker": "p"})
 
 
 def line_of(
-    way: str, heights: Iterable[tuple[float, tuple[float, Interval | None] | None]]
+    trained: Trained,
+    way: str,
+    height: Callable[[Point], tuple[float, Interval | None] | None],
+    unit: float = 1,
 ) -> Line:
-    """Return ours of a way by batch size: heights with intervals, None for what is not drawn."""
-    drawn = [(size, height) for size, height in heights if height is not None]
-    curve = [(size, value) for size, (value, _) in drawn]
-    return Line(LABELS[way], curve, intervals=[interval for _, (_, interval) in drawn])
+    """Our curve of a way to train: heights with their intervals by batch size over `unit`."""
+    heights = [(batch / unit, height(point)) for batch, point in trained.trained(way).items()]
+    drawn = [(size, *found) for size, found in heights if found is not None]
+    return Line(way, [(s, v) for s, v, _ in drawn], intervals=[given for *_, given in drawn])
 
 
-def draw(rows: Sequence[Sequence[Panel]], ylabels: Sequence[str]) -> "Figure":
-    """Draw rows of panels of curves over batch sizes, logarithmic in these.
-
-    Args:
-        rows: Of panels.
-        ylabels: One for each row.
-    """
+def draw(rows: Sequence[Sequence[Panel]], xlabel: str = "batch size") -> "Figure":
+    """Draw rows of panels of curves over batch sizes, logarithmic in these."""
     from repro.plots import legend_below, new_axes
 
     columns = max(len(row) for row in rows)
     figure, axes = new_axes(len(rows), columns, 3.6 * columns + 0.4, 2.9 * len(rows) + 0.6)
-    for line, row, ylabel in zip(axes, rows, ylabels, strict=True):
-        for axis, shown in zip(line, row, strict=False):
+    for line, row in zip(axes, rows, strict=True):
+        for axis, shown, left in zip(line, row, ["", *(p.ylabel for p in row)], strict=False):
             draw_panel(axis, shown)
-            axis.set_xlabel("batch size" if axis.get_xticks().size else "")
-        line[0].set_ylabel(ylabel)
+            axis.set_xlabel(xlabel if axis.get_xticks().size else "")
+            axis.set_ylabel("" if shown.ylabel == left else shown.ylabel)
         for axis in line[len(row) :]:
             axis.set_visible(False)
     legend_below(figure, 4)
@@ -145,9 +110,9 @@ def draw(rows: Sequence[Sequence[Panel]], ylabels: Sequence[str]) -> "Figure":
 
 
 def draw_panel(
-    axis: "Axes", shown: Panel, height: float | None = None, ticks: Sequence[float] | None = None
+    axis: "Axes", shown: Panel, height: float | None = None, ticks: Sequence[float] = ()
 ) -> None:
-    """Draw curves over batch sizes, logarithmic in these.
+    """Draw one panel.
 
     Args:
         axis: Where.
@@ -164,7 +129,6 @@ def draw_panel(
     top = height or 1.15 * max([*values, shown.limit or 0.0])
     measured = any(any(line.intervals) for line in lines)
     for number, line in enumerate(lines):
-        # Intervals at the same batch size stand beside each other.
         _draw_line(axis, line, _ASIDE ** (number - (len(lines) - 1) / 2) if measured else 1.0)
     if shown.ceiling:
         sizes, most = zip(*shown.ceiling, strict=True)
@@ -178,34 +142,66 @@ def draw_panel(
 def _draw_line(axis: "Axes", line: Line, aside: float) -> None:
     from repro.plots import PAPER as GREY
 
-    look = styles()[line.way]
+    look = _look(line.way)
     sizes, heights = zip(*((aside * size, value) for size, value in line.curve), strict=True)
-    label = line.label or line.way
+    label = line.label or LABELS[line.way]
     if line.whose == "paper":
-        hollow = {"marker": look["marker"], "mfc": "none", "mec": "#5f6b7a", "ms": 7}
-        axis.plot(sizes, heights, color=GREY, ls="--", lw=1.2, label=OF_THE_PAPER, **hollow)
+        drawn = {"color": GREY, "ls": "--", "marker": look["marker"], **_HOLLOW}
+        axis.plot(sizes, heights, lw=1.2, label=line.label or OF_THE_PAPER, **drawn)
     elif line.whose == "budget":
         axis.plot(sizes, heights, ls=":", lw=1.4, ms=3.5, label=label, **look)
     else:
         # What trains in core lies where a schedule that need not swap does: it shows around that.
-        large = line.way == LABELS[IN_CORE]
-        axis.plot(
-            sizes,
-            heights,
-            ls="-",
-            lw=3.2 if large else 1.5,
-            ms=9 if large else 4.5,
-            zorder=1.8 if large else 2.2,
-            label=label,
-            **look,
-        )
+        wide: dict[str, Any] = {"lw": 1.5, "ms": 4.5, "zorder": 2.2}
+        if line.way == IN_CORE:
+            wide = {"lw": 3.2, "ms": 9, "zorder": 1.8}
+        axis.plot(sizes, heights, ls="-", label=label, **wide, **look)
     for size, interval in zip(sizes, line.intervals, strict=False):
         if interval is not None:
             axis.vlines(size, *interval, color=look["color"], lw=1.4)
 
 
+def draw_dots(
+    axis: "Axes", title: str, rows: Sequence[Dots], xlabel: str, ticks: Sequence[float] = ()
+) -> None:
+    """Draw rows of dots, ours solid with text and interval, the paper's hollow above.
+
+    Args:
+        axis: Where.
+        title: Says whose numbers they are.
+        rows: From above; none says "not run".
+        xlabel: Of the horizontal axis, which begins at 0.
+        ticks: Of a horizontal axis that is logarithmic instead.
+    """
+    axis.set_title(titled(title), fontsize=9)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel(xlabel)
+    if not rows:
+        no_records(axis)
+        axis.plot([], [], "k.", label="no records")
+        return
+    for row, (label, way, ours, paper) in enumerate(rows):
+        look = _look(way)
+        if paper is not None:
+            axis.plot([paper], [row - 0.28], look["marker"], label=OF_THE_PAPER, **_HOLLOW)
+        for number, (text, (value, interval)) in enumerate(ours.items()):
+            at = row + 0.24 * number
+            axis.plot([value], [at], ls="", ms=8, label=LABELS.get(way, label), **look)
+            axis.text(value, at, f"   {text}", va="center", fontsize=8)
+            if interval is not None:
+                axis.plot(interval, [at] * 2, lw=2, color=look["color"])
+    axis.set_yticks(range(len(rows)), [row.label for row in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    if ticks:
+        set_sizes(axis, ticks)
+        axis.set_xlim(ticks[0], 1.5 * ticks[-1])
+    else:
+        axis.margins(x=0.12)
+        axis.set_xlim(left=0)
+
+
 def titled(text: str) -> str:
-    """Return a panel's title in lines that fit it."""
+    """A panel's title in lines that fit it."""
     return "\n".join(textwrap.fill(part, 48) for part in text.split("\n"))
 
 
@@ -229,26 +225,3 @@ def set_sizes(axis: "Axes", sizes: Iterable[float]) -> None:
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.tick_params(axis="x", labelsize=8)
     axis.minorticks_off()
-
-
-def panels_of_others(
-    results: Results,
-    where: str,
-    height: Callable[[Point], tuple[float, Interval | None] | None],
-) -> list[Panel]:
-    """Return a panel for each other network at a place, a curve for each way to train."""
-    panels = []
-    for role in ROLES[1:]:
-        lines = [
-            line_of(
-                mode,
-                (
-                    (batch, height(point))
-                    for batch, point in points(results, where, role, mode).items()
-                    if point is not None
-                ),
-            )
-            for mode in MODES
-        ]
-        panels.append(Panel(whose(results, where, role), lines))
-    return panels

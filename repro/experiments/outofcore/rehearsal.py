@@ -6,7 +6,7 @@ from typing import Any
 
 from repro.experiments.design import Run
 from repro.experiments.outofcore.building import training_step
-from repro.experiments.outofcore.settings import (
+from repro.experiments.outofcore.runs import (
     BY_SCHEDULE,
     GIB,
     HALF_MEASURED,

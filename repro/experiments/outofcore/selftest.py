@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.experiments.design import LONG
-from repro.experiments.outofcore import settings
+from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.building import training_step
 from repro.experiments.selftests import NotHere, SelfTest, relative_difference
 from repro.outofcore import OutOfCore
@@ -79,9 +79,9 @@ def measured_step(
     candidates = [
         record
         for record in records
-        if record.experiment == settings.MEASURED
+        if record.experiment == runs.MEASURED
         and record.config["mode"] == "in_core"
-        and record.config["role"] == settings.RESNET
+        and record.config["role"] == runs.RESNET
         and "iteration" in record.timings
     ]
     record = min(candidates, key=lambda record: record.config["batch"], default=None)
@@ -107,9 +107,9 @@ def needs(profile: str) -> tuple[int | None, int | None]:
                 network = json.dumps([record.config["model"], record.config["image"]])
                 peaks[network][record.config["batch"]] = record.metrics["peak_bytes"]
     limits, swapped = [], []
-    for run in (*settings.resnet(profile), *settings.others(profile)):
+    for run in (*runs.resnet(profile), *runs.others(profile)):
         config = run.config
-        if run.experiment != settings.MEASURED or "limit_gib" not in config:
+        if run.experiment != runs.MEASURED or "limit_gib" not in config:
             continue
         limits.append(int(config["limit_gib"] * GIB))
         known = peaks[json.dumps([config["model"], config["image"]])]

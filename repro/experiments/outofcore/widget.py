@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.experiments.outofcore.panels import BEYOND, CEILING
-from repro.experiments.outofcore.settings import (
-    DEEPLAB,
-    DENSENET,
-    GIB,
-    PAPER,
-    PIX2PIXHD,
-    RESNET,
-    network_name,
-    simulated,
-)
+from repro.experiments.outofcore.runs import GIB, RATE, network_name, simulated
 from repro.experiments.view import panel
 from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
 
@@ -31,10 +22,10 @@ _INK, _COMPUTE, _STALL, _COPY = "#1c2230", "#0173b2", "#ece133", "#6b7486"
 BUDGETS = (0, 25, 50, 75, 100)  # percent of the way, at which the curves are drawn
 
 BATCHES = {
-    RESNET: (190, 256, 512, 928, 1440),
-    DENSENET: (128, 256, 512, 1024),
-    PIX2PIXHD: (4, 8, 16, 24),
-    DEEPLAB: (8, 16, 32, 64),
+    "ResNet-50": (190, 256, 512, 928, 1440),
+    "DenseNet": (128, 256, 512, 1024),
+    "Pix2PixHD": (4, 8, 16, 24),
+    "DeepLabv3+": (8, 16, 32, 64),
 }
 
 
@@ -70,7 +61,7 @@ def iteration(role: str, batch: int) -> Iteration:
 
 
 def budget_bytes(shown: Iteration, percent: float) -> int:
-    """Return the budget at so many percent of the way from the smallest feasible to in core."""
+    """The budget at so many percent of the way from the smallest feasible to in core."""
     low, high = shown.limits
     return low + int((high - low) * percent / 100)
 
@@ -79,22 +70,22 @@ def budget_bytes(shown: Iteration, percent: float) -> int:
 def simulate(shown: Iteration, budget: int, window_percent: float) -> Simulation:
     """Schedule within a budget by a window of so many percent of it, and simulate that."""
     plan = plan_swaps(shown.trace, budget, int(budget * window_percent / 100))
-    return plan.simulate(shown.times, PAPER["bandwidth_bytes_per_s"])
+    return plan.simulate(shown.times, RATE)
 
 
 @lru_cache(maxsize=64)
 def least_s(shown: Iteration, budget: int) -> float:
-    """Return the seconds that no schedule beats within a budget."""
-    return bound(shown.trace, budget, shown.times, PAPER["bandwidth_bytes_per_s"])
+    """The seconds that no schedule beats within a budget."""
+    return bound(shown.trace, budget, shown.times, RATE)
 
 
 def slowest_s(shown: Iteration) -> float:
-    """Return the seconds at the smallest budget without a window; all axes of time end there."""
+    """The seconds at the smallest budget without a window; all axes of time end there."""
     return simulate(shown, budget_bytes(shown, 0), 0).time_s
 
 
 def describe(shown: Iteration, budget: int, window_percent: float) -> str:
-    """Return in two lines what a budget and a window do."""
+    """In two lines what a budget and a window do."""
     result = simulate(shown, budget, window_percent)
     _, needed = shown.limits
     least = least_s(shown, budget)

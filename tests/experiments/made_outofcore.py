@@ -1,35 +1,30 @@
-"""What is run, how records are read and described; and made-up records for the questions' tests."""
+"""Records of out-of-core training made up for tests: as the paper has it, but for rules."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import made
-import pytest
-from made import FAILED, OUT_OF_MEMORY, Maker
+from made import OUT_OF_MEMORY, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Run, claims_of
+from repro.experiments.design import Run
 from repro.experiments.judge import Verdict
-from repro.experiments.outofcore import rates, settings
-from repro.experiments.outofcore.settings import (
-    DEEPLAB,
-    DENSENET,
+from repro.experiments.outofcore import runs
+from repro.experiments.outofcore.runs import (
     GIB,
     MEASURED,
     MIB,
     MODES,
     PIX2PIXHD,
-    PLACES,
     RESNET,
     ROLES,
     SIMULATED,
 )
 from repro.experiments.query import Results
-from repro.experiments.story import promises
 
+DENSENET, _, DEEPLAB = ROLES[1:]
 PAPER = load_paper("outofcore")
 GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
 LARGEST = "the largest"  # in a key of `World`: the largest batch size that the way trains
@@ -126,7 +121,7 @@ class World:
         sizes = REACH[SIMULATED if where == SIMULATED else self.profile][role]
         usual = dict(zip(MODES, sizes, strict=True))
         usual |= {"lms": sizes[1], "paper": sizes[1], "expandable_segments": sizes[0]}
-        usual |= dict.fromkeys([*settings.PACKED_MODES, "paper_va"], sizes[2])
+        usual |= dict.fromkeys([*runs.PACKED_MODES, "paper_va"], sizes[2])
         usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
         usual["save_on_cpu"] = usual["offload"] = 256
         if half:  # whatever it is, twice as large fits
@@ -168,10 +163,10 @@ class World:
         if run.experiment in ("link", "chunk_sizes"):
             return self.analysed(run) if SIMULATED in self.places else None
         role, batch = config["role"], config.get("batch", "looked for")
-        if run.experiment == settings.PHYSICAL:
+        if run.experiment == runs.PHYSICAL:
             return self.physical(role, batch) if SIMULATED in self.places else None
-        half = config["precision"] != settings.FLOAT32
-        measuring = (MEASURED, settings.HALF_MEASURED, settings.BY_SCHEDULE)
+        half = config["precision"] != runs.FLOAT32
+        measuring = (MEASURED, runs.HALF_MEASURED, runs.BY_SCHEDULE)
         where = MEASURED if run.experiment in measuring else SIMULATED
         if where not in self.places:
             return None
@@ -180,16 +175,16 @@ class World:
         unusual = _of(self.status, "as usual", where, role, batch, way, run.experiment)
         if unusual != "as usual":
             return unusual and unusual | of_gpu
-        modes = (*MODES, *["lms", *settings.TO_THE_LETTER] * config.get("lms", False))
-        if run.experiment in ("reach", settings.HALF_REACH):
-            found = [mode for mode in modes if mode not in settings.TO_THE_LETTER]
+        modes = (*MODES, *["lms", *runs.TO_THE_LETTER] * config.get("lms", False))
+        if run.experiment in ("reach", runs.HALF_REACH):
+            found = [mode for mode in modes if mode not in runs.TO_THE_LETTER]
             sizes = {mode: self.reached(where, role, mode, half) for mode in found}
             return {"metrics": {"limit_bytes": self.limit(where), **sizes}}
-        if run.experiment in (SIMULATED, settings.HALF):
+        if run.experiment in (SIMULATED, runs.HALF):
             return self.simulated(role, batch, modes, half)
-        if run.experiment == settings.PACKED:
+        if run.experiment == runs.PACKED:
             return self.packed(role, batch)
-        if run.experiment == settings.BY_SCHEDULE:
+        if run.experiment == runs.BY_SCHEDULE:
             return {**self.scheduled(config), **of_gpu}
         return {**self.measured(config, half), **of_gpu}
 
@@ -197,7 +192,7 @@ class World:
         """Return a training by a schedule; the paper's is 1.3 times as fast as LMS."""
         name, batch = config["schedule"], config["batch"]
         usual = {"window": 0.8, "paper": 0.7, "lms": 0.54, "vdnn": 0.5, "on_demand": 0.4}[name]
-        seconds = batch / (RATE * _of(self.relative, usual, settings.BY_SCHEDULE, name))
+        seconds = batch / (RATE * _of(self.relative, usual, runs.BY_SCHEDULE, name))
         scatter = [seconds * math.exp(sign * self.noise) for sign in (1, -1, 1, -1)]
         timings = {"iteration": timing(*scatter)}
         if not self.on_gpu:
@@ -213,11 +208,11 @@ class World:
         config = run.config
         if run.experiment == "link":
             batch = config["batch"]
-            least = rates.published(batch)
+            least = runs.faster(batch)
             rows = []
             for share in config["shares"]:
                 for rate in config["rates"]:
-                    speed = min(1.2, 0.8 * rate / settings.LINK_RATES[1] / share) * least
+                    speed = min(1.2, 0.8 * rate / runs.RATE / share) * least
                     speed *= _of(self.relative, 1.0, "link", batch, share)
                     row = {"share": share, "rate": rate, "bytes_moved": int(rate)}
                     row |= {"time_s": batch / speed, "bound_s": batch / speed / 1.02}
@@ -249,7 +244,7 @@ class World:
         return {"metrics": metrics}
 
     def packed(self, role: str, batch: int) -> dict[str, Any]:
-        rows = {mode: self.row(SIMULATED, role, mode, batch) for mode in settings.PACKED_MODES}
+        rows = {mode: self.row(SIMULATED, role, mode, batch) for mode in runs.PACKED_MODES}
         fitted = {mode: row for mode, row in rows.items() if row is not None}
         for row in fitted.values():
             row |= {"chunk_bytes": 80 * MIB, "time_by_bytes_s": 2 * row["time_s"]}
@@ -258,14 +253,14 @@ class World:
 
     def physical(self, role: str, batch: int) -> Mapping[str, Any] | None:
         """Return twice what is in use for torch's allocator, and 1.1 times for chunks."""
-        unusual = _of(self.status, "as usual", SIMULATED, role, batch, settings.PHYSICAL)
+        unusual = _of(self.status, "as usual", SIMULATED, role, batch, runs.PHYSICAL)
         if unusual != "as usual":
             return unusual
         rows = {
             mode: {
                 "used_bytes": used,
-                "torch_bytes": int(used * _of(self.taken, 2.0, mode, settings.PHYSICAL, "torch")),
-                "chunks_bytes": int(used * _of(self.taken, 1.1, mode, settings.PHYSICAL, "chunks")),
+                "torch_bytes": int(used * _of(self.taken, 2.0, mode, runs.PHYSICAL, "torch")),
+                "chunks_bytes": int(used * _of(self.taken, 1.1, mode, runs.PHYSICAL, "chunks")),
             }
             for mode, used in (("in_core", batch * 80 * MIB), ("schedule", 16 * GIB))
         }
@@ -350,191 +345,3 @@ def limit_of(axis: Any) -> float | None:
 
 def nothing(run: Run, seed: int) -> None:
     return None
-
-
-class TestRuns:
-    def test_the_papers_batch_sizes_and_proportions(self):
-        paper, quick = settings.BATCHES["paper"], settings.BATCHES["quick"]
-        assert len(paper) == 9
-        for ours, theirs in zip(quick, (190, 512, 928, 1440), strict=True):
-            assert theirs in paper and ours == pytest.approx(12 * theirs / 190, abs=0.51)
-
-    def test_gpu_runs_have_the_papers_limit_and_every_peer(self):
-        runs = [run.config for run in settings.resnet("gpu") if run.experiment == MEASURED]
-        assert {config["limit_gib"] for config in runs} == {16}
-        assert {config["precision"] for config in runs} == {"float32"}
-        modes = {config["mode"] for config in runs}
-        assert modes == {*MODES, *settings.TO_THE_LETTER, *settings.PEERS}
-        assert modes | {"lms", "bound", *settings.PACKED_MODES} == set(settings.LABELS)
-        assert all("limit_between" not in config for config in runs)
-
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
-    def test_every_artefact_has_runs_with_labels_of_their_own(self, profile):
-        for artefact in PAPER.artefacts.values():
-            found = artefact.runs(profile, {})
-            assert len(set(found)) == len(set(map(str, found))) == len(found) > 0
-            assert all(run.seeds == (0,) for run in found)
-
-    def test_the_published_networks(self):
-        for role, config in settings.PUBLISHED.items():
-            assert settings.MODELS["gpu"][role] == settings.MODELS["paper"][role] == config
-        assert settings.PUBLISHED[PIX2PIXHD]["image"] == [512, 1024]
-        assert settings.PUBLISHED[DEEPLAB]["image"] == [513, 513]
-
-
-class TestBytes:
-    @pytest.mark.parametrize(
-        ("count", "text"),
-        [
-            (None, "–"),
-            (16 * GIB, "16.00 GiB"),
-            (GIB // 4, "0.25 GiB"),
-            (GIB // 4 - MIB, "255.0 MiB"),
-        ],
-    )
-    def test_bytes(self, count, text):
-        assert settings.gib(count) == text
-
-
-def caption(artefact: str, make: Maker, profile: str = "quick") -> str:
-    return PAPER.artefacts[artefact].caption(results(artefact, make, profile))
-
-
-class TestEveryArtefact:
-    WORLDS = (
-        {},
-        {"places": (SIMULATED,)},
-        {"places": (MEASURED,)},
-        {"places": ()},
-        {"status": {(): FAILED}},
-        {"status": {(): OUT_OF_MEMORY}},
-        {"reach": {("in_core",): 0}},
-        {"reach": {("schedule",): 0, ("schedule_va",): 0, ("lms",): 0}},
-    )
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "rules",
-        [*WORLDS[:2], *(pytest.param(r, marks=pytest.mark.thorough) for r in WORLDS[2:])],
-        ids=str,
-    )
-    @pytest.mark.parametrize(
-        "profile", ["paper", pytest.param("smoke", marks=pytest.mark.exhaustive)]
-    )
-    def test_whatever_there_is_can_be_shown_and_judged(self, rules, profile):
-        for name, artefact in PAPER.artefacts.items():
-            world = World(profile, **rules)
-            found = results(name, world, profile)
-            text = json.dumps(artefact.exhibit.table(found))
-            assert "nan" not in text.lower() and "null" not in text, name
-            assert artefact.caption(found)
-            figure = artefact.figure(found)
-            assert figure.axes and len(figure.legends) == 1
-            for key in artefact.exhibit.claims:
-                verdict = judged(f"{name}/{key}", world)
-                assert "nan" not in verdict.evidence
-                if not found.records:
-                    assert verdict.word == "not run"
-            for check in artefact.checks:
-                row = check.row(found)
-                assert "nan" not in row["evidence"]
-                if not found.records:
-                    assert row["holds"] == "not run"
-
-    @pytest.mark.parametrize("rules", [{"status": {(): FAILED}}, {"status": {(): OUT_OF_MEMORY}}])
-    def test_nothing_is_reproduced_where_nothing_worked(self, rules):
-        for name, artefact in PAPER.artefacts.items():
-            world = World("paper", **rules)
-            for key in artefact.exhibit.claims:
-                assert judged(f"{name}/{key}", world).word in ("not run", "not reproduced")
-            rows = [check.row(results(name, world, "paper")) for check in artefact.checks]
-            assert all(row["holds"] != "yes" for row in rows)
-
-
-class TestClaims:
-    def test_every_row_has_its_function_and_every_promise_is_a_claim_of_the_paper(self):
-        written = claims_of("outofcore")
-        for name, artefact in PAPER.artefacts.items():
-            assert set(artefact.exhibit.claims) == set(written.get(name, {})), name
-        rows = {f"{name}.{key}": row for name, of in written.items() for key, row in of.items()}
-        assert sum(not row.own for row in rows.values()) <= 20
-        promised = [rows[claim] for _, claim in promises("outofcore")]
-        assert len(promised) in (4, 5)
-        assert not any(row.own or row.kind == "simulated" for row in promised)
-
-
-def told(world: World, profile: str = "quick") -> str:
-    """Return the setup that all artefacts share."""
-    every = [results(name, world, profile).records for name in PAPER.artefacts]
-    return " ".join(settings.setup([record for records in every for record in records]))
-
-
-class TestCaptions:
-    def test_simulated_and_measured_are_told_apart(self):
-        said = caption("table1", World())
-        assert "V100: SIMULATED." in said
-        words = "Measured: STAND-IN network, SIMULATED memory limit and link, SYNTHETIC images."
-        assert words in said
-        said = caption("table1", World("paper", places=(MEASURED,)), "paper")
-        assert "Measured: SIMULATED memory limit, SYNTHETIC images." in said
-        assert "V100" not in said and "STAND-IN" not in said
-        said = caption("figure4", World(places=(SIMULATED,)))
-        assert "SYNTHETIC" not in said and "Measured" not in said
-        assert "STAND-IN networks, SIMULATED memory limit, " in caption("figure4", World())
-        assert caption("figure5", nothing).endswith("Not run yet.")
-
-    def test_every_warning_is_in_every_caption_that_needs_it(self):
-        for name in PAPER.artefacts:
-            said = caption(name, World())
-            assert "SIMULATED" in said, name
-            measured = any(
-                record.experiment in settings.MEASURING for record in results(name, World()).records
-            )
-            assert ("SYNTHETIC" in said) == ("STAND-IN" in said) == measured, name
-
-    def test_failed_and_missing(self):
-        said = caption("table1", World(status={("schedule_va",): None, ("in_core",): FAILED}))
-        assert "4 runs FAILED." in said and "4 of 31 runs are missing." in said
-
-
-class TestSetup:
-    def test_what_is_simulated_and_how(self):
-        said = told(World())
-        assert "SIMULATED V100: nothing ran on one." in said and "50 GB/s each way" in said
-        assert "chunks of 40 MiB" in said and "To map a chunk takes 0.19 ms" in said
-        assert "the memory limit is SIMULATED" in said
-        assert "paced to a SIMULATED link of 128 MiB/s each way" in said
-        said = told(World("paper", places=(MEASURED,)), "paper")
-        assert "V100: nothing ran" not in said and "link" not in said.replace("NVLink", "")
-
-    def test_the_networks_and_their_limits(self):
-        said = told(World())
-        network = (
-            "ResNet-50 of width 16 for ResNet-50 on 20×20 pixels in float32, within a limit which "
-            "12 images fit in core and 13 do not"
-        )
-        assert said.count(network) == 1
-        assert "DenseNet-40 of growth 6 for DenseNet on" in said
-        assert "ResNet-20 for ResNet-50 on 16×16 pixels" in said
-        said = told(World("paper"), "paper")
-        assert "ResNet-50 on 224×224 pixels in float32, within a limit of 16.00 GiB" in said
-        assert "DenseNet-121 for DenseNet on" in said and "ResNet-50 for" not in said
-
-    def test_the_hosts_memory(self):
-        said = told(World())
-        assert "up to 30.0 MiB of the host's memory (" in said
-        assert "images); the paper's machine has 594 GB." in said
-        assert "take up to 30.0 MiB of the host's memory, where 32.0 MiB were foretold" in said
-
-
-class TestMadeUp:
-    """The made-up records themselves are of sizes that are run."""
-
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
-    def test_the_batch_sizes_are_those_of_the_runs(self, profile):
-        runs = [*settings.resnet(profile), *settings.others(profile)]
-        sizes = {(run.experiment, run.config["role"], run.config.get("batch")) for run in runs}
-        for role in ROLES:
-            reached = {size for size in REACH[profile][role] if size}
-            assert {(MEASURED, role, size) for size in reached} <= sizes
-        assert set(PLACES) == {SIMULATED, MEASURED}

@@ -1,0 +1,259 @@
+"""The runs of out-of-core training under each profile; ``paper.toml`` has networks and sizes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
+from repro.report import DASH
+
+_TOML = paper_toml("outofcore")
+PAPER, PROFILES, MODELS = _TOML["reported"], _TOML["profiles"], _TOML["models"]
+ARTEFACTS, SIMULATION = _TOML["artefacts"], _TOML["simulation"]
+LABELS: dict[str, str] = _TOML["labels"]  # of ways to train
+SCHEDULES: dict[str, str] = _TOML["schedules"]  # in words, by the names that `OutOfCore` has
+GIB, MIB = 2**30, 2**20
+RESNET, PIX2PIXHD = "ResNet-50", "Pix2PixHD"
+ROLES: tuple[str, ...] = tuple(MODELS["published"])
+OTHERS = ROLES[1:]
+MODES = IN_CORE, SCHEDULE, CHUNKS = "in_core", "schedule", "schedule_va"
+# Section 3 to the letter; MODES have our version of its schedule.
+TO_THE_LETTER = ("paper", "paper_va")
+PEERS = ("checkpointing", "save_on_cpu", "expandable_segments", "offload")
+PACKED_MODES = PACKED_CHUNKS, FITTED = "packed_va", "packed_fitted"
+# Experiments; those that measure have a version in half precision, as those that simulate have.
+SIMULATED, MEASURED, PACKED, PHYSICAL = "simulated", "measured", "packed", "physical"
+BY_SCHEDULE, HALF, HALF_REACH, HALF_MEASURED = "by_schedule", "half", "half_reach", "half_measured"
+MEASURING = (MEASURED, HALF_MEASURED, BY_SCHEDULE)
+# Section 5.2 says float32; the others are our question. By autocast, as torch's users do.
+FLOAT32, HALVES = "float32", ("bfloat16", "float16")
+CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
+IN_CORE_BATCH, LMS_BATCH = CLAIMS["in_core_batch"], CLAIMS["lms_batch"]
+LARGEST_BATCH = CLAIMS["largest_batch"]
+RATE, CHUNK_MIB = PAPER["bandwidth_bytes_per_s"], CLAIMS["chunk_mib"]
+
+
+def published(mode: str) -> dict[int, float]:
+    """The paper's images/s of ResNet-50 by batch size, of those that trained."""
+    pairs = zip(TABLE["batches"], TABLE[mode], strict=True)
+    return {batch: rate for batch, rate in pairs if rate == rate}
+
+
+def faster(batch: int) -> float:
+    """The paper's images/s at a batch size, without chunks or with, whichever are more."""
+    chunks = published(CHUNKS)[batch]
+    return max(chunks, published(SCHEDULE).get(batch, chunks))
+
+
+def gib(count: float | None) -> str:
+    """Bytes as GiB, or as MiB where they are few."""
+    if count is None:
+        return DASH
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 4 else f"{count / MIB:.1f} MiB"
+
+
+def network_name(config: Mapping[str, Any]) -> str:
+    """What the network of a run is called, such as ``ResNet-50 of width 16``."""
+    model = config["model"]
+    if model["name"] == "resnet_cifar":
+        return f"ResNet-{model['depth']}"
+    name: str = _TOML["networks"][model["name"]]
+    if model == MODELS["published"][config["role"]]["model"]:
+        return name
+    return " of ".join([name, *(f"{k} {model[k]}" for k in ("width", "growth") if k in model)])
+
+
+def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Run:
+    """A run of the paper's setting on its own device; nothing is computed."""
+    precision = config.pop("precision", FLOAT32)
+    setting = {"role": role, **MODELS["published"][role], "precision": precision}
+    setting |= {"limit_gib": PAPER["limit_gib"], **config}
+    at = f", batch size {config['batch']}" if "batch" in config else ""
+    label = f"{role}{at}{more}{_in(precision)}"
+    return Run(experiment, setting, seeds=(0,), label=label)
+
+
+def _in(precision: str) -> str:
+    return "" if precision == FLOAT32 else f", {precision}"
+
+
+def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
+    """An iteration by all schedules, simulated from a trace."""
+    return _simulation(
+        SIMULATED if precision == FLOAT32 else HALF,
+        role,
+        precision=precision,
+        batch=batch,
+        bandwidth=RATE,
+        baseline=_baseline(role),
+        tune=role == RESNET,
+        lms=role == RESNET,
+        map_s=SIMULATION["map_s"],
+    )
+
+
+def _baseline(role: str) -> dict[str, Any]:
+    """The published throughputs in core: of the network, or else those of ResNet-50."""
+    rates = published(IN_CORE)
+    if role == PIX2PIXHD:
+        section = PAPER["section52"]
+        rates = {section["in_core"][role]: section["pix2pixhd_images_per_s"]}
+    own = role if role == PIX2PIXHD else RESNET
+    values = {"batches": list(rates), "images_per_s": list(rates.values())}
+    return {"role": own, **MODELS["published"][own], **values}
+
+
+def reach(role: str, precision: str = FLOAT32) -> Run:
+    """The search for the largest batch sizes of a published network."""
+    experiment = "reach" if precision == FLOAT32 else HALF_REACH
+    return _simulation(experiment, role, precision=precision, lms=role == RESNET)
+
+
+def packed(batch: int) -> Run:
+    """Plans of the whole iteration, with chunks of the paper's size and fitted ones."""
+    names = ("map_s", "largest_chunk", "least_chunk_mib")
+    own = {name: SIMULATION[name] for name in names} | {"chunk_mib": CHUNK_MIB}
+    own |= {"batch": batch, "bandwidth": RATE, "baseline": _baseline(RESNET)}
+    return _simulation(PACKED, RESNET, ", packed", **own)
+
+
+def physical(role: str, batch: int) -> Run:
+    """An iteration's requests, served without a limit by torch's allocator and by chunks."""
+    label = ", requests without a limit"
+    return _simulation(PHYSICAL, role, label, batch=batch, chunk_mib=CHUNK_MIB)
+
+
+def link(profile: str, chosen: Chosen) -> list[Run]:
+    """The paper's setting at other rates of the link, and with fewer bytes."""
+    varied = {"rates": SIMULATION["link_rates"], "shares": SIMULATION["link_shares"]}
+    batches = SIMULATION["link_batches"][: 1 if profile == "smoke" else None]
+    base = _baseline(RESNET)
+    return [_simulation("link", RESNET, batch=b, baseline=base, **varied) for b in batches]
+
+
+def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
+    """The paper's setting with chunks of other sizes; under smoke of one other."""
+    sizes = SIMULATION["chunks_mib"]
+    config = {
+        "batch": SIMULATION["chunk_batch"],
+        "bandwidth": RATE,
+        "baseline": _baseline(RESNET),
+        "chunks_mib": [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes,
+        "map_s": SIMULATION["map_s"],
+    }
+    return [_simulation("chunk_sizes", RESNET, **config)]
+
+
+def _timed(profile: str) -> dict[str, Any]:
+    return {"threads": None, **PROFILES[profile]["timed"]}
+
+
+def measured(profile: str, role: str, batch: int, mode: str, precision: str = FLOAT32) -> Run:
+    """A way to train at one batch size, within the limit."""
+    at = PROFILES[profile]
+    config = {"role": role, **MODELS[at["models"]][role], "precision": precision, "batch": batch}
+    config |= {"mode": mode, **_timed(profile)}
+    if "in_core" in at:
+        fits = at["in_core"][role]
+        config |= {"base_batch": fits, "limit_between": [fits, fits + 1]}
+        if role == RESNET and mode in MODES[1:]:
+            config["link_share"] = _TOML["link"]["share"]
+    else:
+        config["limit_gib"] = PAPER["limit_gib"]
+    label = f"{role}, batch size {batch}, {LABELS[mode]}{_in(precision)}"
+    experiment = MEASURED if precision == FLOAT32 else HALF_MEASURED
+    return Run(experiment, config, seeds=(0,), label=label)
+
+
+def _simulated_batches(profile: str) -> Mapping[str, list[int]]:
+    batches: Mapping[str, list[int]] = PROFILES["smoke" if profile == "smoke" else "quick"][
+        "simulated"
+    ]
+    return batches
+
+
+def resnet(profile: str) -> list[Run]:
+    """The runs of ResNet-50: simulated as published, and measured here."""
+    at = PROFILES[profile]
+    runs = [simulated(RESNET, batch) for batch in _simulated_batches(profile)[RESNET]]
+    if profile != "smoke":
+        runs.append(reach(RESNET))
+    ways = at["ways"]
+    if isinstance(ways, list):
+        ways = dict.fromkeys(ways, at["measured"][RESNET])
+    pairs = [(batch, mode) for mode, some in ways.items() for batch in some]
+    # By batch size: whatever stops it early leaves whole columns of the table.
+    pairs.sort(key=lambda pair: pair[0])
+    return runs + [measured(profile, RESNET, *pair) for pair in pairs]
+
+
+def table1(profile: str, chosen: Chosen) -> list[Run]:
+    """Every way to train ResNet-50, by batch size; under smoke no packed plans.
+
+    These begin well beyond what fits in core: below, any schedule hides its copies.
+    """
+    beyond = () if profile == "smoke" else (b for b in TABLE["batches"] if b > 2 * IN_CORE_BATCH)
+    return resnet(profile) + [packed(batch) for batch in beyond]
+
+
+def figure3(profile: str, chosen: Chosen) -> list[Run]:
+    """ResNet-50 in core and swapped, by batch size."""
+    trained = [run for run in resnet(profile) if run.experiment != "reach"]
+    return [run for run in trained if run.config.get("mode", IN_CORE) in MODES]
+
+
+def others(profile: str, chosen: Chosen | None = None) -> list[Run]:
+    """The runs of the other networks."""
+    batches, tried = _simulated_batches(profile), PROFILES[profile]["measured"]
+    runs = [simulated(role, batch) for role in OTHERS for batch in batches[role]]
+    runs += [reach(role) for role in OTHERS if batches[role]]
+    return runs + [
+        measured(profile, role, batch, mode)
+        for role in OTHERS
+        for batch in tried[role]
+        for mode in MODES
+    ]
+
+
+def figure5(profile: str, chosen: Chosen) -> list[Run]:
+    """The same, and the requests of their iterations, served without a limit."""
+    batches = _simulated_batches(profile)
+    return others(profile) + [physical(role, batch) for role in OTHERS for batch in batches[role]]
+
+
+def schedules(profile: str, chosen: Chosen) -> list[Run]:
+    """A training within as many bytes of tensors as the limit has, by each of the schedules.
+
+    Under `long` those of quick, in more rounds and by several processes.
+    """
+    if profile == LONG:
+        return [
+            replace(run, config=run.config | {"repeats": 9}, seeds=PROCESSES)
+            for run in schedules("quick", chosen)
+        ]
+    own = PROFILES[profile].get("by_schedule")
+    setting = own or {**MODELS["published"][RESNET], "batch": LMS_BATCH}
+    config = {"role": RESNET, **setting, "precision": FLOAT32, **_timed(profile)}
+    if own:
+        config["limit_between"] = [own["base_batch"], own["base_batch"] + 1]
+        config["link_bytes_per_s"] = _TOML["link"]["bytes_per_s"]
+    else:
+        config["limit_gib"] = PAPER["limit_gib"]
+    return [
+        Run(BY_SCHEDULE, config | {"schedule": name}, (0,), label=f"by the schedule {name}")
+        for name in SCHEDULES
+    ]
+
+
+def precisions(profile: str, chosen: Chosen) -> list[Run]:
+    """ResNet-50 in half precision, simulated as published and measured, and in float32."""
+    halves, batch = PROFILES[profile]["halves"], PROFILES[profile]["half_batch"]
+    timed = [measured(profile, RESNET, batch, CHUNKS, kind) for kind in (FLOAT32, *halves)]
+    if profile == "smoke":
+        return timed
+    return [
+        *(reach(RESNET, precision) for precision in (FLOAT32, *halves)),
+        # The loss's scale apart, both have the same trace.
+        *(simulated(RESNET, b, HALVES[0]) for b in SIMULATION["half_batches"]),
+        *timed,
+    ]

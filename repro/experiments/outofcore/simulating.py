@@ -1,0 +1,262 @@
+"""What is simulated on a published GPU from the traces of iterations; nothing is computed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repro.datasets import ImageData
+from repro.experiments.design import Outcome
+from repro.experiments.outofcore.fitting import (
+    ALLOCATORS,
+    MIB,
+    Costs,
+    Fitting,
+    Make,
+    best_fit,
+    can_train,
+    chunked,
+    in_core,
+    largest_budget,
+    literal,
+    lms,
+    lms_can_train,
+    mapping,
+    serve,
+    tuned,
+)
+from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
+from repro.measure import largest_batch
+from repro.outofcore import SwapPlan, Trace, bound, plan_packed, plan_swaps
+from repro.outofcore.allocator import BestFitAllocator, Event, replay
+from repro.outofcore.native import ChunkedMemory, Counters
+from repro.outofcore.requests import requests
+
+Config = Mapping[str, Any]
+_PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
+_ITERATIONS = 3  # fragmentation settles in the first
+
+
+def _setting(config: Config) -> tuple[int, Trace, Costs]:
+    """The memory limit in bytes, the trace, and what its functions and copies take."""
+    trace, base = trace_at(config, config["batch"]), config["baseline"]
+    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+    rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
+    return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
+
+
+def simulated(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Schedule a recorded iteration at a published GPU's memory and rates."""
+    limit, trace, costs = _setting(config)
+    free = replace(costs, map_s=0.0)
+    rows: dict[str, Any] = {}
+    metrics: dict[str, Any] = {
+        "limit_bytes": limit,
+        "peak_bytes": trace.peak_bytes,
+        "smallest_budget": trace.smallest_budget,
+        "functions": len(trace.functions),
+        "rows": rows,
+    }
+    if trace.smallest_budget <= limit:
+        metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
+    whole = in_core(trace, partial(best_fit, limit))
+    if whole is not None:
+        total = {"time_s": float(costs.times.sum())}
+        rows["in_core"] = total | {"reserved_bytes": whole.peak_reserved_bytes}
+    for name, allocator in ALLOCATORS.items():
+        make: Make = partial(allocator, limit)
+        fitting = largest_budget(trace, limit, make)
+        if fitting is None:
+            continue
+        taken = costs if name == "schedule_va" else free
+        rows[name] = modelled_row(tuned(fitting, limit, taken, make, config["tune"]), taken, make)
+        if config["tune"]:
+            paper = literal(trace, fitting.plan.budget_bytes, taken, make)
+            if paper is not None:
+                rows[name.replace("schedule", "paper")] = modelled_row(paper, taken, make)
+    if config["lms"]:
+        make = partial(best_fit, limit)
+        theirs = lms(trace, limit, free, make)
+        if theirs is not None:
+            rows["lms"] = modelled_row(theirs, free, make)
+    return Outcome(metrics)
+
+
+def modelled_row(fitting: Fitting, costs: Costs, make: Make) -> dict[str, Any]:
+    """What a plan takes; each chunk that is mapped or unmapped, on the compute stream."""
+    plan, report = fitting.plan, fitting.report
+    alone = taken = plan.simulate(costs.times, costs.rate)
+    mapped = 0
+    if costs.map_s:
+        by_function = mapping(plan, make)
+        mapped = int(by_function.sum())
+        taken = plan.simulate(costs.times + costs.map_s * by_function, costs.rate)
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "window_bytes": plan.window_bytes,
+        "bytes_moved": plan.bytes_moved,
+        "host_bytes": plan.host_bytes,
+        "scheduler": plan.scheduler,
+        "time_s": taken.time_s,
+        "unmapped_s": alone.time_s,
+        "stall_s": alone.stall_s,
+        "held_bytes": alone.peak_bytes,
+        "reserved_bytes": report.peak_reserved_bytes,
+        "internal_bytes": report.peak_internal_fragmentation_bytes,
+        "map_operations": mapped,
+    }
+
+
+def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Look for the largest batch sizes whose traces the allocators serve within a limit."""
+    limit = limit_bytes(config)
+    torchs: Make = partial(best_fit, limit)
+    known = largest_batch(lambda batch: in_core(trace_at(config, batch), torchs) is not None)
+    metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": known}
+    for name, allocator in ALLOCATORS.items():
+
+        def swapped(batch: int, make: Any = allocator) -> bool:
+            return can_train(trace_at(config, batch), limit, partial(make, limit))
+
+        known = metrics[name] = largest_batch(swapped, known)
+    if config["lms"]:
+        metrics["lms"] = largest_batch(
+            lambda batch: lms_can_train(trace_at(config, batch), limit, torchs), metrics["in_core"]
+        )
+    return Outcome(metrics)
+
+
+def link(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Simulate an iteration at several rates of the link, with all its bytes and with fewer.
+
+    All of the memory is the budget, as if no allocator lost any of it. Times stay the same.
+    """
+    limit, trace, costs = _setting(config)
+    rows: list[dict[str, Any]] = []
+    for share in config["shares"]:
+        sizes = {name: int(share * nbytes) for name, nbytes in trace.sizes.items()}
+        smaller = replace(trace, sizes=sizes)
+        for rate in config["rates"]:
+            plan = plan_packed(smaller, limit, costs.times, rate, margins=(0.0,))
+            row = {"share": share, "rate": rate, "bytes_moved": plan.bytes_moved}
+            row["time_s"] = plan.simulate(costs.times, rate).time_s
+            rows.append(row | {"bound_s": bound(smaller, limit, costs.times, rate)})
+    return Outcome({"limit_bytes": limit, "compute_s": float(costs.times.sum()), "rows": rows})
+
+
+def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Simulate an iteration with chunks of several sizes, each mapped and unmapped at a cost."""
+    limit, trace, costs = _setting(config)
+    rows: dict[str, Any] = {}
+    for mib in config["chunks_mib"]:
+        make: Make = partial(chunked, limit, int(mib * MIB))
+        fitting = largest_budget(trace, limit, make)
+        if fitting is not None:
+            best = tuned(fitting, limit, costs, make, windows=False)
+            rows[str(mib)] = modelled_row(best, costs, make)
+    return Outcome({"limit_bytes": limit, "rows": rows})
+
+
+def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Simulate packed plans with chunks.
+
+    "packed_va" has chunks of the paper's size. "packed_fitted" has the fastest of sizes that
+    variables have, from the paper's up to `largest_chunk` times it: such chunks lose nothing inside
+    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is what it takes if mapping
+    takes as long by the byte as with the paper's chunks.
+    """
+    limit, trace, costs = _setting(config)
+    paper, least = (int(config[key] * MIB) for key in ("chunk_mib", "least_chunk_mib"))
+    # More than the peak is no other budget.
+    budgets = dict.fromkeys(min(int(part * limit), trace.peak_bytes) for part in _PARTS)
+    plans = [
+        plan_packed(trace, budget, costs.times, costs.rate)
+        for budget in budgets
+        if budget >= trace.smallest_budget
+    ]
+    ordered = costs.ascending(plans)
+    sizes = fitted_chunks(trace, paper, config["largest_chunk"] * paper, least)
+    rows: dict[str, Any] = {}
+    for name, chunks in {"packed_va": [paper], "packed_fitted": [*sizes, paper]}.items():
+        found = _fastest(ordered, chunks, limit, costs)
+        if found is None:
+            continue
+        best, chunk = found
+        make: Make = partial(chunked, limit, chunk)
+        rows[name] = modelled_row(best, costs, make)
+        slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper), make)
+        rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+    return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})
+
+
+def fitted_chunks(trace: Trace, above: int, most: int, multiple: int) -> list[int]:
+    """The sizes that variables have, rounded up to multiples, the largest first.
+
+    Args:
+        trace: The iteration.
+        above: All are larger than it, in bytes.
+        most: None is larger.
+        multiple: The device's least chunk, of which all are multiples.
+    """
+    sizes = {-(-size // multiple) * multiple for size in trace.sizes.values()}
+    return sorted((size for size in sizes if above < size <= most), reverse=True)
+
+
+def _fastest(
+    ordered: Iterable[tuple[float, SwapPlan]], chunks: Sequence[int], limit: int, costs: Costs
+) -> tuple[Fitting, int] | None:
+    """The plan that takes least with its mapping, and its chunk; None where none is served."""
+    best, least, ordered = None, float("inf"), list(ordered)
+    for chunk in chunks:
+        make: Make = partial(chunked, limit, chunk)
+        for unmapped_s, plan in ordered:
+            if unmapped_s >= least:
+                break
+            report = serve(plan, make)
+            if report is None:
+                continue
+            mapped_s = costs.map_s * mapping(plan, make)
+            taken = plan.simulate(np.add(costs.times, mapped_s), costs.rate).time_s
+            if taken < least:
+                best, least = (Fitting(plan, report), chunk), taken
+    return best
+
+
+def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Serve an iteration's requests without a limit, and say what that takes of the memory.
+
+    A limit would be filled whatever an allocator loses, as budgets are as large as it allows.
+    "in_core" swaps nothing; "schedule" holds no more than the device has, in bytes of tensors.
+    Torch's allocator is simulated; chunks are those of `ChunkedMemory`, mapped in this machine's
+    memory, of which nothing is written.
+    """
+    trace, chunk = trace_at(config, config["batch"]), int(config["chunk_mib"] * MIB)
+    rows: dict[str, Any] = {}
+    for mode, budget in (("in_core", trace.peak_bytes), ("schedule", limit_bytes(config))):
+        if budget < trace.smallest_budget:
+            continue
+        events = requests(plan_swaps(trace, budget), _ITERATIONS)
+        torchs, chunks = replay(BestFitAllocator(), events), mapped(events, chunk)
+        rows[mode] = {
+            "used_bytes": torchs.peak_requested_bytes,
+            "torch_bytes": torchs.peak_reserved_bytes,
+            "chunks_bytes": chunks.peak_reserved_bytes,
+        }
+    return Outcome({"peak_bytes": trace.peak_bytes, "rows": rows})
+
+
+def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
+    """What the real chunked allocator has taken once it has served all requests.
+
+    Its `peak_reserved_bytes` are those of the chunks that it mapped; small requests share chunks.
+    """
+    addresses: dict[Any, int] = {}
+    with ChunkedMemory("posix", chunk_bytes, small_bytes=chunk_bytes // 2) as memory:
+        for name, nbytes in events:
+            if nbytes is None:
+                memory.free(addresses.pop(name))
+            else:
+                addresses[name] = memory.malloc(nbytes)
+        return memory.counters()
