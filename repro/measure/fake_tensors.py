@@ -30,7 +30,7 @@ class Work:
         return sum(flops for flops, _, _ in self.operations)
 
 
-class Rehearsed(TorchDispatchMode):
+class NotedOperations(TorchDispatchMode):
     """Notes what every operation under it computes and moves."""
 
     def __init__(self) -> None:
@@ -110,9 +110,18 @@ def imagined(ones: bool = True) -> Iterator[None]:
                         part._buffers[name] = buffer.to(kind)
         return module
 
+    def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        # torch's own copies a storage, which there is none of.
+        copied = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            copied = nn.Parameter(copied, tensor.requires_grad)
+        memo[id(tensor)] = copied
+        return copied
+
     with (
         FakeTensorMode(),
         mock.patch.object(nn.Module, "to", to),
+        mock.patch.object(Tensor, "__deepcopy__", deepcopy),
         _Ones() if ones else nullcontext(),
     ):
         yield
@@ -136,6 +145,6 @@ def first_steps(
     ]
     with MemoryMeter("cpu", resident=tensors) as meter:
         step()
-        with Rehearsed() as noted:
+        with NotedOperations() as noted:
             step()
     return meter.peak_bytes, Work(tuple(noted.operations))
