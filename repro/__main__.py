@@ -165,9 +165,7 @@ def run(
     workers: Processes = None,
     until: Until = None,
     hours: Hours = None,
-    on: Annotated[
-        str, option(help="With --dry-run: the device whose time is estimated.")
-    ] = "H100",
+    on: Annotated[str, option(help="With --dry-run: the device whose time is estimated.")] = "H100",
 ) -> None:
     """Compute the records of artefacts that are not there yet.
 

@@ -39,12 +39,12 @@ ONLY_CUDA = {
     "repro.experiments.replay": "CUDA graphs",
     "repro.outofcore.native": "the driver's virtual memory",
     "repro.experiments.outofcore.measuring": "the driver's virtual memory",
-    "repro.experiments.outofcore.selftest": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",
     "repro.measure.memory": "cuBLAS' workspaces",
     "repro.measure.precision": "TF32",
     "repro.measure.timing": "NVML",
-    "repro.experiments.surroundings": "versions of CUDA and ROCm",
+    "repro.experiments.doctor": "versions of CUDA and ROCm",
+    "repro.experiments.self_tests": "the driver's virtual memory",
 }
 
 

@@ -76,6 +76,7 @@ def examine(
     facts["largest"] = [
         {"paper": paper, "profile": "gpu", "gib": gib, "fits": gib <= free}
         for paper, gib in LARGEST_GIB.items()
+        if facts["device"]["type"] != "cpu"  # quick holds less than 1 GiB
     ]
     facts["problems"] = problems
     facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts)]
@@ -235,7 +236,7 @@ def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of 
         do = f"make setup, or pip install '.[{one['extra']}]' in a checkout"
         yield f"not installed: {one['module']}", do
     for one in facts["largest"]:
-        if device["type"] != "cpu" and not one["fits"]:
+        if not one["fits"]:
             do = "it ends as out of memory, which is recorded; the others run"
             yield f"{one['paper']}: the largest run holds {one['gib']:g} GiB, more than is free", do
     if host["load"] is not None and host["load"] > _BUSY * host["cores"]:
@@ -275,6 +276,8 @@ def text(facts: Facts) -> str:
 def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
     for part in ("software", "host", "device"):
         for key, value in facts[part].items():
+            if isinstance(value, float):
+                value = f"{value:.3g}"
             name = "" if key == part else f" {key.removesuffix('_bytes').replace('_', ' ')}"
             if isinstance(value, dict):
                 value = ", ".join(f"{library} {version}" for library, version in value.items())

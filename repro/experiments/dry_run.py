@@ -5,6 +5,7 @@ a few steps of one optimizer. A recipe that cannot start fails here.
 """
 
 import gc
+import math
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -24,7 +26,7 @@ from repro.datasets.catalogue import TRAIN_SHARE
 from repro.experiments import arguments
 from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
 from repro.measure import MemoryMeter, is_out_of_memory
-from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED, Device
+from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED
 from repro.measure.fake_tensors import NotedOperations, Work, imagined
 from repro.report import DASH
 
@@ -210,26 +212,11 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
             peak = watch.peaks[-1] if watch.peaks else meter.peak_bytes
     if not watch.most and result == "starts":
         return Tried(NO_STEP)
-    steps = None
-    if experiment.trains and data is not None and watch.samples:
+    steps = None  # what is refused takes no time
+    if result == "starts" and experiment.trains and data is not None and watch.samples:
         epochs = sum(n for n, _ in config["stages"]) if "stages" in config else config["epochs"]
         steps = epochs * (config.get("train_samples") or len(data.train)) / watch.samples
     return Tried(result, watch.model, watch.images, peak, steps, watch.work)
-
-
-def seconds(work: Work, device: Device) -> float:
-    """Estimate the time of a step: each operation takes what it computes or moves, the longer.
-
-    Operations are not fused, and a data sheet's rates are reached by the share `REACHED`.
-    """
-    return sum(
-        max(
-            flops / (REACHED * (device.low_flops if low else device.flops)),
-            moved / (REACHED * device.bandwidth),
-            LAUNCH_S,
-        )
-        for flops, moved, low in work.operations
-    )
 
 
 def rows(
@@ -241,7 +228,7 @@ def rows(
     changed: arguments.Choices,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, str]]:
-    """Return a row for each result, model and size of images of every artefact.
+    """Return a row for each model, size of images and result of every artefact.
 
     Args:
         named: Papers with some of their artefacts.
@@ -262,48 +249,43 @@ def rows(
         )
     if on not in DEVICES:
         raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
-    listed, count = [], len(seeds or SEEDS[profile])
+    listed: list[dict[str, Any]] = []
     for paper, artefacts in named:
         # The papers' own data, at hand or not.
         chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        plan = arguments.plan(paper, artefacts, profile, chosen)
         # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
-        varied = arguments.changed_runs(
-            paper, arguments.plan(paper, artefacts, profile, chosen), changed
-        )
+        varied = arguments.changed_runs(paper, plan, changed)
         wanted = set(arguments.only(list(varied.values()), kept))
         tried: dict[Run, Tried] = {}
         for artefact in artefacts:
-            groups: dict[tuple[Any, ...], list[tuple[Tried, int]]] = {}
-            runs = dict.fromkeys(varied[run] for run in artefact.runs(profile, chosen))
-            for run in filter(wanted.__contains__, runs):
+            for run in dict.fromkeys(varied[run] for run in artefact.runs(profile, chosen)):
+                if run not in wanted:
+                    continue
                 if run not in tried:
                     tell(f"{paper.key}/{artefact.name}: {run}")
                     tried[run] = try_first_steps(paper, run)
                 one = tried[run]
-                group = groups.setdefault((one.result, one.model, one.images), [])
-                group.append((one, count if run.seeds is None else len(run.seeds)))
-            listed += [
-                _row(f"{paper.key}/{artefact.name}", group, DEVICES[on])
-                for group in groups.values()
-            ]
-    return listed
-
-
-def _row(name: str, group: Sequence[tuple[Tried, int]], device: Device) -> dict[str, str]:
-    one, hours = group[0][0], DASH
-    peaks = [tried.peak_bytes / GIB for tried, _ in group if tried.peak_bytes is not None]
-    ends = dict.fromkeys(f"{value:.3g}" for value in (min(peaks), max(peaks))) if peaks else [DASH]
-    if one.steps is not None and one.result == "starts":
-        took = sum(
-            count * (tried.steps or 0) * seconds(tried.work, device) for tried, count in group
+                count = len(seeds or SEEDS[profile]) if run.seeds is None else len(run.seeds)
+                listed.append(
+                    {"artefact": f"{paper.key}/{artefact.name}", "runs": count}
+                    | {"model": one.model, "images": one.images, "result": one.result}
+                    | {"peak": (one.peak_bytes or math.nan) / GIB}
+                    | {"s": count * (one.steps or math.nan) * one.work.seconds(DEVICES[on])}
+                )
+    columns = ["artefact", "model", "images", "result"]
+    if not listed:
+        return []
+    return [
+        {"artefact": artefact, "runs": f"{group.runs.sum()}", "model": model, "images": images}
+        | {"peak (GiB)": _range(group.peak.min(), group.peak.max())}
+        | {f"h on {on} (ESTIMATED)": _range(group.s.sum(min_count=1) / 3600)}
+        | {"result": result}
+        for (artefact, model, images, result), group in pd.DataFrame(listed).groupby(
+            columns, sort=False
         )
-        hours = f"{took / 3600:.2g}"
-    return {
-        "artefact": name,
-        "runs": str(sum(count for _, count in group)),
-        "model": one.model,
-        "images": one.images,
-        "peak (GiB)": " to ".join(ends),
-        f"h on {device.name} (ESTIMATED)": hours,
-        "result": one.result,
-    }
+    ]
+
+
+def _range(*ends: float) -> str:
+    return DASH if math.isnan(ends[0]) else " to ".join(dict.fromkeys(f"{v:.3g}" for v in ends))

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from repro.measure.datasheets import LAUNCH_S, REACHED, Device
 from repro.measure.memory import MemoryMeter
 
 
@@ -28,6 +29,20 @@ class Work:
     def flops(self) -> int:
         """Floating-point operations of all matrix products and convolutions."""
         return sum(flops for flops, _, _ in self.operations)
+
+    def seconds(self, device: Device) -> float:
+        """Estimate the time on a device: each operation computes or moves, whichever is longer.
+
+        Operations are not fused, and a data sheet's rates are reached by the share `REACHED`.
+        """
+        return sum(
+            max(
+                flops / (REACHED * (device.low_flops if low else device.flops)),
+                moved / (REACHED * device.bandwidth),
+                LAUNCH_S,
+            )
+            for flops, moved, low in self.operations
+        )
 
 
 class NotedOperations(TorchDispatchMode):

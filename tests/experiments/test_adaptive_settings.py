@@ -27,7 +27,7 @@ from repro.experiments.adaptive.settings import (
     TASKS,
 )
 from repro.experiments.design import SEEDS
-from repro.experiments.rehearsing import rehearse
+from repro.experiments.dry_run import try_first_steps
 
 DESIGN = load_paper("adaptive")
 EVERY = [*itertools.product(WHOLE, TASKS)]
@@ -203,13 +203,11 @@ class TestThePapersSettings:
 
     @pytest.mark.slow
     @pytest.mark.thorough
-    def test_every_kind_of_training_is_rehearsed(self):
+    def test_every_kind_of_training_starts(self):
         """One with a rate for each layer, and one that decays on saturation."""
         runs = [settings.layerwise("paper", CHOSEN, "LARS", "theta")]
         runs.append(settings.training("gpu", PHANTOM, CHOSEN, DECAY))
-        for run in runs:
-            found = rehearse(DESIGN, run)
-            assert found is not None and found.epochs == run.config["epochs"]
+        assert [try_first_steps(DESIGN, run).result for run in runs] == ["starts", "starts"]
 
     @pytest.mark.parametrize("profile", ["paper", "gpu"])
     def test_what_the_paper_leaves_open_can_be_chosen(self, profile):
