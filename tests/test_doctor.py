@@ -38,81 +38,70 @@ def findings():
         return doctor.examine("cpu")
 
 
-def fine(device):
-    return 0.0
+def test_each_self_test_passes_on_this_cpu(findings):
+    for one in findings["selftests"]:
+        assert one["status"] == "ok" and one["difference"] <= one["tolerance"] <= 1e-3, one
 
 
-class TestSelfTests:
-    @pytest.mark.parametrize("number", range(len(TESTS)), ids=[test.text for test in TESTS])
-    def test_each_passes_on_this_cpu(self, findings, number):
-        one = findings["selftests"][number]
-        assert one["status"] == "ok" and one["difference"] <= one["tolerance"] <= 1e-3
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(TESTS)), ids=[test.text for test in TESTS])
+def test_each_self_test_finds_a_planted_fault(monkeypatch, number):
+    read, counters, tune = HostStore.read, ChunkedMemory.counters, repro.microconv.tune
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("number", range(len(TESTS)), ids=[test.text for test in TESTS])
-    def test_each_finds_a_planted_fault(self, monkeypatch, number):
-        read, counters, tune = HostStore.read, ChunkedMemory.counters, repro.microconv.tune
+    def corrupt(store, place, address):
+        store.view(place).add_(1)
+        read(store, place, address)
 
-        def corrupt(store, place, address):
-            store.view(place).add_(1)
-            read(store, place, address)
+    def wrong(model, *arguments, **options):
+        report = tune(model, *arguments, **options)
+        model[0].register_forward_hook(lambda layer, inputs, outputs: 1.01 * outputs)
+        return report
 
-        def much(memory):
-            return replace(counters(memory), peak_reserved_bytes=2**30)
-
-        def wrong(model, *arguments, **options):
-            report = tune(model, *arguments, **options)
-            model[0].register_forward_hook(lambda layer, inputs, outputs: 1.01 * outputs)
-            return report
-
-        streamer, workers = repro.mbs.MicroBatchStreamer, repro.dualbatch.train_dual_batch
-        clipped = partial(repro.adaptive.DataParallel, clip_grad_norm=1e-3)
-        faults = (
-            (repro.mbs, "MicroBatchStreamer", partial(streamer, normalization="paper")),
-            (repro.dualbatch, "train_dual_batch", partial(workers, merge="delta")),
-            (repro.adaptive, "DataParallel", clipped),
-            (HostStore, "read", corrupt),
-            (ChunkedMemory, "counters", much),
-            (repro.microconv, "tune", wrong),
-            (repro.microconv, "tune", wrong),
-        )
-        monkeypatch.setattr(*faults[number])
-        checked = self_tests.run(TESTS[number], "cpu")
-        assert checked["status"] == "failed" and checked["why"], checked
-
-    @pytest.mark.parametrize(
-        ("error", "status", "why"),
-        [
-            (RuntimeError("the kernel\nis not there"), "failed", "RuntimeError: the kernel"),
-            (ImportError("libfoo.so"), "failed", "ImportError: libfoo.so"),
-            (NotHere("no g++"), "not run", "no g++"),
-        ],
+    streamer, workers = repro.mbs.MicroBatchStreamer, repro.dualbatch.train_dual_batch
+    clipped = partial(repro.adaptive.DataParallel, clip_grad_norm=1e-3)
+    faults = (
+        (repro.mbs, "MicroBatchStreamer", partial(streamer, normalization="paper")),
+        (repro.dualbatch, "train_dual_batch", partial(workers, merge="delta")),
+        (repro.adaptive, "DataParallel", clipped),
+        (HostStore, "read", corrupt),
+        (ChunkedMemory, "counters", lambda m: replace(counters(m), peak_reserved_bytes=2**30)),
+        (repro.microconv, "tune", wrong),
+        (repro.microconv, "tune", wrong),
     )
-    def test_an_error_is_a_result(self, error, status, why):
-        def fail(device):
-            raise error
+    monkeypatch.setattr(*faults[number])
+    checked = self_tests.run(TESTS[number], "cpu")
+    assert checked["status"] == "failed" and checked["why"], checked
 
-        found = self_tests.run(SelfTest("mbs", "text", 0.0, fail), "cpu")
-        assert (found["status"], found["why"], found["difference"]) == (status, why, None)
 
-    def test_nan_fails(self):
-        found = self_tests.run(SelfTest("mbs", "text", 1.0, lambda device: math.nan), "cpu")
-        assert (found["status"], found["difference"]) == ("failed", None)
+def test_an_error_is_a_result_and_nan_fails():
+    def fail(device):
+        raise errors.pop()
 
-    def test_random_numbers_and_tf32_are_put_back(self):
-        before = torch.get_rng_state(), torch.backends.cudnn.conv.fp32_precision
-        test = SelfTest("mbs", "text", 0.0, lambda device: float(rounds_to_tf32("conv")))
-        assert self_tests.run(test, "cpu")["status"] == "ok"
-        self_tests.run(TESTS[0], "cpu")
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert torch.backends.cudnn.conv.fp32_precision == before[1]
+    errors = [NotHere("no g++"), ImportError("libfoo.so"), RuntimeError("the kernel\nis not there")]
+    found = [self_tests.run(SelfTest("mbs", "text", 0.0, fail), "cpu") for _ in range(3)]
+    found.append(self_tests.run(SelfTest("mbs", "text", 1.0, lambda device: math.nan), "cpu"))
+    assert [(one["status"], one["why"].partition(", ")[0]) for one in found] == [
+        ("failed", "RuntimeError: the kernel"), ("failed", "ImportError: libfoo.so"),
+        ("not run", "no g++"), ("failed", "differs by nan"),
+    ]  # fmt: skip
+    assert {one["difference"] for one in found} == {None}
 
-    def test_differences(self):
-        ones, difference = torch.ones(3), self_tests.relative_difference
-        assert difference([ones], [ones]) == 0 and difference([], []) == 0
-        assert difference([2 * ones, ones], [2 * ones, 2 * ones]) == 0.5
-        for wrong in ([], [torch.ones(4)], [ones, ones], [ones * math.nan], [ones / 0]):
-            assert difference(wrong, [ones]) == math.inf
+
+def test_random_numbers_and_tf32_are_put_back():
+    before = torch.get_rng_state(), torch.backends.cudnn.conv.fp32_precision
+    test = SelfTest("mbs", "text", 0.0, lambda device: float(rounds_to_tf32("conv")))
+    assert self_tests.run(test, "cpu")["status"] == "ok"
+    self_tests.run(TESTS[0], "cpu")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.backends.cudnn.conv.fp32_precision == before[1]
+
+
+def test_differences():
+    ones, difference = torch.ones(3), self_tests.relative_difference
+    assert difference([ones], [ones]) == 0 and difference([], []) == 0
+    assert difference([2 * ones, ones], [2 * ones, 2 * ones]) == 0.5
+    for wrong in ([], [torch.ones(4)], [ones, ones], [ones * math.nan], [ones / 0]):
+        assert difference(wrong, [ones]) == math.inf
 
 
 class TestReport:
@@ -162,15 +151,13 @@ class TestReport:
             assert any(what in one and do in advice[one] for one in advice), (what, advice)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left behind
 
-    def test_a_driver_without_a_torch_for_it(self, findings):
+    def test_a_driver_without_a_torch_for_it_and_a_run_that_does_not_fit(self, findings):
         seen = findings | {"host": findings["host"] | {"nvidia_driver": True}}
-        (do,) = [do for what, do in doctor._to_do(seen) if "NVIDIA" in what]
-        assert "built for CUDA" in do or "nvidia-smi" in do
-
-    def test_a_run_that_does_not_fit(self, findings):
-        largest = [{"paper": "mbs", "profile": "gpu", "gib": 24.0, "fits": False}]
-        (do,) = [do for what, do in doctor._to_do(findings | {"largest": largest}) if "24" in what]
-        assert "out of memory" in do
+        seen["largest"] = [{"paper": "mbs", "profile": "gpu", "gib": 24.0, "fits": False}]
+        advice = dict(doctor._to_do(seen))
+        (driver,) = [do for what, do in advice.items() if "NVIDIA" in what]
+        assert "built for CUDA" in driver or "nvidia-smi" in driver
+        assert "out of memory" in advice["mbs: the largest run holds 24 GiB, more than is free"]
 
 
 def test_text_json_and_exit_codes(monkeypatch, capsys, findings):

@@ -98,39 +98,43 @@ def test_every_run_starts(key, profile):
         assert peak == pytest.approx(doctor.LARGEST_GIB[key], rel=0.05)
 
 
-class TestCommand:
-    @pytest.fixture
-    def command(self, monkeypatch, capsys, tmp_path):
-        monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-        return command_line(monkeypatch, capsys)
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    monkeypatch.setattr("repro.experiments.arguments.default_profile", lambda: "quick")
+    return command_line(monkeypatch, capsys)
 
-    def test_it_computes_nothing(self, command, tmp_path):
-        given = ("run", "adaptive/figure7", "--profile", "paper", "--dry-run", "--on")
-        code, out, _ = command(*given, "A100")
-        assert code == 0 and "cannot be tried without the device: it starts processes" in out
-        assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
-        code, _, err = command(*given, "abacus")
-        assert code == 2 and "--on is 'abacus'; choose GTX 1080, RTX 3090" in err
 
-    @pytest.mark.parametrize("profile", [(), ("--profile", "quick"), ("--profile", "smoke")])
-    def test_a_profile_for_a_cpu_is_refused(self, profile, command, monkeypatch):
-        monkeypatch.setattr("repro.experiments.arguments.default_profile", lambda: "quick")
-        code, _, err = command("run", "mbs/table1", "--dry-run", *profile)
-        assert code == 2 and "add --profile gpu or paper" in err
+def test_the_command_computes_nothing(command, tmp_path):
+    given = ("run", "adaptive/figure7", "--profile", "paper", "--dry-run", "--on", "A100")
+    code, out, _ = command(*given)
+    assert code == 0 and "cannot be tried without the device: it starts processes" in out
+    assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
 
-    @pytest.mark.thorough
-    def test_choices_are_of_the_whole_plan(self, command):
-        # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
-        given = ("run", "adaptive", "--profile", "paper", "--dry-run", "--only", "strategy=best")
-        code, out, err = command(*given)
-        assert code == 0, err
-        assert "adaptive/figure10" in out and "adaptive/table1" not in out
-        code, _, err = command(*given[:-1], "strategy=worst")
-        assert code == 2 and "no run of the plan has strategy=worst" in err
 
-    @pytest.mark.parametrize(
-        "given", [("--device", "cpu"), ("--dataset", "digits"), ("--data", ".")]
-    )
-    def test_what_it_would_ignore_is_refused(self, given, command):
-        code, _, err = command("run", "mbs/table1", "--profile", "gpu", "--dry-run", *given)
-        assert code == 2 and f"takes no {given[0]}; leave it out" in err
+@pytest.mark.thorough
+def test_choices_are_of_the_whole_plan(command):
+    # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
+    given = ("run", "adaptive", "--profile", "paper", "--dry-run", "--only", "strategy=best")
+    code, out, err = command(*given)
+    assert code == 0, err
+    assert "adaptive/figure10" in out and "adaptive/table1" not in out
+    code, _, err = command(*given[:-1], "strategy=worst")
+    assert code == 2 and "no run of the plan has strategy=worst" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((), "add --profile gpu or paper"),
+        (("--profile", "smoke"), "add --profile gpu or paper"),
+        (("--profile", "gpu", "--on", "abacus"), "--on is 'abacus'; choose GTX 1080, RTX 3090"),
+        (("--device", "cpu"), "takes no --device; leave it out"),
+        (("--dataset", "digits"), "takes no --dataset; leave it out"),
+        (("--data", "."), "takes no --data; leave it out"),
+        (("--address", "auto"), "takes no --address; leave it out"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(given, says, command):
+    code, _, err = command("run", "mbs/table1", "--dry-run", *given)
+    assert code == 2 and says in err
