@@ -159,21 +159,19 @@ def run(
     address: Annotated[
         str | None, option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Compute nothing; say what the runs come to.")
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compute nothing; try the first steps of every run.")
     ] = False,
     workers: Processes = None,
     until: Until = None,
     hours: Hours = None,
-    on: Annotated[
-        str, option(help="With --rehearse: the device whose time is estimated.")
-    ] = "H100",
+    on: Annotated[str, option(help="With --dry-run: the device whose time is estimated.")] = "H100",
 ) -> None:
     """Compute the records of artefacts that are not there yet.
 
-    --rehearse needs neither data nor device: model, data, optimizer and the first step of every run
-    are built without content, so that a recipe that cannot start fails there, and its memory and
-    time are predicted.
+    --dry-run needs neither data nor device: the first two steps of every run are taken on tensors
+    without content, so that a recipe that cannot start fails there, and its memory and time are
+    estimated. The exit code is 1 where one fails.
     """
     from repro.experiments import arguments
     from repro.experiments import run as running
@@ -187,7 +185,7 @@ def run(
     named = _by_paper(targets)
     profile = arguments.check_profile(profile or arguments.default_profile())
     end = arguments.ending(until, hours)
-    if rehearse:
+    if dry_run:
         for name, value in (
             ("--device", device),
             ("--data", data),
@@ -196,11 +194,10 @@ def run(
         ):
             if value:
                 raise arguments.UsageError(
-                    f"--rehearse needs neither data nor device, and takes no {name}; leave it out "
+                    f"--dry-run needs neither data nor device, and takes no {name}; leave it out "
                     "(--on names the device whose time is estimated)"
                 )
-        _rehearse(named, profile, on, listed, kept, changed)
-        return
+        _dry_run(named, profile, on, listed, kept, changed)
     device = arguments.check_device(device or arguments.default_device())
     if device != "cpu" and (workers or 1) > 1:
         raise arguments.UsageError(
@@ -247,19 +244,20 @@ def run(
     raise typer.Exit(1 if failed else 0)
 
 
-def _rehearse(
+def _dry_run(
     named: list[Any], profile: str, on: str, seeds: Any, kept: list[Any], changed: list[Any]
 ) -> None:
     from repro import terminal
-    from repro.experiments import rehearsing
+    from repro.experiments import dry_run
 
     def tell(line: str) -> None:
         if sys.stderr.isatty():  # some take a minute
             typer.echo(f"{line} ...", err=True)
 
-    rows = rehearsing.rows(named, profile, on, seeds, kept, changed, tell)
-    typer.echo(terminal.table(rows, f"Rehearsed, profile {profile}"))
-    typer.echo(terminal.prose(rehearsing.GROUNDS))
+    rows = dry_run.rows(named, profile, on, seeds, kept, changed, tell)
+    typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
+    typer.echo(terminal.prose(dry_run.GROUNDS))
+    raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
 
 
 @app.command()

@@ -1,23 +1,34 @@
-"""What a user runs first: is this machine fit, does every method work on it, what will fit, for how
-long, and what to do about what is missing.
+"""What this machine is, whether each method agrees with torch on it, and which runs fit.
 
 The findings are JSON values (`examine`), which `text` lays out for a terminal.
 """
 
-import textwrap
+import importlib.util
+import os
+import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from repro.experiments import estimates, selftests, surroundings
-from repro.experiments.surroundings import GIB, Facts
+from repro import datasets, paths, terminal
+from repro.experiments import self_tests
+from repro.measure import accelerator, describe_device, memory_state
+from repro.measure.files import cache_folder
+from repro.records import RecordError, check_writable, commit_state, library_versions
 
-WIDTH = 98
-_LOW_DISK_BYTES = 2 * GIB
-_NO_DATA: Facts = {"found": {}, "missing": [], "searched": []}
+GIB = 2**30
+_COPIED_BYTES, _REPEATS = 256 * 2**20, 5
 _BUSY = 1.5  # processes that want each core, beyond which times say little
+_NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+_OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
+# The most that a run of profile `gpu` holds, as ``run --profile gpu --dry-run`` finds it.
+LARGEST_GIB: dict[str, float] = {}
+
+Facts = dict[str, Any]
 
 
 def examine(
@@ -31,223 +42,46 @@ def examine(
         tell: Called with a line before each part that takes seconds.
 
     Returns:
-        JSON values: `software`, `host`, `device`, `links`, `disk`, `data`, `selftests`, `failed`
-        (how many of them), `pace`, `estimates`, `problems` (what could not be found out),
-        `to_do` (what is missing, and what to do), `seconds`.
+        JSON values: `software`, `host`, `device`, `links` (bytes per second of copies), `disk`,
+        `data`, `selftests`, `failed` (how many of them), `largest` (the most that a run of each
+        paper holds, and whether it fits), `problems` (what could not be found out), `to_do`
+        (what is missing, and what to do), `seconds`.
 
     Raises:
         UsageError: `root` or `$REPRO_DATA` is no folder.
     """
-    start = time.perf_counter()
-    problems: list[dict[str, str]] = []
+    start, problems = time.perf_counter(), []
 
     def part(name: str, find: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return find()
         except Exception as error:  # of a device or driver; all else is still reported
-            problems.append({"part": name, "why": selftests.said(error)})
+            problems.append({"part": name, "why": self_tests.first_line(error)})
             return otherwise
 
-    facts: Facts = {
-        "software": surroundings.software(),
-        "host": surroundings.host(),
-        "device": part(
-            "the device",
-            lambda: surroundings.device_facts(device),
-            {"device": device, "type": device.partition(":")[0], "name": "unknown"},
-        ),
-    }
+    unknown = {"device": device, "type": device.partition(":")[0], "name": "unknown"}
+    nothing: Facts = {"found": {}, "missing": [], "searched": []}
+    facts: Facts = {"software": software(), "host": host()}
+    facts["device"] = part("the device", lambda: device_facts(device), unknown)
     tell("copying memory")
-    facts["links"] = part("copying memory", lambda: surroundings.links(device), [])
-    facts["disk"] = surroundings.disk(root)
-    facts["data"] = part("datasets", lambda: surroundings.data_found(root), _NO_DATA)
-    checked = selftests.run_all(device, tell)
-    facts["selftests"] = [one.to_json() for one in checked]
-    facts["failed"] = sum(one.status == "failed" for one in checked)
-    tell("timing a training step")
-    pace = estimates.measure_pace(device)
-    facts["pace"] = {"ratio": pace.ratio, "what": pace.what}
-    host_bytes = facts["host"]["available_bytes"]
-    device_bytes = facts["device"].get("free_bytes", host_bytes)
-    facts["estimates"] = [
-        one.to_json()
-        for one in estimates.estimate_all(device, device_bytes, host_bytes, pace, root)
+    facts["links"] = part("copying memory", lambda: links(device), [])
+    facts["disk"] = disk(root)
+    facts["data"] = part("datasets", lambda: data_found(root), nothing)
+    facts["selftests"] = []
+    for test in self_tests.TESTS:
+        tell(f"self-test of {test.paper}: {test.text}")
+        facts["selftests"].append(self_tests.run(test, device))
+    facts["failed"] = sum(one["status"] == "failed" for one in facts["selftests"])
+    free = facts["device"].get("free_bytes", facts["host"]["available_bytes"]) / GIB
+    facts["largest"] = [
+        {"paper": paper, "profile": "gpu", "gib": gib, "fits": gib <= free}
+        for paper, gib in LARGEST_GIB.items()
+        if facts["device"]["type"] != "cpu"  # quick holds less than 1 GiB
     ]
     facts["problems"] = problems
-    facts["to_do"] = list(_to_do(facts))
+    facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts)]
     facts["seconds"] = time.perf_counter() - start
     return facts
-
-
-def _to_do(facts: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of things to ask)
-    """Yield what is missing or broken, and a command or an action for each."""
-
-    def entry(what: str, do: str) -> dict[str, str]:
-        return {"what": what, "do": do}
-
-    device, host, software = facts["device"], facts["host"], facts["software"]
-    for one in facts["selftests"]:
-        if one["status"] == "failed":
-            yield entry(
-                f"self-test of {one['paper']} failed: {one['text']}",
-                f"python -m pytest tests/{one['paper']} in a checkout shows where",
-            )
-    for one in facts["problems"]:
-        yield entry(f"{one['part']}: {one['why']}", "mend that, then run doctor again")
-    if host["nvidia_driver"] and host["accelerator"] is None:
-        if software["torch_built_for"] == "CPU only":
-            do = "pip install a torch built for CUDA (pytorch.org/get-started says which)"
-        else:
-            do = "nvidia-smi says what ails the driver; CUDA_VISIBLE_DEVICES may hide the device"
-        yield entry("an NVIDIA driver is here, and torch finds no device", do)
-    elif host["accelerator"] is None:
-        yield entry("no accelerator: gpu and paper would take days", "use --profile quick here")
-    elif device["type"] == "cpu":
-        kind = host["accelerator"]
-        yield entry(f"a {kind} device is here, and was not looked at", f"doctor --device {kind}")
-    if software["compiler"] is None:
-        yield entry("no C++ compiler: no chunked allocator", "apt-get install g++, or set $CXX")
-    for disk in facts["disk"]:
-        if disk["problem"]:
-            variable = {"results": "REPRO_RESULTS", "caches": "REPRO_CACHE", "data": "REPRO_DATA"}
-            do = f"export {variable[disk['for']]}=FOLDER, with one that can be written"
-            yield entry(f"{disk['for']} cannot be written to {disk['folder']}", do)
-        elif (disk["free_bytes"] or 0) < _LOW_DISK_BYTES:
-            yield entry(f"little disk for {disk['for']}", f"free some of {disk['folder']}")
-    if facts["data"]["missing"]:
-        missing = ", ".join(facts["data"]["missing"])
-        yield entry(f"datasets not here: {missing}", "python -m repro data; see data/README.md")
-    for extra in dict.fromkeys(one["extra"] for one in software["missing_modules"]):
-        names = [one["module"] for one in software["missing_modules"] if one["extra"] == extra]
-        yield entry(
-            f"not installed: {', '.join(names)}",
-            f"make setup, or pip install '.[{extra}]' in a checkout",
-        )
-    for one in facts["estimates"]:
-        if one["fits"] is False:
-            yield entry(
-                f"{one['paper']} {one['profile']}: its largest runs want more memory than is free",
-                "they end as out of memory or failed, which is recorded; the others run",
-            )
-    load = host["load"]
-    if load is not None and load > _BUSY * host["cores"]:
-        yield entry(
-            f"other processes keep the cores busy (load {load:.1f} on {host['cores']})",
-            "measure when they have ended: times of today are too long",
-        )
-
-
-def text(facts: Facts) -> str:
-    """Lay findings out for a terminal, within 98 columns where the names of folders allow."""
-    parts = [
-        _table(list(_machine(facts))),
-        _section("Self-tests (relative difference, of what is allowed)", _selftests(facts)),
-        _section("What fits, and how long it takes (estimates)", _estimates(facts)),
-        _section("What to do", _advice(facts)),
-        "\n".join(_wrapped(_verdict(facts), 0)),
-    ]
-    return "\n\n".join(parts)
-
-
-def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
-    software, host, device = facts["software"], facts["host"], facts["device"]
-    versions = software["versions"]
-    yield "Python", f"{software['python']} on {software['system']}"
-    built = software["torch_built_for"]
-    yield "torch", f"{versions['torch']} (built for {built}), torchvision {versions['torchvision']}"
-    if software["commit"]:
-        yield "repro", software["commit"][:10] + (" with changes" if software["dirty"] else "")
-    yield "compiler", software["compiler"] or "none"
-    yield "cores", f"{host['cores']} ({host['processor']}), torch uses {torch.get_num_threads()}"
-    memory = (host["available_bytes"], host["memory_bytes"])
-    yield "host memory", "{} free of {}".format(*map(gib, memory))
-    if device["type"] == "cpu":
-        yield "device", "cpu"
-    else:
-        driver = f", driver {device['driver']}" if device.get("driver") else ""
-        yield "device", f"{device['device']}, {device['name']}{driver}"
-        if "free_bytes" in device:
-            memory = (device["free_bytes"], device["memory_bytes"])
-            yield "its memory", "{} free of {}".format(*map(gib, memory))
-    for link in facts["links"]:
-        yield link["copy"], f"{link['bytes_per_s'] / 1e9:.1f} GB/s"
-    for disk in facts["disk"]:
-        state = "cannot be written" if disk["problem"] else f"{gib(disk['free_bytes'])} free"
-        yield f"{disk['for']} in", f"{disk['folder']}: {state}"
-    yield "datasets", ", ".join(facts["data"]["found"]) or "none"
-
-
-def _selftests(facts: Facts) -> list[str]:
-    rows: list[tuple[str, ...]] = []
-    for one in facts["selftests"]:
-        difference = ""
-        if one["status"] == "ok":
-            difference = f"{one['difference']:.0e} of {one['tolerance']:.0e}"
-            if not one["difference"]:
-                difference = "the same"
-        rows.append((one["status"], one["paper"], one["text"], difference))
-    lines = _aligned(rows)
-    for number, one in reversed(list(enumerate(facts["selftests"]))):
-        if one["why"]:
-            lines[number + 1 : number + 1] = _wrapped(one["why"], 11)
-    return lines
-
-
-def _estimates(facts: Facts) -> list[str]:
-    rows: list[tuple[str, ...]] = [
-        ("paper", "profile", "runs", "time", "memory wanted", "fits", "data")
-    ]
-    for one in facts["estimates"]:
-        seconds = one["seconds"]
-        rows.append(
-            (
-                one["paper"],
-                one["profile"],
-                str(one["runs"]),
-                estimates.NO_RATE if seconds is None else duration(seconds),
-                _memory(one),
-                {True: "yes", False: "no", None: "?"}[one["fits"]],
-                ", ".join(dict.fromkeys(name or "(none)" for name in one["data"].values())) or "–",
-            )
-        )
-    pace = facts["pace"]
-    ratio = "" if pace["what"].startswith("not measured") else f", times {pace['ratio']:.2f}"
-    texts = dict.fromkeys(one["source"] for one in facts["estimates"] if one["seconds"])
-    sources = ", ".join(dict.fromkeys(s.partition(",")[0] for s in texts)) or "no reference record"
-    note = (
-        f"Time: seconds of {sources}{ratio} ({pace['what']}). Memory: of tensors of the "
-        "largest run, by the same records or from its settings; ? is not known before it has run. "
-        f"{estimates.NO_RATE}: no reference record of this kind of device under this profile. "
-        "(none): that part of the paper is not run without its data."
-    )
-    return [*_aligned(rows), *_wrapped(note, 2)]
-
-
-def _memory(one: Facts) -> str:
-    device, host = one["device_bytes"], one["host_bytes"]
-    if host is None:
-        return "?" if device is None else gib(device)
-    return f"{gib(host)} host" if device is None else f"{gib(device)} + {gib(host)} host"
-
-
-def _advice(facts: Facts) -> list[str]:
-    lines = []
-    for one in facts["to_do"]:
-        lines += _wrapped(f"- {one['what']}", 2, "  ")
-        lines += _wrapped(f"-> {one['do']}", 4, "   ")
-    return lines or ["  nothing is missing"]
-
-
-def _verdict(facts: Facts) -> str:
-    count, ran = len(facts["selftests"]), sum(o["status"] == "ok" for o in facts["selftests"])
-    said = (
-        f"All {count} self-tests passed" if ran == count else f"{ran} of {count} self-tests passed"
-    )
-    said = f"{said}, in {facts['seconds']:.0f} s. "
-    profile = "quick" if facts["device"]["type"] == "cpu" else "gpu"
-    if broken(facts):
-        return said + "Do not trust what this machine computes before the failures are mended."
-    return said + f"Next: python -m repro run --profile {profile}, or make reproduce-all."
 
 
 def broken(facts: Facts) -> bool:
@@ -255,55 +89,211 @@ def broken(facts: Facts) -> bool:
     return bool(facts["failed"] or facts["problems"])
 
 
-def _section(title: str, lines: list[str]) -> str:
-    return "\n".join([title, *lines])
+def software() -> Facts:
+    """Return versions, what torch was built for, and which extras are missing."""
+    commit, dirty = commit_state()
+    built = {name: getattr(torch.version, name, None) for name in ("cuda", "hip")}
+    missing = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": library_versions(),
+        "torch_built_for": next((f"{name} {v}" for name, v in built.items() if v), "CPU only"),
+        "commit": commit,
+        "dirty": dirty,
+        "missing_modules": [{"module": name, "extra": _OPTIONAL[name]} for name in missing],
+    }
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    wide = max(len(name) for name, _ in rows)
-    lines = []
-    for name, value in rows:
-        first, *others = textwrap.wrap(value, WIDTH - wide - 2, break_long_words=False) or [""]
-        lines += [f"{name:<{wide}}  {first}", *(" " * (wide + 2) + more for more in others)]
-    return "\n".join(lines)
+def host() -> Facts:
+    """Return the host's cores and memory; what is available minds a container's limit."""
+    described = describe_device("cpu")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cores": cores,
+        "processor": described["name"],
+        "memory_bytes": described["memory_bytes"],
+        "available_bytes": memory_state("cpu").limit_bytes,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        # There is a GPU's driver, whatever torch sees.
+        "nvidia_driver": any(path.exists() for path in _NVIDIA),
+        "accelerator": accelerator.present(),
+    }
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lay rows out in columns, a line each; a last column that is too wide goes on below itself."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    before = sum(width + 2 for width in wide[:-1]) + 2
-    lines = []
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)]
-        first, *others = textwrap.wrap(row[-1], max(20, WIDTH - before)) or [""]
-        line = "  ".join(["", *cells[:-1], first]).rstrip()
-        lines.append("\n".join([line, *(" " * before + other for other in others)]))
-    return lines
-
-
-def _wrapped(line: str, indent: int, further: str = "") -> list[str]:
-    space = " " * indent
-    return textwrap.wrap(
-        line,
-        WIDTH,
-        initial_indent=space,
-        subsequent_indent=space + further,
-        break_long_words=False,
-        break_on_hyphens=False,
+def device_facts(device: str) -> Facts:
+    """Return the facts of a device that a record keeps, and its free bytes."""
+    free = (
+        {"free_bytes": accelerator.free_and_total_bytes(device)[0]}
+        if accelerator.is_accelerator(device)
+        else {}
     )
+    return {"device": device} | describe_device(device) | free
 
 
-def gib(count: float) -> str:
-    """Return bytes as GiB, or as MiB where they are few."""
-    if count >= 20 * GIB:
-        return f"{count / GIB:.0f} GiB"
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
+def links(device: str) -> list[Facts]:
+    """Measure the bytes per second that are copied to a device and back, or within a CPU's memory.
+
+    Best of 5 copies of 256 MiB, or of less where there is less memory.
+    """
+    queued, free = accelerator.is_accelerator(device), memory_state("cpu").limit_bytes
+    if queued:
+        free = min(free, accelerator.free_and_total_bytes(device)[0])
+    nbytes = max(2**20, min(_COPIED_BYTES, free // 16))
+
+    def measured(name: str, target: torch.Tensor, source: torch.Tensor) -> Facts:
+        times = []
+        for _ in range(_REPEATS + 1):  # the first one warms up
+            accelerator.synchronize(device)
+            start = time.perf_counter()
+            target.copy_(source, non_blocking=name.startswith("pinned"))
+            accelerator.synchronize(device)
+            times.append(time.perf_counter() - start)
+        rate = nbytes / max(min(times[1:]), 1e-9)
+        return {"copy": name, "bytes": nbytes, "bytes_per_s": rate}
+
+    on_host = torch.zeros(nbytes, dtype=torch.uint8)
+    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    if not queued:
+        return [measured("memory copy", there, on_host)]
+    pinned = accelerator.empty_pinned(nbytes, device, torch.uint8).zero_()
+    found = [
+        measured(f"{kind} memory {way} the device", *pair)
+        for kind, memory in (("pinned", pinned), ("pageable", on_host))
+        for way, pair in (("to", (there, memory)), ("from", (memory, there)))
+    ]
+    del pinned
+    accelerator.empty_pinned_cache(device)
+    return found
 
 
-def duration(seconds: float) -> str:
-    """Return a time in one unit, as coarse as an estimate is."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.1f} days"
+def disk(root: str | None) -> list[Facts]:
+    """Return of the folders of results, caches and data what is free, and why one is unusable."""
+    places = (
+        ("results", paths.results_dir() / "local", "REPRO_RESULTS"),
+        ("caches", cache_folder(), "REPRO_CACHE"),
+        ("data", paths.data_roots(root)[0], "REPRO_DATA"),
+    )
+    facts = []
+    for name, folder, variable in places:
+        found: Facts = {"for": name, "folder": str(folder), "variable": variable}
+        found |= {"free_bytes": None, "problem": None}
+        try:
+            nearest = next(p for p in (folder, *folder.parents) if p.exists())
+            found["free_bytes"] = shutil.disk_usage(nearest).free
+            if name != "data":  # which is read only, but by a download
+                check_writable(nearest, name, "name another folder")
+        except (RecordError, OSError) as error:
+            found["problem"] = str(error)
+        facts.append(found)
+    return facts
+
+
+def data_found(root: str | None) -> Facts:
+    """Return the datasets that can be loaded, by name, and those that are not there."""
+    present = datasets.available(root)
+    if (times := datasets.find_times(root)) is not None:
+        present[datasets.TIMES] = f"at {times}"
+    known = (*datasets.NAMES, datasets.TIMES)
+    return {
+        "found": present,
+        "missing": [name for name in known if name not in present],
+        "searched": [str(folder) for folder in paths.data_roots(root)],
+    }
+
+
+def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of things to ask)
+    """Yield what is missing or broken, and a command or an action for each."""
+    device, host, software = facts["device"], facts["host"], facts["software"]
+    for one in facts["selftests"]:
+        if one["status"] == "failed":
+            what = f"self-test of {one['paper']} failed: {one['text']}: {one['why']}"
+            yield what, f"python -m pytest tests/{one['paper']} in a checkout shows where"
+        elif one["status"] == "not run":  # which only the allocator is, for lack of a compiler
+            yield one["why"], "apt-get install g++, or set $CXX"
+    for one in facts["problems"]:
+        yield f"{one['part']}: {one['why']}", "mend that, then run doctor again"
+    if host["nvidia_driver"] and host["accelerator"] is None:
+        do = "nvidia-smi says what ails the driver; CUDA_VISIBLE_DEVICES may hide the device"
+        if software["torch_built_for"] == "CPU only":
+            do = "pip install a torch built for CUDA (pytorch.org/get-started says which)"
+        yield "an NVIDIA driver is here, and torch finds no device", do
+    elif host["accelerator"] is None:
+        yield "no accelerator: gpu and paper would take days", "use --profile quick here"
+    elif device["type"] == "cpu":
+        kind = host["accelerator"]
+        yield f"a {kind} device is here, and was not looked at", f"doctor --device {kind}"
+    for one in facts["disk"]:
+        if one["problem"]:
+            do = f"export {one['variable']}=FOLDER, with one that can be written"
+            yield f"{one['for']} cannot be written to {one['folder']}", do
+        elif one["free_bytes"] < 2 * GIB:
+            yield f"little disk for {one['for']}", f"free some of {one['folder']}"
+    if facts["data"]["missing"]:
+        missing = ", ".join(facts["data"]["missing"])
+        yield f"datasets not here: {missing}", "python -m repro data; see data/README.md"
+    for one in software["missing_modules"]:
+        do = f"make setup, or pip install '.[{one['extra']}]' in a checkout"
+        yield f"not installed: {one['module']}", do
+    for one in facts["largest"]:
+        if not one["fits"]:
+            do = "it ends as out of memory, which is recorded; the others run"
+            yield f"{one['paper']}: the largest run holds {one['gib']:g} GiB, more than is free", do
+    if host["load"] is not None and host["load"] > _BUSY * host["cores"]:
+        what = f"other processes keep the cores busy (load {host['load']:.1f} on {host['cores']})"
+        yield what, "measure when they have ended: times of today are too long"
+
+
+def text(facts: Facts) -> str:
+    """Lay findings out for a terminal."""
+    tests = facts["selftests"]
+    whys = any(one["why"] for one in tests)
+    tables = (
+        [{"": name, "this machine": value} for name, value in _machine(facts)],
+        [
+            {"result": one["status"], "method": one["paper"], "compared": one["text"]}
+            | {"difference": _number(one["difference"]), "allowed": _number(one["tolerance"])}
+            | ({"why": one["why"]} if whys else {})
+            for one in tests
+        ],
+        [
+            {"paper": one["paper"], "largest run of profile gpu": _gib(one["gib"] * GIB)}
+            | {"fits": "yes" if one["fits"] else "no"}
+            for one in facts["largest"]
+        ],
+        [{"what": one["what"], "what to do": one["do"]} for one in facts["to_do"]],
+    )
+    passed = sum(one["status"] == "ok" for one in tests)
+    count = f"All {passed}" if passed == len(tests) else f"{passed} of {len(tests)}"
+    profile = "quick" if facts["device"]["type"] == "cpu" else "gpu"
+    last = f"Next: python -m repro run --profile {profile}, or make reproduce-all."
+    if broken(facts):
+        last = "Do not trust what this machine computes before the failures are mended."
+    verdict = f"{count} self-tests passed, in {facts['seconds']:.0f} s. {last}"
+    return "\n\n".join([*(terminal.table(rows) for rows in tables if rows), verdict])
+
+
+def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
+    for part in ("software", "host", "device"):
+        for key, value in facts[part].items():
+            if isinstance(value, float):
+                value = f"{value:.3g}"
+            name = "" if key == part else f" {key.removesuffix('_bytes').replace('_', ' ')}"
+            if isinstance(value, dict):
+                value = ", ".join(f"{library} {version}" for library, version in value.items())
+            if value and not isinstance(value, list):
+                yield part + name, _gib(value) if key.endswith("_bytes") else str(value)
+    for link in facts["links"]:
+        yield link["copy"], f"{link['bytes_per_s'] / 1e9:.1f} GB/s"
+    for one in facts["disk"]:
+        state = "cannot be written" if one["problem"] else f"{_gib(one['free_bytes'])} free"
+        yield f"{one['for']} in", f"{one['folder']}: {state}"
+    yield "datasets", ", ".join(facts["data"]["found"]) or "none"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0e}" if value else "none"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.3g} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from repro.measure.datasheets import LAUNCH_S, REACHED, Device
 from repro.measure.memory import MemoryMeter
 
 
@@ -29,8 +30,22 @@ class Work:
         """Floating-point operations of all matrix products and convolutions."""
         return sum(flops for flops, _, _ in self.operations)
 
+    def seconds(self, device: Device) -> float:
+        """Estimate the time on a device: each operation computes or moves, whichever is longer.
 
-class Rehearsed(TorchDispatchMode):
+        Operations are not fused, and a data sheet's rates are reached by the share `REACHED`.
+        """
+        return sum(
+            max(
+                flops / (REACHED * (device.low_flops if low else device.flops)),
+                moved / (REACHED * device.bandwidth),
+                LAUNCH_S,
+            )
+            for flops, moved, low in self.operations
+        )
+
+
+class NotedOperations(TorchDispatchMode):
     """Notes what every operation under it computes and moves."""
 
     def __init__(self) -> None:
@@ -110,9 +125,18 @@ def imagined(ones: bool = True) -> Iterator[None]:
                         part._buffers[name] = buffer.to(kind)
         return module
 
+    def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        # torch's own copies a storage, which there is none of.
+        copied = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            copied = nn.Parameter(copied, tensor.requires_grad)
+        memo[id(tensor)] = copied
+        return copied
+
     with (
         FakeTensorMode(),
         mock.patch.object(nn.Module, "to", to),
+        mock.patch.object(Tensor, "__deepcopy__", deepcopy),
         _Ones() if ones else nullcontext(),
     ):
         yield
@@ -136,6 +160,6 @@ def first_steps(
     ]
     with MemoryMeter("cpu", resident=tensors) as meter:
         step()
-        with Rehearsed() as noted:
+        with NotedOperations() as noted:
             step()
     return meter.peak_bytes, Work(tuple(noted.operations))

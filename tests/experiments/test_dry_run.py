@@ -1,0 +1,140 @@
+"""Dry runs: peaks, work and time of first steps, and that every recipe starts."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from commands import command_line
+from torch import nn
+
+from repro.experiments import PAPERS, doctor, load_paper
+from repro.experiments.dry_run import FAILS, NO_STEP, UNTRIED, try_first_steps
+from repro.experiments.mbs import runs
+from repro.measure import MemoryMeter
+from repro.measure.datasheets import GIB, Device
+from repro.measure.fake_tensors import Work, first_steps, imagined
+from repro.training import plain_step
+
+OWN = {"classification": "flowers102", "segmentation": "carvana"}
+
+
+def toy_step(count):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = plain_step(model, nn.functional.cross_entropy, optimizer, "cpu")
+    inputs, labels = torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.int64)
+    return partial(step, inputs, labels), [model, inputs, labels]
+
+
+def test_peak_and_work_of_first_steps():
+    step, (model, *tensors) = toy_step(4)
+    with MemoryMeter("cpu", resident=[*model.parameters(), *tensors]) as meter:
+        step()
+        step()
+    with imagined():
+        peak, work = first_steps(*toy_step(4))
+    assert peak == meter.peak_bytes
+    # A product and a sum each, thrice for the linear layer; the first layer needs no gradient of
+    # its input.
+    assert work.flops == 4 * (3 * 2 * 512 * 5 + 2 * 2 * 8 * 64 * 27)
+
+
+def test_an_operation_takes_the_longer_of_computing_and_moving():
+    device = Device("toy", flops=1e9, low_flops=2e9, bandwidth=1e6, memory_bytes=1)
+    computes, moves, short = (10**9, 8, False), (8, 10**6, False), (1, 1, False)
+    assert Work((computes,)).seconds(device) == pytest.approx(2.5)
+    assert Work(((10**9, 8, True),)).seconds(device) == pytest.approx(1.25)  # in 16 bits
+    assert Work((moves,)).seconds(device) == pytest.approx(2.5)
+    assert Work((short,)).seconds(device) == pytest.approx(5e-6)
+    assert Work((computes, moves)).seconds(device) == pytest.approx(5.0)
+
+
+def test_low_precision_is_of_all_parameters_and_buffers():
+    with imagined():
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).to("cpu", torch.bfloat16)
+        kinds = {name: value.dtype for name, value in model.state_dict().items()}
+        assert kinds.pop("1.num_batches_tracked") == torch.int64
+        assert set(kinds.values()) == {torch.bfloat16}
+        model(torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)).sum().backward()
+
+
+@pytest.mark.thorough
+def test_resnet101_fits_the_papers_card_as_in_the_paper():
+    paper = load_paper("mbs")
+    found = [
+        try_first_steps(paper, runs.training("paper", "ResNet-101", OWN, *sizes))
+        for sizes in ((8, None), (16, None), (16, 8))
+    ]
+    assert [one.result for one in found] == ["starts", "out of memory", "starts"]
+    undivided, _, streamed = found
+    assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes, rel=0.02)
+    assert undivided.model == "ResNet, 42.7 M parameters" and undivided.images == "3×224×224"
+    assert 2 * streamed.steps == undivided.steps
+
+
+def test_a_recipe_that_cannot_start_fails():
+    paper = load_paper("mbs")
+    run = runs.training("paper", "U-Net", OWN, 16, None, "low")
+    cut = replace(run, config=run.config | {"augment": {"crop_size": 4000}})
+    assert "crop_size=(4000, 4000) does not fit" in try_first_steps(paper, cut).result
+    odd = replace(run, config=run.config | {"model": {"name": "unet", "widht": 4}})
+    assert try_first_steps(paper, odd).result.startswith(f"{FAILS}ValueError: ")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("profile", ["gpu", "paper"])
+@pytest.mark.parametrize("key", PAPERS)
+def test_every_run_starts(key, profile):
+    paper = load_paper(key)
+    chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+    runs = {r for artefact in paper.artefacts.values() for r in artefact.runs(profile, chosen)}
+    found = {run: try_first_steps(paper, run) for run in runs}
+    for run, one in found.items():
+        fits = one.result == "out of memory" and run.experiment in ("step", "train", "measured")
+        assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run
+    if profile == "gpu":
+        peak = max(one.peak_bytes or 0 for one in found.values()) / GIB
+        assert peak == pytest.approx(doctor.LARGEST_GIB[key], rel=0.05)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    monkeypatch.setattr("repro.experiments.arguments.default_profile", lambda: "quick")
+    return command_line(monkeypatch, capsys)
+
+
+def test_the_command_computes_nothing(command, tmp_path):
+    given = ("run", "adaptive/figure7", "--profile", "paper", "--dry-run", "--on", "A100")
+    code, out, _ = command(*given)
+    assert code == 0 and "cannot be tried without the device: it starts processes" in out
+    assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
+
+
+@pytest.mark.thorough
+def test_choices_are_of_the_whole_plan(command):
+    # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
+    given = ("run", "adaptive", "--profile", "paper", "--dry-run", "--only", "strategy=best")
+    code, out, err = command(*given)
+    assert code == 0, err
+    assert "adaptive/figure10" in out and "adaptive/table1" not in out
+    code, _, err = command(*given[:-1], "strategy=worst")
+    assert code == 2 and "no run of the plan has strategy=worst" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((), "add --profile gpu or paper"),
+        (("--profile", "smoke"), "add --profile gpu or paper"),
+        (("--profile", "gpu", "--on", "abacus"), "--on is 'abacus'; choose GTX 1080, RTX 3090"),
+        (("--device", "cpu"), "takes no --device; leave it out"),
+        (("--dataset", "digits"), "takes no --dataset; leave it out"),
+        (("--data", "."), "takes no --data; leave it out"),
+        (("--address", "auto"), "takes no --address; leave it out"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(given, says, command):
+    code, _, err = command("run", "mbs/table1", "--dry-run", *given)
+    assert code == 2 and says in err
