@@ -157,7 +157,9 @@ def write_report(
                 judged = summary.verdicts(paper, artefact, results)
                 chapters += _section(source, artefact, results, judged, path)
             rows += judged
-    words = [f"- **{word}**: {report.markdown(said)}." for word, said in (WORDS | SETTINGS).items()]
+    words = [
+        f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
+    ]
     head = [
         "# Five papers, checked",
         report.markdown(summary.lead_of(rows)),
