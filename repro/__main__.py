@@ -654,7 +654,7 @@ def main() -> NoReturn:
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {console.one_line(str(message))}\n"
     )
-    raise SystemExit(console.carry_out(_command, lambda error: console.explained(error, PROGRAM)))
+    raise SystemExit(console.carry_out(_command, PROGRAM))
 
 
 def _command() -> int:
