@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -139,15 +138,6 @@ class TestCommands:
         code, out, err = run("show", "dualbatch/table6", "--profile", "smoke")
         assert (code, err) == (0, "") and "ImageNet, B_S: 12 of 12" in out
 
-    def test_show_without_records(self, run, results_folder):
-        code, out, _ = run("show", "mbs/table4", "--profile", "smoke")
-        assert code == 0 and "Not run yet." in out and "not run" in out
-        assert not results_folder.exists()
-
-    def test_show_a_whole_paper(self, run, reproduced):
-        code, out, _ = run("show", "mbs")
-        assert code == 0 and all(f"mbs/table{n}:" in out for n in range(1, 6))
-
     def test_status(self, run, reproduced):
         code, out, err = run("status", "--json")
         assert (code, err) == (0, "")
@@ -249,96 +239,6 @@ class TestCommands:
 
 
 SMOKE = ("--profile", "smoke", "--device", "cpu")
-
-# The command, and what the line must name.
-BAD_INPUT = {
-    "unknown paper": (("run", "vgg", *SMOKE), ["'vgg'", "mbs"]),
-    "unknown paper, shown": (("show", "vgg/table1"), ["'vgg'", "mbs"]),
-    "unknown artefact": (("run", "mbs/table9", *SMOKE), ["'mbs/table9'", "mbs/table4"]),
-    "unknown artefact, shown": (("show", "mbs/table9"), ["'mbs/table9'", "mbs/figure3"]),
-    "unknown artefact, drawn": (
-        ("figure", "mbs/table9", "--out", "x.svg"), ["'mbs/table9'", "mbs/figure3"],
-    ),
-    "a paper, drawn": (("figure", "mbs", "--out", "x.svg"), ["whole paper", "mbs/figure3"]),
-    "an artefact without a figure": (
-        ("figure", "mbs/table2", "--out", "x.svg"), ["has no figure", "mbs/figure3"],
-    ),
-    "a figure without records": (
-        ("figure", "mbs/figure3", "--profile", "paper", "--out", "x.svg"),
-        ["no records", "run mbs/figure3"],
-    ),
-    "an unknown format": (("figure", "mbs/figure3", "--out", "x.gif"), ["'gif'", "svg, pdf or"]),
-    "no format": (("figure", "mbs/figure3", "--out", "x"), ["names no format", "svg, pdf or"]),
-    "a figure that is a folder": (
-        ("figure", "mbs/figure3", "--format", "svg", "--out", "."), ["'.' is a folder"],
-    ),
-    "a figure that cannot be written": (
-        ("figure", "mbs/figure3", "--out", "/proc/no/x.svg"), ["cannot be written", "/proc/no"],
-    ),
-    "unknown profile": (("run", "mbs", "--profile", "fast"), ["'fast'", "smoke, quick, long, gpu"]),
-    "unknown profile, shown": (("show", "mbs", "--profile", "fast"), ["'fast'", "smoke"]),
-    "unknown profile, status": (("status", "--profile", "fast"), ["'fast'", "smoke"]),
-    "unknown profile, report": (("report", "--profile", "fast"), ["'fast'", "smoke"]),
-    "unknown profile, notebooks": (("notebooks", "--profile", "fast"), ["'fast'", "view"]),
-    "the profile view": (("run", "--profile", "view"), ["'view'", "computes none", "smoke"]),
-    "unknown dataset": (("run", *SMOKE, "--dataset", "mnist"), ["'mnist'", "digits", "synthetic"]),
-    "unfit dataset": (("run", *SMOKE, "--dataset", "imagenet"), ["'imagenet'", "digits, photos"]),
-    "unknown dataset, data": (("data", "mnist"), ["'mnist'", "cifar10"]),
-    "unknown device": (("run", "mbs", "--profile", "smoke", "--device", "tpu"), ["tpu", "cpu"]),
-    "absent device": (("run", *SMOKE[:2], "--device", "cuda:99"), ["cuda:99", "'cpu'"]),
-    "no seeds": (("run", *SMOKE, "--seeds", "0"), ["'0'", "(3)", "(0,5,7)"]),
-    "negative seeds": (("run", *SMOKE, "--seeds", "-3"), ["'-3'", "(3)"]),
-    "wrong seeds": (("run", *SMOKE, "--seeds", "1,x"), ["'1,x'", "(0,5,7)"]),
-    "absent mini-batch": (
-        ("run", "mbs/table5", *SMOKE, "--only", "mini_batch=17"), ["mini_batch=17", "16, 32"],
-    ),
-    "no such key": (("run", "mbs", *SMOKE, "--only", "batch=4"), ["batch=4", "mini_batch"]),
-    "a choice without a value": (("run", "mbs", *SMOKE, "--only", "batch"), ["KEY=VALUE"]),
-    "unknown reference": (("show", "mbs/table4", "--from", "tpu"), ["'tpu'", "local"]),
-    "unknown reference, report": (("report", "--from", "tpu"), ["'tpu'", "local"]),
-    "unknown notebook": (("notebooks", "99_none"), ["'99_none'", "01_mbs"]),
-    "unknown option": (("run", "--color", "red"), ["--color"]),
-    "unknown command": (("reproduce",), ["reproduce"]),
-    "a parameter without a value": (("notebooks", "-p", "profile"), ["'profile'", "NAME=VALUE"]),
-    "unknown engine": (
-        ("run", "dualbatch/table5", *SMOKE, "--set", "engine=dask"), ["'dask'", "local, ray"],
-    ),
-    "unknown engine, shown": (
-        ("show", "dualbatch/table5", "--set", "engine=dask"), ["'dask'", "local, ray"],
-    ),
-    "unknown key, shown": (("show", "mbs/table3", "--set", "zzz=1"), ["'zzz'", "their keys are"]),
-    "a key that is no plain value": (
-        ("run", "mbs", *SMOKE, "--set", "dataset={}"), ["'dataset'", "their keys are"],
-    ),
-    "a seed beyond 32 bits": (("run", *SMOKE, "--seeds", "99999999999,"), ["99999999999"]),
-    "unknown profile, verify": (("verify", "mbs", "--profile", "fast"), ["'fast'", "smoke"]),
-    "no data folder, verify": (("verify", "mbs", "--data", "no/such"), ["no/such"]),
-    "a paper without engines": (
-        ("run", "mbs", *SMOKE, "--set", "engine=ray"), ["'engine'", "their keys are"],
-    ),
-    "missing dataset": (
-        ("run", "mbs", "--profile", "quick", "--device", "cpu", "--dataset", "flowers102"),
-        ["flowers102", "$REPRO_DATA", "synthetic", "the network is closed"],
-    ),
-    "a data folder that is not there": (
-        ("run", "mbs/figure2", *SMOKE, "--data", "no/such/folder"), ["no/such/folder"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", BAD_INPUT)
-def test_bad_input_ends_with_one_line_and_nothing_is_lost(run, reproduced, kind):
-    arguments, named = BAD_INPUT[kind]
-    before = snapshot(reproduced)
-    code, out, err = run(*arguments)
-    assert code == 2
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
-    for text in named:
-        assert text in err
-    assert "Traceback" not in err
-    assert snapshot(reproduced) == before
 
 
 @pytest.mark.parametrize(
@@ -484,32 +384,6 @@ def test_output_that_goes_nowhere(results_folder):
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\xfd7zXZ\x00\x00\x04 and then nothing"])
-def test_a_corrupt_archive(run, results_folder, tmp_path, content):
-    (tmp_path / "flowers5.tar.xz").write_bytes(content)
-    options = ("--profile", "quick", "--device", "cpu", "--data", str(tmp_path))
-    code, out, err = run("run", "mbs/table4", *options, "--dataset", "flowers5")
-    assert code == 2 and out == ""
-    assert len(err.splitlines()) == 1
-    assert "flowers5.tar.xz" in err
-    assert (tmp_path / "flowers5.tar.xz").read_bytes() == content
-    assert not results_folder.exists()
-
-
-def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypatch):
-    """It is told before anything is worked out, and what is there stays."""
-    monkeypatch.setattr(showing, "load_paper", None)
-    (tmp_path / "file").write_text("")
-    os.mkfifo(tmp_path / "pipe")
-    for target in (tmp_path / "file" / "x.md", tmp_path / "pipe", Path("/dev/null"), tmp_path):
-        code, out, err = run("report", "--output", str(target))
-        assert code == 2 and out == ""
-        named = target.parent if target.name == "x.md" else target
-        assert len(err.splitlines()) == 1 and str(named) in err
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-
-
 def test_a_report_leaves_other_files_alone(run, results_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(showing, "PAPERS", [])
     (tmp_path / "x.tmp").write_text("mine")
@@ -625,14 +499,6 @@ class TestPlantedRecords:
                 texts.append(check_page(item._repr_html_()))
                 assert all(c.isprintable() or c == "\n" for c in repr(item))
         assert sum(SEEN in text for text in texts) >= 2
-
-
-def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path / "file"))
-    code, _, err = run("run", "mbs/figure2", *SMOKE)
-    assert code == 2
-    assert len(err.splitlines()) == 1 and str(tmp_path / "file") in err
 
 
 def test_a_defect_of_ours_keeps_its_traceback(run, monkeypatch):
