@@ -169,6 +169,7 @@ recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, and examp
 # Not --quiet, which would keep warnings from --strict.
 docs: $(STAMP)  ## build the site of docs and notebooks into build/site, and follow every link
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@$(REPRO) report --output build/report/report.md
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built build/site/index.html"
 
@@ -178,7 +179,7 @@ lab: $(STAMP)  ## open the notebooks in JupyterLab
 data: $(STAMP)  ## download the datasets that the network allows, say what it could not
 	@$(REPRO) data
 
-report: $(STAMP)  ## count the verdicts and write the HTML report
+report: $(STAMP)  ## count the verdicts and write the report as Markdown
 	@$(REPRO) report $(if $(PROFILE),--profile "$$PROFILE")
 
 status: $(STAMP)  ## say which records of this machine are missing or failed

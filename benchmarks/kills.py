@@ -201,13 +201,13 @@ def check_library(folder: Path) -> int | None:
 def write_page(folder: Path, number: int) -> None:
     """Write the report, of no paper."""
     showing.PAPERS = ()  # type: ignore[assignment]
-    showing.write_report(output=str(folder / "report.html"))
+    showing.write_report(output=str(folder / "report.md"))
 
 
 def check_page(folder: Path) -> int | None:
     """The page is whole; then it is written again."""
-    page = folder / "report.html"
-    assert not page.exists() or page.read_text(encoding="utf-8").endswith("</html>")
+    page = folder / "report.md"
+    assert not page.exists() or page.read_text(encoding="utf-8").startswith("# Five papers")
     write_page(folder, 0)
     return None
 

@@ -18,6 +18,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+REPORT = ROOT / "build" / "report"  # of `make docs`: python -m repro report --output ...
 PAGES = {
     "README.md": "index.md",
     "data/README.md": "data.md",
@@ -77,6 +78,9 @@ def on_files(files: Files, config) -> Files:
     for notebook in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         name = f"notebooks/{notebook.name}"
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    for file in sorted(REPORT.rglob("*.*")):
+        name = file.relative_to(REPORT).as_posix()
+        files.append(File(name, str(REPORT), config.site_dir, config.use_directory_urls))
     texts = {file.src_uri: file.content_string for file in files if file.src_uri.endswith(".md")}
     linked = {
         match[2].partition("#")[0]: None
@@ -101,7 +105,11 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
     name = page.file.src_uri
     if name == "index.md":
         page.meta["hide"] = ["navigation"]  # it would name this page alone
-    return markdown if name.startswith(("source/", "notebooks/")) else rewritten(markdown, name)
+    return (
+        markdown
+        if name.startswith(("source/", "notebooks/", "report.md"))
+        else rewritten(markdown, name)
+    )
 
 
 def on_page_content(html: str, page, config, files: Files) -> str:

@@ -445,9 +445,9 @@ def status(
 def report(
     profile: Profile = None,
     reference: Reference = None,
-    output: Annotated[str | None, option(help="Path of the HTML file.")] = None,
+    output: Annotated[str | None, option(help="Path of the Markdown file.")] = None,
 ) -> None:
-    """Write the HTML report of all papers; print its path and how many claims got which verdict."""
+    """Count the verdicts; write every claim, table and figure as Markdown, and print its path."""
     from repro import terminal
     from repro.experiments import arguments, showing, summary
 
@@ -455,7 +455,7 @@ def report(
         arguments.check_profile(profile)
     rows, path = showing.write_report(profile, reference, output)
     typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
-    typer.echo(f"HTML report: {path}")
+    typer.echo(f"report: {path}")
 
 
 @app.command()
@@ -541,7 +541,7 @@ def main() -> NoReturn:
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {console.one_line(str(message))}\n"
     )
-    raise SystemExit(console.carry_out(_command, lambda error: console.explained(error, PROGRAM)))
+    raise SystemExit(console.carry_out(_command, PROGRAM))
 
 
 def _command() -> int:

@@ -1,10 +1,10 @@
-"""Start kernels whose replies are not missed; needs jupyter_client, part of the notebook extra.
+"""Kernels whose replies are not missed: needs jupyter_client, a part of the notebook extra.
 
-nbclient sends a message to the kernel whenever a widget's output changes, through jupyter_client,
-which sends past the event loop. A reply that arrives in that moment then wakes nobody, and the
-client waits for it forever. Asking again every second finds it.
+nbclient sends past the event loop whenever a widget's output changes; a reply that arrives in that
+moment wakes nobody, and jupyter_client waits for it forever. Asking again every second finds it.
 """
 
+import time
 from queue import Empty
 from typing import Any
 
@@ -19,24 +19,15 @@ POLL_S = 1.0
 class PatientChannel(AsyncZMQSocketChannel):
     """A channel that asks its socket again while it waits."""
 
-    async def get_msg(  # type: ignore[override]
-        self, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """Return the next message.
-
-        Raises:
-            Empty: None came within `timeout` seconds; None waits for ever.
-        """
-        left = timeout
+    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:  # type: ignore[override]
+        """Return the next message; raise `Empty` after `timeout` seconds, never for None."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
-            turn = POLL_S if left is None else min(left, POLL_S)
             try:
-                return await super().get_msg(turn)
+                return await super().get_msg(max(0.0, min(POLL_S, end - time.monotonic())))
             except Empty:
-                if left is not None:
-                    left -= turn
-                    if left <= 0:
-                        raise
+                if time.monotonic() >= end:
+                    raise
 
 
 class PatientClient(AsyncKernelClient):

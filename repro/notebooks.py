@@ -1,11 +1,9 @@
-"""Execute the notebooks by papermill, rejecting what papermill lets pass."""
+"""Execute the notebooks by papermill."""
 
-import ast
 import base64
-import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,12 @@ FOLDER = paths.notebooks_dir()
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 UNRUN = "Run all cells (Run > Run All Cells) for the sliders; they need a running kernel."
+# How a parameter is read, by the type that a notebook declares for it.
+_READ: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": ({"True": True, "False": False}.__getitem__, "True or False"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def find(names: Sequence[str]) -> list[Path]:
 
 
 def parse_parameter(text: str) -> tuple[str, str]:
-    """Read ``NAME=VALUE``; the value may be quoted, as in Python.
+    """Read ``NAME=VALUE``.
 
     Raises:
         UsageError: There is no equals sign.
@@ -56,21 +60,10 @@ def parse_parameter(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(f"parameter {text!r} is not of the form NAME=VALUE, such as seeds=0,5,7")
-    literal = _literal(value)
-    return name, literal if isinstance(literal, str) else value
+    return name, value
 
 
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-
-
-def check(chosen: Sequence[Path], parameters: Mapping[str, Any]) -> None:
+def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
     """Refuse parameters that a notebook does not have or cannot use, before any of them runs.
 
     Raises:
@@ -91,19 +84,16 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, Any]) -> None:
             f"no reference records of device {values['reference']!r}; choose among "
             f"{', '.join(dict.fromkeys(devices)) or 'none, there are no reference records'}"
         )
-    check_writable(
-        _target_folder(),
-        "executed notebooks",
-        "free some space, make the folder writable, or name another one in $REPRO_RESULTS",
-    )
+    advice = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
+    check_writable(_target_folder(), "executed notebooks", advice)
 
 
 def _target_folder() -> Path:
     return paths.results_dir() / "local" / "notebooks"
 
 
-def _typed(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with the types that a notebook declares for them."""
+def _typed(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return parameters as a notebook declares them; papermill only warns of an unknown one."""
     papermill = _papermill()
     try:
         known = papermill.inspect_notebook(str(path))
@@ -112,30 +102,17 @@ def _typed(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
             f"notebook {path} cannot be read ({type(error).__name__}: {error}); bring it back as "
             f"it was: git checkout {path.name}"
         ) from error
-    unknown = sorted(set(parameters) - set(known))
-    if unknown:
-        raise UsageError(
-            f"notebook {path.stem} has no parameter {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(known))}"
-        )
-    return {
-        name: _value(name, value, known[name]["inferred_type_name"])
-        for name, value in parameters.items()
-    }
-
-
-def _value(name: str, value: Any, kind: str) -> Any:
-    wanted = _TYPES.get(kind)
-    if isinstance(value, str) and wanted is not str:
-        value = _literal(value)
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if wanted is not None and type(value) is not wanted:
-        examples = {"str": "a text", "int": "a whole number", "float": "a number"}
-        raise UsageError(
-            f"parameter {name} is {value!r}; give {examples.get(kind, 'True or False')}"
-        )
-    return value
+    typed = {}
+    for name, text in parameters.items():
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise UsageError(f"notebook {path.stem} has no parameter {name}; it has {names}")
+        read, example = _READ.get(known[name]["inferred_type_name"], (str, ""))
+        try:
+            typed[name] = read(text)
+        except (KeyError, ValueError) as error:
+            raise UsageError(f"parameter {name} is {text!r}; give {example}") from error
+    return typed
 
 
 def _papermill() -> Any:
@@ -151,59 +128,59 @@ def _papermill() -> Any:
         ) from error
 
 
-def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
-    """Run a notebook with parameters and export it to HTML, unless nothing changed since.
-
-    papermill only logs a parameter that the notebook does not have; here it is an error.
-
-    Raises:
-        UsageError: A parameter is unknown or of another type, or papermill is not installed.
-    """
+def _run(path: Path, parameters: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Return a notebook after papermill executed it, and why it failed if it did."""
     papermill = _papermill()
     import nbformat
-    from nbconvert import HTMLExporter
 
     from repro._kernels import PatientManager
 
-    parameters = _typed(path, parameters)
-    if isinstance(data := parameters.get("data"), str) and data:
-        parameters["data"] = str(paths.data_roots(data)[0])
-    target = _target_folder() / path.name
-    stamp = target.with_suffix(".stamp")
-    state = _state(path, parameters)
-    if stamp.exists() and stamp.read_bytes() == state.encode() and target.exists():
-        return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
-    failure = None
-    with replacing(target) as temporary:
+    with tempfile.TemporaryDirectory() as folder, _same_folders():
+        target, failure = Path(folder, path.name), None
         try:
-            with _same_folders():
-                papermill.execute_notebook(
-                    str(path),
-                    str(temporary),
-                    parameters=parameters,
-                    kernel_name="python3",  # whatever kernel the notebook was last saved with
-                    progress_bar=False,
-                    extra_arguments=QUIET_KERNEL,
-                    cwd=str(paths.home() if paths.INSTALLED else FOLDER),
-                    kernel_manager_class=PatientManager,
-                )
+            papermill.execute_notebook(
+                str(path),
+                str(target),
+                parameters=parameters,
+                kernel_name="python3",  # whatever kernel the notebook was last saved with
+                progress_bar=False,
+                extra_arguments=QUIET_KERNEL,
+                cwd=str(paths.home() if paths.INSTALLED else FOLDER),
+                kernel_manager_class=PatientManager,
+            )
         except papermill.PapermillExecutionError as error:
             failure = f"{error.ename}: {error.evalue}"  # the notebook shows how far it came
         except RuntimeError as error:  # of the kernel, such as one that memory ran out for
             failure = str(error)
-        executed = nbformat.read(temporary, as_version=4)
-        executed.metadata.get("papermill", {})["output_path"] = str(target)
-        nbformat.write(executed, temporary)
-    page, _ = HTMLExporter().from_filename(str(target))
+        return nbformat.read(target, as_version=4), failure and printable(failure)
+
+
+def _write(notebook: Any, path: Path) -> None:
+    import nbformat
+
+    with replacing(path) as temporary:
+        nbformat.write(notebook, temporary)
+
+
+def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
+    """Run a notebook with parameters, and keep it and an HTML copy of it among the results.
+
+    Raises:
+        UsageError: As in `check`.
+    """
+    typed = _typed(path, parameters)
+    if typed.get("data"):
+        typed["data"] = str(paths.data_roots(typed["data"])[0])
+    executed, failure = _run(path, typed)
+    target = _target_folder() / path.name
+    executed.metadata.get("papermill", {})["output_path"] = str(target)
+    _write(executed, target)
+    from nbconvert import HTMLExporter
+
     with replacing(target.with_suffix(".html")) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(HTMLExporter().from_notebook_node(executed)[0], encoding="utf-8")
     if failure is not None:
-        return Outcome(f"{path.stem}: FAILED, {printable(failure)}; see {target}", True)
-    # A notebook that computes adds records: what it saw is what stands after it.
-    with replacing(stamp) as temporary:
-        temporary.write_text(_state(path, parameters), encoding="utf-8")
+        return Outcome(f"{path.stem}: FAILED, {failure}; see {target}", True)
     return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
 
 
@@ -222,60 +199,39 @@ def refresh(path: Path) -> Outcome:
             "the notebooks of an installed package stay as they are; refresh those of a checkout, "
             "or execute them: leave --refresh out"
         )
+    _papermill()
     import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
-    from repro._kernels import PatientManager
 
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if "opening" in cell.metadata.get("tags", ()):
             cell.source, pictures = opening(path.stem)
-            cell.attachments = {
-                name: {"image/png": base64.b64encode(png).decode()}
-                for name, png in pictures.items()
-            }
-    context = {"metadata": {"path": str(FOLDER)}}
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        resources=context,
-        extra_arguments=QUIET_KERNEL,
-        kernel_manager_class=PatientManager,
-    )
-    client.reset_execution_trackers()
-    try:
-        # Not `client.execute()`, which takes Ctrl-C for the end of the kernel alone.
-        with _same_folders(), client.setup_kernel():
-            for number, cell in enumerate(notebook.cells):
-                client.execute_cell(cell, number, execution_count=client.code_cells_executed + 1)
-    except CellExecutionError as error:
-        failure = printable(f"{error.ename}: {error.evalue}")
+            encoded = {name: base64.b64encode(png).decode() for name, png in pictures.items()}
+            cell.attachments = {name: {"image/png": text} for name, text in encoded.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder, path.name)
+        nbformat.write(notebook, given)
+        executed, failure = _run(given, {})
+    if failure is not None:
         return Outcome(f"{path.stem}: FAILED, {failure}; left as it was", True)
-    except RuntimeError as error:  # of the kernel
-        return Outcome(f"{path.stem}: FAILED, {printable(str(error))}; left as it was", True)
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
+    executed.metadata = {"kernelspec": executed.metadata["kernelspec"]}
+    for cell in executed.cells:
+        tags = cell.metadata.get("tags")
+        cell.metadata = {"tags": tags} if tags else {}
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
             for output in cell.outputs:
                 if (data := output.get("data", {})) and data.pop(WIDGET, None):
                     data["text/plain"] = UNRUN
-    with replacing(path) as temporary:
-        nbformat.write(notebook, temporary)
+    _write(executed, path)
     return Outcome(f"{path.stem}: outputs refreshed")
 
 
 def opening(name: str) -> tuple[str, dict[str, bytes]]:
-    """Return what stands under a notebook's title, told of the reference records.
+    """Return the Markdown under a notebook's title, by the reference records, and its pictures.
 
     Args:
         name: The notebook's, without ending.
-
-    Returns:
-        Markdown, and the pictures that it shows as attachments: PNG by name.
     """
     from repro.experiments import PAPERS, load_paper, story
     from repro.experiments.query import find_source
@@ -302,17 +258,3 @@ def _same_folders() -> Iterator[None]:
         yield
     finally:
         os.environ.update(before)
-
-
-def _state(path: Path, parameters: Mapping[str, Any]) -> str:
-    """Hash all that an executed notebook depends on: itself, the package, records, data root."""
-    digest = hashlib.sha256(json.dumps(dict(parameters), sort_keys=True).encode())
-    digest.update(os.environ.get("REPRO_DATA", "").encode())
-    sources = [path, *sorted(paths.PACKAGE.rglob("*.py")), *sorted(paths.PACKAGE.rglob("*.toml"))]
-    for source in sources:
-        digest.update(source.read_bytes())
-    for folder in (paths.results_dir(), paths.SHIPPED):
-        for record in sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl.gz")]):
-            # Of a link itself, which may lead nowhere; and a name need not be text.
-            digest.update(os.fsencode(record) + f" {record.lstat().st_mtime_ns}".encode())
-    return digest.hexdigest()

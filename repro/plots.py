@@ -131,55 +131,6 @@ def _draw_seeds(
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def epoch_curves(
-    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
-    ylabels: Sequence[str],
-    width: float = 3.4,
-) -> Figure:
-    """Draw quantities by epoch, mean over seeds; bars at the end are one standard deviation.
-
-    Args:
-        panels: By title, then by label, the curves of all seeds.
-        ylabels: One for each panel; panels stand in rows of two.
-        width: Of a panel, in inches; its height is in proportion.
-    """
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = new_axes(rows, columns, width * columns + 0.3, 0.62 * width * rows + 0.6)
-    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    for axis, (title, lines), ylabel in zip(axes.flat, panels.items(), ylabels, strict=False):
-        for label, seeds in lines.items():
-            if not seeds:
-                continue
-            values = np.asarray(seeds, dtype=float)  # (seeds, epochs)
-            epochs = np.arange(1, values.shape[1] + 1)
-            number = labels.index(label)
-            colour, mean = PALETTE[number % 10], values.mean(0)
-            axis.plot(
-                epochs,
-                mean,
-                color=colour,
-                lw=1.6,
-                label=label,
-                ms=4,
-                marker=MARKERS[number % 10],
-                markevery=max(1, len(epochs) // 8),
-            )
-            if len(values) > 1:  # bands of so many curves would hide each other
-                std = values[:, -1].std(ddof=1)
-                shift = 0.06 * len(epochs) * (1 + number) / len(labels)
-                axis.vlines(
-                    epochs[-1] + shift, mean[-1] - std, mean[-1] + std, color=colour, lw=1.6
-                )
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="epoch", ylabel=ylabel)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    legend_below(figure, 3 if max(map(len, labels), default=0) > 12 else 5)
-    return figure
-
-
 def against_mini_batch(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]],
     refused: Mapping[str, Collection[float]],

@@ -83,9 +83,22 @@ def markdown(text: str) -> str:
 
 
 # As entities, which neither Markdown nor a page of it takes for a beginning of anything.
-_ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~"}
+_ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~|"}
 # MathJax reads the finished page: only what stands in an element of its own is no formula to it.
 _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
+
+
+def markdown_table(frame: "pd.DataFrame") -> str:
+    """Return a data frame as a Markdown table, in which text is text."""
+    head = "|".join(map(markdown, map(str, frame.columns)))
+    rows = [
+        "|".join(
+            "<br>".join(map(markdown, evidence_lines(str(column), cell_text(value)).splitlines()))
+            for column, value in zip(frame.columns, row, strict=True)
+        )
+        for row in frame.itertuples(index=False)
+    ]
+    return "\n".join(f"|{row}|" for row in [head, "|".join(["---"] * frame.shape[1]), *rows])
 
 
 def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
@@ -261,11 +274,3 @@ def _show_texts_as_they_are(figure: "Figure") -> None:
             text.set_parse_math(False)
             if (shown := printable(text.get_text())) != text.get_text():
                 text.set_text(shown)
-
-
-TABLE_STYLE = """
-table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
-table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
-       text-align: left !important; vertical-align: top; }
-table.repro thead th { border-bottom: 2px solid #48536a; }
-"""

@@ -5,6 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from repro.report import cell_text, evidence_lines, is_text, printable
@@ -13,9 +14,6 @@ WIDE = 180  # columns of prose and long cells in a pipe, which has no width of i
 NARROW = 40
 _GAP = 2  # spaces between columns
 _LONGEST = 40  # characters of a word that is never folded
-# While there is room, cells of so many characters are not folded, such as 87.16 ± 0.33, and a
-# column of sentences has at least so many.
-_WHOLE, _SENTENCE = 14, 30
 
 
 def width() -> int | None:
@@ -99,70 +97,56 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
         column: [evidence_lines(column, cell_text(row.get(column))) for row in rows]
         for column in columns
     }
-    needed, count = _least(columns, cells, 0), len(columns)
-    while limit is not None and count > 1 and _least(columns[:count], cells, 0) > limit:
-        count -= 1
+    bounds = {column: _bounds([*texts, column]) for column, texts in cells.items()}
+    ends = list(accumulate(least + _GAP for least, _ in bounds.values()))
+    count = sum(end - _GAP <= limit for end in ends[1:]) + 1 if limit else len(columns)
+    shown = columns[:count]
     lines = [prose(printable(title)), ""] if title else []
-    lines.append(_drawn(columns[:count], cells, limit or max(WIDE, needed)))
+    lines.append(_drawn({column: cells[column] for column in shown}, bounds, limit))
     if count < len(columns):
         left_out = "; ".join(map(printable, columns[count:]))
-        lines.append(
-            prose(
-                f"Left out at {limit} columns: {left_out}. {needed} columns show all, and so does "
-                "a pipe, such as | less -S."
-            )
-        )
+        advice = f"{ends[-1] - _GAP} columns show all, and so does a pipe, such as | less -S."
+        lines.append(prose(f"Left out at {limit} columns: {left_out}. {advice}"))
     return "\n".join(lines)
 
 
-def _least(columns: Sequence[str], cells: Mapping[str, Sequence[str]], whole: int) -> int:
-    """Return the least width of these columns side by side."""
-    return sum(_bounds(c, cells[c], whole)[0] for c in columns) + _GAP * (len(columns) - 1)
-
-
-def _bounds(column: str, texts: Sequence[str], whole: int) -> tuple[int, int]:
-    """Return the least and the largest width of a column.
-
-    Cells up to `whole` characters are not folded; 0 folds all between words.
-    """
+def _bounds(texts: Sequence[str]) -> tuple[int, int]:
+    """Return the least and the largest width of a column: of a word, and of a line."""
     from rich.cells import cell_len
 
-    lines = [line for text in texts for line in text.split("\n")]
-    longest = max(map(cell_len, [*lines, column]))
-    words = max([cell_len(word) for text in [*texts, column] for word in text.split()], default=0)
-    kept = max([cell_len(line) for line in lines if cell_len(line) <= whole], default=0)
-    sentences = column in ("claim", "evidence", "means") and whole
-    least = max(min(words, _LONGEST), kept, min(longest, _SENTENCE) if sentences else 1)
-    return least, max(least, longest)
+    word = max(cell_len(word) for text in texts for word in [*text.split(), ""])
+    line = max(cell_len(line) for text in texts for line in text.split("\n"))
+    return min(word, _LONGEST), max(1, line)
 
 
-def _drawn(columns: Sequence[str], cells: Mapping[str, Sequence[str]], limit: int) -> str:
+def _drawn(
+    cells: Mapping[str, Sequence[str]], bounds: Mapping[str, tuple[int, int]], limit: int | None
+) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    whole = _WHOLE if _least(columns, cells, _WHOLE) <= limit else 0
-    bounds = [_bounds(column, cells[column], whole) for column in columns]
-    room = limit - _GAP * (len(columns) - 1)
+    gaps = _GAP * (len(cells) - 1)
+    room = (limit or max(WIDE, sum(bounds[column][0] for column in cells) + gaps)) - gaps
     # Short columns stay as they are; the long ones share what is left.
-    level = max([1, *(most for _, most in bounds)])
-    while level > 1 and sum(max(least, min(most, level)) for least, most in bounds) > room:
+    level = max([1, *(most for _, most in bounds.values())])
+    while level > 1 and sum(max(bounds[c][0], min(bounds[c][1], level)) for c in cells) > room:
         level -= 1
     drawn = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True
     )
-    for position, (column, (least, most)) in enumerate(zip(columns, bounds, strict=True)):
-        left = position == 0 or is_text(column, cells[column])
+    for position, (column, texts) in enumerate(cells.items()):
+        least, most = bounds[column]
         drawn.add_column(
             Text(printable(column)),
-            justify="left" if left else "right",
+            justify="left" if position == 0 or is_text(column, texts) else "right",
             width=max(least, min(most, level)),
             overflow="fold",
         )
-    for texts in zip(*(cells[column] for column in columns), strict=True):
-        drawn.add_row(*map(Text, texts))
-    console = Console(width=max(limit, 1), color_system=None, legacy_windows=False)
+    for row in zip(*cells.values(), strict=True):
+        drawn.add_row(*map(Text, row))
+    console = Console(width=max(room + gaps, 1), color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -1,11 +1,13 @@
 """The notebooks as they stand, and the runner on tiny ones."""
 
 import ast
+import asyncio
 import json
 import os
 import re
 import sys
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -54,32 +56,25 @@ def test_every_paper_has_its_notebook_and_there_is_an_overview():
 
 class TestAsTheyStand:
     @named
-    def test_exactly_one_parameters_cell_with_types_and_help(self, path):
-        (cell,) = [cell for cell in cells(path, "code") if "parameters" in tags(cell)]
-        lines = source(cell).splitlines()
-        assert lines and all(PARAMETER.match(line) for line in lines), lines
-        values = {}
-        exec(source(cell), values)
-        assert values["profile"] == "view"
-        # Nothing comes before but text, and nothing is derived in it.
-        first = next(c for c in read(path)["cells"] if c["cell_type"] == "code")
-        assert tags(first) == ["parameters"]
-        for node in ast.parse(source(cell)).body:
-            assert isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant)
-
-    @named
-    def test_all_notebooks_have_the_same_parameters(self, path):
+    def test_parameters_come_first_with_types_and_help_the_same_in_all(self, path):
         """`python -m repro notebooks --profile quick` sets them for all."""
-        (cell,) = [cell for cell in cells(path, "code") if "parameters" in tags(cell)]
-        defined = [line.split(":")[0] for line in source(cell).splitlines()]
+        first = cells(path, "code")[0]
+        assert [cell for cell in cells(path, "code") if "parameters" in tags(cell)] == [first]
+        lines = source(first).splitlines()
+        assert all(PARAMETER.match(line) for line in lines), lines
+        defined = [line.split(":")[0] for line in lines]
         assert defined == ["profile", "device", "data", "seeds", "reference"]
+        assert lines[0].startswith('profile: str = "view"')
 
     @named
-    def test_the_kernel_is_whatever_python3_is_here(self, path):
+    def test_metadata_kernel_and_size(self, path):
         metadata = read(path)["metadata"]
-        assert metadata["kernelspec"]["name"] == "python3"
+        assert metadata["kernelspec"]["name"] == "python3" and read(path)["nbformat"] == 4
         assert set(metadata) <= {"kernelspec", "language_info"}
-        assert read(path)["nbformat"] == 4
+        for cell in read(path)["cells"]:
+            assert set(cell["metadata"]) <= {"tags"}, "papermill's or a widget's metadata is left"
+            assert set(tags(cell)) <= {"parameters", "opening", "nbval-ignore-output"}
+        assert path.stat().st_size <= 2**20
 
     @named
     def test_cells_were_executed_in_order(self, path):
@@ -99,13 +94,6 @@ class TestAsTheyStand:
         text = re.sub(r'"image/png": "[^"]*"', "", path.read_text())  # any letters are in there
         pattern = r"/(home|root|work|tmp|Users|opt|usr|var|mnt)/|[A-Z]:\\\\|ipykernel_\d"
         assert not re.search(pattern, text), re.search(pattern, text)
-
-    @named
-    def test_size_and_metadata(self, path):
-        assert path.stat().st_size <= 2**20
-        for cell in read(path)["cells"]:
-            assert set(cell["metadata"]) <= {"tags"}, "papermill's or a widget's metadata is left"
-            assert set(tags(cell)) <= {"parameters", "opening", "nbval-ignore-output"}
 
     @named
     def test_only_listed_cells_are_left_uncompared(self, path):
@@ -166,20 +154,21 @@ class TestAsTheyStand:
             assert f"session.{end}()" in code
 
 
-def tiny(folder: Path, name: str = "01_tiny", code: str = "print(profile, count + 1)") -> Path:
-    def cell(text: str, *tags: str) -> dict[str, Any]:
-        return {
-            "cell_type": "code", "execution_count": None, "id": str(abs(hash(text)))[:8],
-            "metadata": {"tags": list(tags)}, "outputs": [], "source": text,
-        }  # fmt: skip
-
+def tiny(
+    folder: Path, name: str = "01_tiny", code: str = "print(profile)", opening: str = ""
+) -> Path:
+    """Write a notebook of two code cells, on a kernel that is nowhere."""
+    format_ = pytest.importorskip("nbformat").v4
     parameters = 'profile: str = "view"  # which\ncount: int = 1  # how many'
-    notebook = {
-        "cells": [cell(parameters, "parameters"), cell(code)],
-        "metadata": {"kernelspec": {"name": "nowhere", "display_name": "x", "language": "python"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    tagged = {"metadata": {"tags": ["parameters"]}}
+    notebook = format_.new_notebook(
+        cells=[
+            *[format_.new_markdown_cell(opening, metadata={"tags": ["opening"]})][: len(opening)],
+            format_.new_code_cell(parameters, **tagged),
+            format_.new_code_cell(code),
+        ],
+        metadata={"kernelspec": {"name": "nowhere", "display_name": "x", "language": "python"}},
+    )
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.ipynb").write_text(json.dumps(notebook))
     return folder / f"{name}.ipynb"
@@ -203,87 +192,57 @@ class TestRunner:
             with pytest.raises(UsageError, match=r"unknown notebook .*choose among 01_one, 02_two"):
                 notebooks.find(["01_one", name])
 
-    @pytest.mark.parametrize(
-        ("text", "parsed"),
-        [("count=3", ("count", "3")), ("name=quick", ("name", "quick")), ("x=", ("x", "")),
-         ("x='3'", ("x", "3")), ("x=a=b", ("x", "a=b")), ("x=0,5,7", ("x", "0,5,7"))],
-    )  # fmt: skip
-    def test_parameters(self, text, parsed):
-        assert notebooks.parse_parameter(text) == parsed
-
-    @pytest.mark.parametrize(
-        ("given", "kind", "value"),
-        [("3", "int", 3), ("3", "str", "3"), ("0,5,7", "str", "0,5,7"), ("3", "float", 3.0),
-         ("1e-3", "float", 1e-3), ("True", "bool", True), (3, "int", 3), ("x", "None", "x"),
-         ("3", "None", 3)],
-    )  # fmt: skip
-    def test_parameters_have_the_types_that_the_notebook_declares(self, given, kind, value):
-        parsed = notebooks._value("x", given, kind)
-        assert parsed == value and type(parsed) is type(value)
-
-    @pytest.mark.parametrize(
-        ("given", "kind"),
-        [("many", "int"), ("1.5", "int"), ("True", "int"), ("1e400x", "float"), ("yes", "bool"),
-         ("1", "bool"), (3, "str"), ("[1]", "float")],
-    )  # fmt: skip
-    def test_parameters_of_another_type(self, given, kind):
-        with pytest.raises(UsageError, match=r"parameter x is .*; give "):
-            notebooks._value("x", given, kind)
-
-    @pytest.mark.parametrize("text", ["count", "=3", "a b=3", "3x=1", ""])
-    def test_wrong_parameters(self, text):
-        with pytest.raises(UsageError, match="is not of the form NAME=VALUE") as caught:
-            notebooks.parse_parameter(text)
-        assert repr(text) in str(caught.value)
-
-    def test_unknown_parameters_are_rejected_before_anything_runs(self, folder, results_folder):
+    def test_parameters_are_checked_before_anything_runs(self, folder, results_folder):
         pytest.importorskip("papermill")
         path = tiny(folder)
-        with pytest.raises(UsageError, match=r"01_tiny has no parameter cuont, x; it has count, p"):
-            notebooks.execute(path, {"cuont": 2, "x": 1, "count": "3"})
+        assert notebooks.parse_parameter("seeds=a=0,5") == ("seeds", "a=0,5")
+        for text in ("count", "=3", "a b=3", "3x=1", ""):
+            with pytest.raises(UsageError, match="is not of the form NAME=VALUE"):
+                notebooks.parse_parameter(text)
+        with pytest.raises(UsageError, match="01_tiny has no parameter cuont; it has count, p"):
+            notebooks.execute(path, {"count": "3", "cuont": "2"})
+        with pytest.raises(UsageError, match="parameter count is 'many'; give a whole number"):
+            notebooks.execute(path, {"count": "many"})
         assert not results_folder.exists()
 
     @pytest.mark.slow
-    # jupyter's own warnings are not ours
-    @pytest.mark.filterwarnings("ignore")
-    def test_executed_once_until_something_changes(self, folder, results_folder, make_record):
+    @pytest.mark.filterwarnings("ignore")  # jupyter's own
+    def test_execute(self, folder, results_folder, tmp_path, monkeypatch):
         pytest.importorskip("papermill")
-        from repro.records import local_store
-
-        path = tiny(folder)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("REPRO_DATA", ".")  # where this is typed, not where the kernel runs
+        code = "import os; print(profile, count + 1, os.environ['REPRO_DATA'])"
+        path = tiny(folder, code=code)
         given = path.read_bytes()
-        outcome = notebooks.execute(path, {"count": 3})
+        outcome = notebooks.execute(path, {"count": "3"})
         assert not outcome.failed and "done" in outcome.text
         target = results_folder / "local" / "notebooks" / "01_tiny.ipynb"
-        assert "view 4" in json.dumps(read(target))  # on a foreign kernel's name, too
-        assert "view 4" in target.with_suffix(".html").read_text()
-        assert path.read_bytes() == given
-        modified = target.stat().st_mtime_ns
-        outcome = notebooks.execute(path, {"count": 3})
-        assert "up to date" in outcome.text and target.stat().st_mtime_ns == modified
-
-        # What counts: parameters, the notebook, records, the data folder.
-        state = notebooks._state(path, {"count": 3})
-        assert notebooks._state(path, {"count": 4}) != state
-        local_store("smoke").write(make_record())
-        after_record = notebooks._state(path, {"count": 3})
-        assert after_record != state
-        odd = results_folder / "local" / os.fsdecode(b"\xff.json")
-        odd.symlink_to("nowhere")
-        assert notebooks._state(path, {"count": 3}) not in (state, after_record)
-        odd.unlink()
-
-        # A failure is told, shown, and not taken for up to date once the cause is undone.
+        shown = f"view 4 {tmp_path}"
+        assert shown in target.read_text() and shown in target.with_suffix(".html").read_text()
+        assert path.read_bytes() == given and os.environ["REPRO_DATA"] == "."
         tiny(folder, code="1 / 0")
-        outcome = notebooks.execute(path, {"count": 3})
+        outcome = notebooks.execute(path, {})
         assert outcome.failed and "FAILED, ZeroDivisionError" in outcome.text
         assert str(target) in outcome.text and "ZeroDivisionError" in target.read_text()
-        path.write_bytes(given)
-        next(results_folder.rglob("smoke/*/*.json")).unlink()
-        assert notebooks._state(path, {"count": 3}) == state
-        outcome = notebooks.execute(path, {"count": 3})
-        assert "done" in outcome.text
-        assert "view 4" in json.dumps(read(target))
+        assert list(folder.iterdir()) == [path]
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore")
+    def test_refresh(self, folder, monkeypatch):
+        pytest.importorskip("papermill")
+        monkeypatch.setattr(notebooks, "opening", lambda name: (f"# {name}", {"x.png": b"png"}))
+        code = "import sys; from ipywidgets import IntSlider; print(count, file=sys.stderr)"
+        path = tiny(folder, code=f"{code}; print(profile); display(IntSlider())", opening="old")
+        assert not notebooks.refresh(path).failed
+        head, parameters, cell = read(path)["cells"]
+        assert "".join(head["source"]) == "# 01_tiny" and "x.png" in head["attachments"]
+        assert [c["metadata"] for c in (head, parameters)] == [{"tags": ["opening"]},
+                                                              {"tags": ["parameters"]}]  # fmt: skip
+        texts = [out.get("text") or out["data"]["text/plain"] for out in cell["outputs"]]
+        assert texts == [["view\n"], [notebooks.UNRUN]] and cell["metadata"] == {}
+        before = tiny(folder, code="1 / 0").read_bytes()
+        outcome = notebooks.refresh(path)
+        assert outcome.failed and "left as it was" in outcome.text and path.read_bytes() == before
 
     def test_without_papermill_it_says_how_to_go_on(self, folder, monkeypatch):
         path = tiny(folder)
@@ -350,3 +309,28 @@ class TestSession:
         with pytest.raises(UsageError, match=named):
             Session(*arguments)
         assert not results_folder.exists()
+
+
+class TestKernels:
+    def test_a_message_that_woke_nobody_is_found_by_asking_again(self, monkeypatch):
+        kernels, waits = pytest.importorskip("repro._kernels"), []
+
+        async def get_msg(self, timeout=None):
+            waits.append(timeout)
+            if len(waits) < 3:
+                raise Empty
+            return {"found": len(waits)}
+
+        monkeypatch.setattr(kernels.AsyncZMQSocketChannel, "get_msg", get_msg)
+        channel = kernels.PatientChannel.__new__(kernels.PatientChannel)
+        assert asyncio.run(channel.get_msg()) == {"found": 3} and waits == [kernels.POLL_S] * 3
+        waits.clear()
+        with pytest.raises(Empty):
+            asyncio.run(channel.get_msg(timeout=0))
+        assert len(waits) == 1
+
+    def test_a_manager_makes_patient_clients(self):
+        kernels = pytest.importorskip("repro._kernels")
+        client = kernels.PatientManager().client()
+        assert client.shell_channel_class is kernels.PatientChannel
+        assert client.iopub_channel_class is kernels.PatientChannel

@@ -2,15 +2,14 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import command_line
 
-from repro import __main__ as cli
 from repro import datasets, notebooks, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError, golden
+from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.measure.files import cache_folder
 
@@ -23,13 +22,6 @@ NO_FOLDERS = {
     "circle": "cannot be read",
     "n" * 300: "cannot be read",
     "~nobody-of-that-name/data": "a user who is not known",
-    "": "has no name",
-}
-COMMANDS = {
-    "run": ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"),
-    "verify": ("verify", "mbs"),
-    "notebooks": ("notebooks", "00_overview"),
-    "data": ("data",),
 }
 
 
@@ -46,37 +38,19 @@ def cwd(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run a command in this process where nothing may run; return exit code, stdout and stderr."""
-
-    def refuse(*arguments, **options):
-        raise AssertionError("something ran")
-
-    for module, name in ((running, "execute"), (golden, "verify"), (notebooks, "execute"),
-                         (datasets, "download")):  # fmt: skip
-        monkeypatch.setattr(module, name, refuse)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0, *capsys.readouterr()
-
-    return run
+    """Run a command in this process where nothing may run."""
+    monkeypatch.setattr(running, "execute", None)
+    return command_line(monkeypatch, capsys)
 
 
 class TestDataFolders:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("command", COMMANDS)
     @pytest.mark.parametrize("given", NO_FOLDERS, ids=lambda given: given[:12])
-    def test_one_line_before_anything_runs(self, cwd, run, monkeypatch, command, given):
-        code, out, err = run(*COMMANDS[command], "--data", given)
+    def test_one_line_before_anything_runs(self, cwd, run, monkeypatch, given):
+        """By a variable; test_bad_input gives them as an option of each command."""
+        monkeypatch.setenv("REPRO_DATA", given)
+        code, out, err = run("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        if given:  # an empty variable is none, by convention
-            assert err.startswith(f"error: data folder {given!r} ") and NO_FOLDERS[given] in err
-            monkeypatch.setenv("REPRO_DATA", given)
-            code, out, err = run(*COMMANDS[command])
-            assert (code, out, len(err.splitlines())) == (2, "", 1)
-            assert f"{given!r} of $REPRO_DATA " in err and NO_FOLDERS[given] in err
+        assert f"{given!r} of $REPRO_DATA " in err and NO_FOLDERS[given] in err
 
     def test_in_a_notebook_and_as_a_library(self, cwd, monkeypatch):
         from repro.experiments.session import Session
@@ -105,9 +79,8 @@ class TestDataFolders:
         with pytest.raises(CorruptDatasetError):  # what is read is in the folder that was given
             datasets.load("flowers5", "data")
         for given in NO_FOLDERS:
-            if given:
-                with pytest.raises((DatasetError, OSError), match=r"older|too long"):
-                    datasets.load("flowers5", given)
+            with pytest.raises((DatasetError, OSError), match=r"older|too long"):
+                datasets.load("flowers5", given)
 
     def test_folders_that_are_there(self, cwd, monkeypatch):
         (cwd / "link").symlink_to("with spaces")

@@ -6,7 +6,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.judge import WORDS
@@ -40,19 +39,6 @@ REFUSED = {"ResNet-50": [32, 64], "U-Net": []}
 # A figure of each function, and how many labels its legend has (0: it needs none).
 FIGURES = {
     "learning_curves": (lambda: plots.learning_curves(CURVES, STYLES), 2),
-    "epoch_curves": (
-        lambda: plots.epoch_curves(
-            {
-                "PSNR": {
-                    "best": [[20.0, 21.0, 22.0]],
-                    "θ": [[19.0, NAN, 21.0], [20.0, 20.0, 22.0]],
-                },
-                "accuracy": {"noise": [[0.1, 0.2]], "none": []},
-            },
-            ["PSNR (dB)", "accuracy (%)"],
-        ),
-        3,
-    ),
     "against_mini_batch": (lambda: plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS), 4),
     "grouped_bars": (
         lambda: plots.grouped_bars(
@@ -134,59 +120,30 @@ def test_every_function_is_tested_here():
     assert public_functions() - {"new_axes", "legend_below", "sign", "styles"} == set(FIGURES)
 
 
-@pytest.fixture(params=FIGURES)
-def drawn(request) -> tuple[str, Figure, int]:
-    make, labels = FIGURES[request.param]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_have_units_and_one_legend_outside_of_them(name):
+    make, labels = FIGURES[name]
+    style = dict(plt.rcParams)
     figure = make()
     FigureCanvasAgg(figure).draw()  # a missing glyph or a layout that does not fit warns here
-    return request.param, figure, labels
-
-
-@pytest.mark.slow
-def test_a_figure_is_returned_and_none_left_open(drawn):
-    _, figure, _ = drawn
-    assert isinstance(figure, Figure)
-    assert plt.get_fignums() == []
-
-
-@pytest.mark.slow
-def test_axes_are_labelled_with_units(drawn):
-    name, figure, _ = drawn
+    assert plt.get_fignums() == [] and dict(plt.rcParams) == style
     rows = max(axis.get_subplotspec().rowspan.stop for axis in figure.axes)
     for axis in figure.axes:
         spec = axis.get_subplotspec()
         # Words on an axis say what it is; shared rows and columns are labelled once.
         named_x = any(t.get_text().strip("−-0123456789. ") for t in axis.get_xticklabels())
         named_y = any(t.get_text().strip("−-0123456789. ,") for t in axis.get_yticklabels())
-        if spec.rowspan.stop == rows:
-            assert axis.get_xlabel() or named_x, name
-        if spec.is_first_col():
-            assert axis.get_ylabel() or named_y, name
+        assert spec.rowspan.stop < rows or axis.get_xlabel() or named_x
+        assert not spec.is_first_col() or axis.get_ylabel() or named_y
         for label in (axis.get_xlabel(), axis.get_ylabel()):
-            if any(word in label for word in ("time", "memory", "accuracy", "IoU")):
-                assert "(" in label, label
-
-
-@pytest.mark.slow
-def test_the_legend_is_complete_and_outside_of_the_axes(drawn):
-    _, figure, labels = drawn
-    assert all(axis.get_legend() is None for axis in figure.axes)
+            assert "(" in label or not {"time", "memory", "accuracy", "IoU"} & {*label.split()}
+    renderer = figure.canvas.get_renderer()
     texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert len(texts) == len(set(texts)) == labels
-    renderer = figure.canvas.get_renderer()
-    for legend in figure.legends:
+    for legend in figure.legends if labels else ():
         box = legend.get_window_extent(renderer)
-        if not labels:
-            continue
-        for axis in figure.axes:
-            assert not box.overlaps(axis.get_window_extent(renderer))
-
-
-def test_the_style_of_others_is_left_alone():
-    before = dict(plt.rcParams)
-    for make, _ in FIGURES.values():
-        make()
-    assert dict(plt.rcParams) == before
+        assert not any(box.overlaps(axis.get_window_extent(renderer)) for axis in figure.axes)
 
 
 def test_learning_curves_draw_mean_and_band():
@@ -199,26 +156,6 @@ def test_learning_curves_draw_mean_and_band():
     heights = band.get_paths()[0].vertices[:, 1]
     std = np.std([10.0, 30.0], ddof=1)
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
-
-
-def test_epoch_curves_draw_means_and_end_bars():
-    seeds = [[1.0, 2.0, 3.0], [3.0, 4.0, 7.0]]
-    figure = plots.epoch_curves({"a": {"x": [[5.0]]}, "b": {"x": [], "y": seeds}}, ["θ", "θ"])
-    first, second = figure.axes
-    (dot,), (line,) = first.get_lines(), second.get_lines()
-    assert list(dot.get_ydata()) == [5.0] and not first.collections
-    assert list(line.get_xdata()) == [1, 2, 3]
-    assert line.get_ydata() == pytest.approx([2.0, 3.0, 5.0])
-    assert line.get_color() != dot.get_color()  # a colour is of a label, in every panel
-    (bar,) = second.collections
-    ((low, high),) = ([y for _, y in segment] for segment in bar.get_segments())
-    std = np.std([3.0, 7.0], ddof=1)
-    assert (low, high) == pytest.approx((5 - std, 5 + std))
-
-
-def test_an_odd_number_of_panels_leaves_no_empty_axes():
-    figure = plots.epoch_curves({name: {"x": [[1.0, 2.0]]} for name in "abc"}, ["θ"] * 3)
-    assert all(axis.lines for axis in figure.axes if axis.get_visible())
 
 
 def test_the_legend_does_not_depend_on_the_first_panel():

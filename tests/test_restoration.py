@@ -43,18 +43,12 @@ def test_what_follows_from_the_formula():
 
 
 @pytest.mark.parametrize(
-    ("shape", "other", "data_range"),
-    [((2, 3, 4, 4), (2, 3, 4, 5), 1.0), ((2, 3, 4, 4), (1, 3, 4, 4), 1.0),
-     ((1, 1, 2, 2), (1, 1, 2, 2), 0), ((1, 1, 2, 2), (1, 1, 2, 2), -1.0)],
+    ("shape", "data_range"), [((2, 3, 4, 5), 1.0), ((1, 3, 4, 4), 1.0), ((2, 3, 4, 4), 0),
+                              ((2, 3, 4, 4), float("nan"))],
 )  # fmt: skip
-def test_wrong_arguments(shape, other, data_range):
+def test_wrong_arguments(shape, data_range):
     with pytest.raises(ValueError, match=r"give equal shapes and a range above 0"):
-        psnr(torch.zeros(shape), torch.zeros(other), data_range)
-
-
-def test_a_range_that_is_no_number():
-    with pytest.raises(ValueError, match="range above 0"):
-        psnr(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2), float("nan"))
+        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape), data_range)
 
 
 class Stretched(nn.Module):

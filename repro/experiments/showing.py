@@ -1,9 +1,10 @@
-"""One artefact on the terminal, its figure in a file, or all of them as an HTML report."""
+"""One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
-from repro import page, paths, report, terminal
+from repro import paths, report, terminal
 from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
 from repro.experiments.arguments import Choices, check_target, user_path, with_changes
 from repro.experiments.design import SETTINGS, Artefact, UsageError
@@ -15,6 +16,7 @@ from repro.records import commit_state, identity, library_versions, now
 
 FORMATS = ("svg", "pdf", "png")
 OVERVIEW = "overview"
+_CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "evidence")
 _RECORD_COLUMNS = ("run", "seed", "ended", "record", "file")
 
 
@@ -130,7 +132,10 @@ def _write(path: Path, content: bytes) -> None:
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
-    """Write the HTML report; return the verdicts and its path.
+    """Write the report as Markdown, its figures into a folder beside it.
+
+    Returns:
+        The verdicts, and the path of the Markdown.
 
     Raises:
         UsageError: It cannot be written there. Of a symbolic link the file is written that it
@@ -138,38 +143,61 @@ def write_report(
     """
     path = target(output)
     check_target(path, "the report")  # before minutes are spent
-    chapters, rows = [], []
+    chapters: list[str] = []
+    rows: list[Row] = []
     for key in PAPERS:
         paper = load_paper(key)
         source = find_source(paper, profile, device)
-        sections = []
+        lead = f"{paper.citation}. Records: {source.label}."
+        chapters += [f"## {report.markdown(paper.title)}", report.markdown(lead)]
+        chapters.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
         for artefact in paper.artefacts.values():
             results = results_of(artefact, source)
             with summary.naming_bad_records(source, artefact, results):
                 judged = summary.verdicts(paper, artefact, results)
-                rows += judged
-                sections.append(
-                    page.Section(
-                        anchor=f"{key}-{artefact.name}",
-                        name=artefact.source,
-                        title=artefact.title,
-                        caption=view.full_caption(artefact, results),
-                        table=artefact.table(results),
-                        checks=summary.frame(summary.checks(artefact, results)),
-                        claims=judged,
-                        figure=artefact.figure(results) if artefact.draws else None,
-                        records=summary.frame(record_rows(source, results), _RECORD_COLUMNS),
-                    )
-                )
-        lead = f"{paper.citation}. Records: {source.label}."
-        chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
-    html = page.html_page(
-        "Five papers, checked", summary.lead_of(rows), chapters, WORDS, SETTINGS, provenance()
-    )
-    with replacing(path) as temporary:
-        # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
-        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
+                chapters += _section(source, artefact, results, judged, path)
+            rows += judged
+    words = [
+        f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
+    ]
+    head = [
+        "# Five papers, checked",
+        report.markdown(summary.lead_of(rows)),
+        report.markdown_table(summary.frame(summary.count_rows(rows))),
+        "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
+    ]
+    whole = "\n\n".join([*head, *chapters, report.markdown(provenance())])
+    # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
+    _write(path, f"{whole}\n".encode(errors="backslashreplace"))
     return rows, path
+
+
+def _section(
+    source: Source, artefact: Artefact, results: Results, judged: list[Row], path: Path
+) -> list[str]:
+    """Return the Markdown blocks of an artefact, and write its figure."""
+    parts = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
+    if artefact.draws:
+        picture = Path(f"{path.stem}_files", f"{source.paper.key}-{artefact.name}.png")
+        _write(path.parent / picture, report.figure_png(artefact.figure(results)))
+        parts.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
+    parts.append(report.markdown(view.full_caption(artefact, results)))
+    claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
+    tables = [artefact.table(results), summary.frame(claims)]
+    parts += [report.markdown_table(frame) for frame in tables if len(frame)]
+    parts += [
+        f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
+        for row in judged
+        if row.get("why_not")
+    ]
+    for name, frame in (
+        ("Checks", summary.frame(summary.checks(artefact, results))),
+        ("Records", summary.frame(record_rows(source, results), _RECORD_COLUMNS)),
+    ):
+        if len(frame):
+            parts += [f'<details markdown="1"><summary>{name} ({len(frame)})</summary>']
+            parts += [report.markdown_table(frame), "</details>"]
+    return parts
 
 
 def record_rows(source: Source, results: Results) -> list[Row]:
@@ -190,9 +218,9 @@ def record_rows(source: Source, results: Results) -> list[Row]:
 
 
 def target(output: str | None) -> Path:
-    """Return where the HTML report is written: where it was asked for, else among the results."""
+    """Return where the report is written: where it was asked for, else among the results."""
     if output is None:
-        return paths.results_dir() / "local" / "report.html"
+        return paths.results_dir() / "local" / "report.md"
     if output.endswith("/"):
         raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
     return user_path(output, "--output")
