@@ -20,6 +20,7 @@ from repro.microconv.backends import BACKENDS, Choice, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
 from repro.microconv.measuring import Bench
+from repro.microconv.tuned_kernel import TunedKernel, Workspace
 
 BACKEND = CuDNNBackend()
 GUARD = 256
@@ -384,7 +385,15 @@ def test_deterministic_algorithms_alone(stub, deterministic):
 
     before = {kind: names(kind) for kind in KINDS}
     assert before["backward_filter"] > NONDETERMINISTIC
+    kernel = Kernel("backward_data", CONVS[0])
+    first, second, out = kernel.tensors(2)
+    tuned = TunedKernel(kernel, 2, [(2, "cudnn:ALGO_0")], {}, 0, 0, 0, Workspace("cpu"))
+    tuned.run(first, second, tuple(out.shape))
+    assert len(log(stub, "run")) > 0
     deterministic()
+    stub.library.stub_reset()
+    tuned.run(first, second, tuple(out.shape))  # is left to torch
+    assert log(stub, "run") == []
     for kind in KINDS:
         assert names(kind) == before[kind] - NONDETERMINISTIC
 
