@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -60,12 +59,18 @@ OPTIMIZERS = {
 class Training:
     """An ordinary loop over a small model, with places where a test does more."""
 
+    block: OutOfCore
+
     def __init__(self, model: str = "resnet20", optimizer: str = "sgd") -> None:
         self.generator = torch.Generator().manual_seed(1)
         torch.manual_seed(0)
         self.model = MODELS[model]()
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.seen: list[object] = []
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.block.statistics
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         images = torch.randn(4, 3, 16, 16, generator=self.generator)
@@ -92,29 +97,16 @@ class Training:
         return [*self.model.state_dict().values(), *states, *grads]
 
 
-@dataclass
-class Run:
-    """What a training left."""
-
-    training: Training
-    block: OutOfCore
-
-    @property
-    def statistics(self) -> Statistics:
-        return self.block.statistics
-
-
-def run(budget: int | None, *at, model="resnet20", optimizer="sgd", n=5, **options) -> Run:
+def run(budget: int | None, *at, model="resnet20", optimizer="sgd", n=5, **options) -> Training:
     training = Training(model, optimizer)
-    with OutOfCore(budget, **options) if budget else nullcontext() as block:
+    with OutOfCore(budget, **options) if budget else nullcontext() as training.block:
         training.loop(n, *at)
-    return Run(training, block)
+    return training
 
 
-def assert_same(ours: Run | Training, plain: Run | Training) -> None:
-    one, other = (run.training if isinstance(run, Run) else run for run in (ours, plain))
-    assert one.seen == other.seen
-    assert all(torch.equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
+def assert_same(ours: Training, plain: Training) -> None:
+    assert ours.seen == plain.seen
+    assert all(torch.equal(a, b) for a, b in zip(ours.state(), plain.state(), strict=True))
 
 
 @pytest.mark.slow
