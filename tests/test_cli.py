@@ -180,7 +180,7 @@ class TestCommands:
         artefacts = [(key, a) for key in papers for a in load_paper(key).artefacts.values()]
         assert re.findall("^### (.*?): ", text, re.MULTILINE) == [a.source for _, a in artefacts]
         figures = re.findall(r"!\[.*\]\((.*)\)", text)
-        assert figures == [f"my_files/{key}-{a.name}.png" for key, a in artefacts if a.draws]
+        assert figures == [f"my_files/{key}-{a.name}.png" for key, a in artefacts if a.draw]
         assert all((path.parent / figure).read_bytes()[1:4] == b"PNG" for figure in figures)
         assert "Records (" in text and "local/smoke/mbs/" in text
 
@@ -258,8 +258,8 @@ def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command
 
 
 def test_a_defect_is_blamed_on_no_record(run, reproduced, monkeypatch):
-    table = load_paper("mbs").artefacts["table3"].exhibit
-    broken = replace(table, table=lambda results: [][0])
+    table = load_paper("mbs").artefacts["table3"]
+    broken = replace(table, rows=lambda results: [][0])
     monkeypatch.setattr("repro.experiments.mbs.sameness.TABLE3", broken)
     with pytest.raises(IndexError):
         run("show", "mbs/table3")

@@ -280,8 +280,8 @@ class TestSession:
             checked = summary.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
             assert kinds == [
-                *["VerdictList"] * bool(artefact.exhibit.claims),
-                *["Image"] * artefact.draws,
+                *["VerdictList"] * bool(artefact.claims),
+                *["Image"] * artefact.draw,
                 "Markdown",
                 *["TableView"] * short,
                 *["TableView"] * failed,

@@ -1,12 +1,13 @@
 """The five papers, and all of them together: what is run, what is shown, what is claimed."""
 
-import importlib
+from functools import cache
 
 from repro.experiments.design import Artefact, Paper, UsageError
 
 PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv", "together")
 
 
+@cache
 def load_paper(key: str) -> Paper:
     """Return a paper by its key.
 
@@ -15,8 +16,7 @@ def load_paper(key: str) -> Paper:
     """
     if key not in PAPERS:
         raise UsageError(f"unknown paper {key!r}; choose among {', '.join(PAPERS)}")
-    paper: Paper = importlib.import_module(f"repro.experiments.{key}").PAPER
-    return paper
+    return Paper.load(key)
 
 
 def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:

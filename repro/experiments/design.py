@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache
@@ -40,6 +40,7 @@ RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; e
 Results = Any  # `query.Results`, which is gathered by the plans of this module
 Chosen = Mapping[str, str]  # the dataset of each task
 Rows = Sequence[Mapping[str, Any]]  # of a table: numbers and texts by column
+Test = Callable[[Results], tuple[bool, str]]  # whether a check holds, and the numbers
 
 
 class UsageError(ValueError):
@@ -90,7 +91,8 @@ class Experiment:
         version: Part of a record's key. Raise it when the function's results change: its records
             then have to be computed anew.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
-        measures_where: A key and a value of a configuration under which it measures, too.
+        measures_where: A key of a configuration and the value with which it measures, too; without
+            a value: where the key is absent.
         timed: Metrics, at any depth, that are times or follow from times and whose names do not
             end in ``_s``; ``first_steps`` if a training's steps follow from times. The golden rerun
             leaves them out.
@@ -108,7 +110,7 @@ class Experiment:
     measures: bool = True
     trains: bool = False
     shares: bool = False
-    measures_where: tuple[str, Any] | None = None
+    measures_where: Sequence[Any] = ()
     version: int = 1
     timed: tuple[str, ...] = ()
     planned: tuple[str, ...] = ()
@@ -117,8 +119,8 @@ class Experiment:
 
     def measured(self, config: Mapping[str, Any]) -> bool:
         """Whether a run's result is a measurement, which needs the machine for itself."""
-        where = self.measures_where
-        return self.measures or (where is not None and config.get(where[0]) == where[1])
+        key, value = (*self.measures_where, None, None)[:2]
+        return self.measures or (key is not None and config.get(key) == value)
 
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
@@ -388,7 +390,7 @@ class Check:
     """
 
     text: str
-    test: Callable[[Results], tuple[bool, str]]
+    test: Test
 
     def row(self, results: Results) -> dict[str, str]:
         """Return the check as a row of a table."""
@@ -399,37 +401,75 @@ class Check:
         return {"check": self.text, "holds": "yes" if holds else "NO", "evidence": evidence}
 
 
-def check(text: str) -> Callable[[Callable[[Results], tuple[bool, str]]], Check]:
+def check(text: str) -> Callable[[Test], Check]:
     """Make a `Check` of the test that is defined below it."""
     return lambda function: Check(text, function)
 
 
 @dataclass(frozen=True)
-class Exhibit:
-    """What an artefact runs, shows and claims, as its question's module defines it.
+class Artefact:
+    """One table or figure of a paper: what it runs, shows and claims.
 
     Attributes:
-        runs: The runs it draws from, given a profile and the dataset chosen for each task.
-        table: Rows, the paper's values beside ours.
-        caption: Says what the numbers are, naming stand-in or synthetic data and simulated limits.
-        figure: Draws them.
-        claims: By key of ``paper.toml``: what gives the numbers that a claim is judged on.
-        checks: What holds by construction, by arithmetic, or by what a simulator is fed with.
-        recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
-            a command of their own makes them, of whatever size.
+        name: Such as ``table4``.
+        source: Where in the paper.
+        title: One line.
+        lead: The first sentences of its caption: what the numbers are.
+        plan: The runs it draws from, given a profile and the dataset chosen for each task.
+        rows: Of its table, the paper's values with ours.
+        draw: Draws its figure.
+        facts: Further sentences of its caption, on its records: stand-in or synthetic data,
+            simulated limits.
+        claims: By key of ``paper.toml``: the function whose numbers a claim is judged on.
+        checks: Facts by construction, by arithmetic, or by a simulator's input.
         long: Whether the profile `long` runs it.
         parts: Artefacts of the paper that it sums up, each from the records that show it by itself.
     """
 
-    runs: Callable[[str, Chosen], list[Run]]
-    table: Callable[[Results], Rows]
-    caption: Callable[[Results], str]
-    figure: Callable[[Results], Figure] | None = None
+    name: str
+    source: str
+    title: str
+    lead: str
+    plan: Callable[[str, Chosen], list[Run]]
+    rows: Callable[[Results], Rows]
+    draw: Callable[[Results], Figure] | None = None
+    facts: Callable[[Results], Iterable[str]] = lambda results: ()
     claims: Mapping[str, Callable[[Results], Cases]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
-    recorded: tuple[str, ...] = ()
     long: bool = False
     parts: tuple[str, ...] = ()
+
+    def runs(self, profile: str, chosen: Chosen) -> list[Run]:
+        """Return the runs it draws from; none under `long` where that has nothing to add."""
+        return [] if profile == LONG and not self.long else self.plan(profile, chosen)
+
+    def table(self, results: Results) -> pd.DataFrame:
+        """Return its table."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows(results)), dtype=object)
+
+    def caption(self, results: Results) -> str:
+        """Return its lead, facts about its records, and how many are missing or failed."""
+        if not results.records:
+            return f"{self.lead} Not run yet."
+        return " ".join([self.lead, *self.facts(results), *_shortcomings(results)])
+
+    def figure(self, results: Results) -> Figure:
+        """Draw it, and say in the image whose numbers it shows.
+
+        Raises:
+            ValueError: It has no figure: `draw` is None.
+        """
+        if self.draw is None:
+            raise ValueError(f"{self.name} has no figure")
+        drawn = self.draw(results)
+        if results.records:
+            from repro.experiments.view import signature
+            from repro.plots import sign
+
+            sign(drawn, signature(results, self.caption(results)))
+        return drawn
 
     def judge(self, claim: Claim, results: Results) -> Verdict:
         """Judge one of its claims; missing records make it "not run".
@@ -452,69 +492,49 @@ class Exhibit:
         return verdict
 
 
-@dataclass(frozen=True)
-class Artefact:
-    """One table or figure of a paper.
+def _shortcomings(results: Results) -> Iterable[str]:
+    """Yield a sentence for each kind of record that is missing or failed."""
+    if lacking := sum(record.status == "out_of_memory" for record in results.records):
+        yield f"{lacking} runs ran out of memory."
+    if results.failed:
+        yield f"{len(results.failed)} runs FAILED."
+    if results.missing:
+        yield f"{results.missing} of {len(results.expected)} runs are missing."
 
-    Attributes:
-        name: Such as ``table4``.
-        source: Where in the paper.
-        title: One line.
-        question: ``module:NAME`` of its `Exhibit`, imported when it is asked for.
+
+def artefact(
+    paper: str, name: str, checks: Mapping[str, Test] | Sequence[Check] = (), **functions: Any
+) -> Artefact:
+    """Return an artefact with its texts from ``[artefacts.NAME]`` of ``PAPER/paper.toml``.
+
+    Args:
+        paper: Its key.
+        name: Of the artefact.
+        checks: As they are, or by the key under which the file has their texts.
+        functions: The further attributes of `Artefact`.
     """
+    row = paper_toml(paper)["artefacts"][name]
+    if isinstance(checks, Mapping):
+        checks = [Check(row["checks"][key], test) for key, test in checks.items()]
+    texts = {key: row[key] for key in ("source", "title", "long") if key in row}
+    return Artefact(name, lead=row["caption"], checks=tuple(checks), **texts, **functions)
 
-    name: str
-    source: str
-    title: str
-    question: str
 
-    @property
-    def exhibit(self) -> Exhibit:
-        """What it runs, shows and claims."""
-        exhibit: Exhibit = imported(self.question)
-        return exhibit
+class _Artefacts(Mapping[str, Artefact]):
+    """A paper's artefacts, each question imported when it is asked for."""
 
-    def runs(self, profile: str, chosen: Chosen) -> list[Run]:
-        """Return the runs it draws from; none under `long` where that has nothing to add."""
-        if profile == LONG and not self.exhibit.long:
-            return []
-        return self.exhibit.runs(profile, chosen)
+    def __init__(self, paper: str) -> None:
+        self.here, self.rows = f"repro.experiments.{paper}", paper_toml(paper)["artefacts"]
 
-    def table(self, results: Results) -> pd.DataFrame:
-        """Return its table."""
-        import pandas as pd
+    def __getitem__(self, name: str) -> Artefact:
+        found: Artefact = imported(f"{self.here}.{self.rows[name]['question']}")
+        return found
 
-        return pd.DataFrame(list(self.exhibit.table(results)), dtype=object)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
 
-    def caption(self, results: Results) -> str:
-        """Return what the numbers are."""
-        return self.exhibit.caption(results)
-
-    @property
-    def draws(self) -> bool:
-        """Whether there is a figure."""
-        return self.exhibit.figure is not None
-
-    def figure(self, results: Results) -> Figure:
-        """Draw it, and say in the image whose numbers it shows.
-
-        Raises:
-            ValueError: It has no figure; see `draws`.
-        """
-        if self.exhibit.figure is None:
-            raise ValueError(f"{self.name} has no figure")
-        drawn = self.exhibit.figure(results)
-        if results.records:
-            from repro.experiments.view import signature
-            from repro.plots import sign
-
-            sign(drawn, signature(results, self.caption(results)))
-        return drawn
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """What holds by construction."""
-        return self.exhibit.checks
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -542,7 +562,23 @@ class Paper:
     datasets: Mapping[str, Mapping[str, Sequence[str]]]
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-
-def by_name(*items: Any) -> dict[str, Any]:
-    """Return experiments or artefacts by their names, in order."""
-    return {item.name: item for item in items}
+    @classmethod
+    def load(cls, key: str) -> Paper:
+        """Read a paper from its ``paper.toml``."""
+        content, here = paper_toml(key), f"repro.experiments.{key}"
+        experiments = {}
+        for name, row in content["experiments"].items():
+            timed = (*row.get("timed", ()), *content.get("timed", ()))  # of all experiments
+            modules = {at: f"{here}.{row[at]}" for at in ("entry", "derive") if at in row}
+            experiments[name] = Experiment(**{**row, **modules, "name": name, "timed": timed})
+        datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
+        texts = {name: content[name] for name in ("title", "citation", "notebook")}
+        artefacts = _Artefacts(key)
+        return cls(
+            key,
+            experiments=experiments,
+            artefacts=artefacts,
+            datasets=datasets,
+            options=content.get("options", {}),
+            **texts,
+        )

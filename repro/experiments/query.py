@@ -342,8 +342,8 @@ def results_of(
     Raises:
         UsageError: The changes do not fit the runs.
     """
-    if artefact.exhibit.parts:
-        parts = [source.paper.artefacts[name] for name in artefact.exhibit.parts]
+    if artefact.parts:
+        parts = [source.paper.artefacts[name] for name in artefact.parts]
         return _joined({part: results_of(part, source, seeds, changes) for part in parts})
     held = {profile for _, profile in source.records}
     profiles = [name for name in COMPUTING_PROFILES if name in held]

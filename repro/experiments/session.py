@@ -101,7 +101,7 @@ class Session:
             caption = artefact.caption(results)
             if len(results.places) > 1:
                 caption = view.full_caption(artefact, results)
-            figure = artefact.figure(results) if artefact.draws else None
+            figure = artefact.figure(results) if artefact.draw else None
             table = artefact.table(results)
             failed = [row for row in summary.checks(artefact, results) if row["holds"] == "NO"]
             judged = summary.verdicts(self.paper, artefact, results)

@@ -41,7 +41,7 @@ def text(source: Source, artefact: Artefact, results: Results) -> str:
     """Return an artefact's table, caption, checks and claims, as wide as the terminal."""
     paper = source.paper
     with summary.naming_bad_records(source, artefact, results):
-        rows = artefact.exhibit.table(results)
+        rows = artefact.rows(results)
         caption = view.full_caption(artefact, results)
         checked = summary.checks(artefact, results)
         judged = summary.verdicts(paper, artefact, results)
@@ -106,10 +106,10 @@ def write_figure(
         _write(path, report.figure_file(story.effects_figure(sources), form))
         return path
     paper, artefacts = find_artefacts(target)
-    drawn = ", ".join(f"{paper.key}/{a.name}" for a in paper.artefacts.values() if a.draws)
+    drawn = ", ".join(f"{paper.key}/{a.name}" for a in paper.artefacts.values() if a.draw)
     if "/" not in target:
         raise UsageError(f"{target!r} is a whole paper; give one of its figures: {drawn}")
-    if not artefacts[0].draws:
+    if not artefacts[0].draw:
         raise UsageError(f"{target} has no figure; these have one: {drawn}")
     check_target(path, "the figure")
     ((source, artefact, results),) = found(target, profile, device, changes)
@@ -177,7 +177,7 @@ def _section(
 ) -> list[str]:
     """Return the Markdown blocks of an artefact, and write its figure."""
     parts = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
-    if artefact.draws:
+    if artefact.draw:
         picture = Path(f"{path.stem}_files", f"{source.paper.key}-{artefact.name}.png")
         _write(path.parent / picture, report.figure_png(artefact.figure(results)))
         parts.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")

@@ -41,9 +41,9 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """
     rows = []
     written = claims_of(paper.key).get(artefact.name, {})
-    for key in artefact.exhibit.claims:
+    for key in artefact.claims:
         claim = written[key].under(results.profile)
-        verdict = artefact.exhibit.judge(claim, results)
+        verdict = artefact.judge(claim, results)
         row = {
             "artefact": f"{paper.key}/{artefact.name}",
             "claim": claim.text,
@@ -71,7 +71,7 @@ NOTHING_YET = "Nobody has looked into it yet: the reference records do not say s
 
 def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     """Return what was found out of a claim, and of which records where these are others."""
-    profile = LONG if artefact.exhibit.long else "quick"
+    profile = LONG if artefact.long else "quick"
     if not claim.why_not or (results.profile == profile and of_reference(results)):
         return claim.why_not.strip() or NOTHING_YET
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
@@ -117,10 +117,10 @@ def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> b
             artefact.caption(part)
             for check in artefact.checks:
                 check.row(part)
-            for numbers in artefact.exhibit.claims.values():
+            for numbers in artefact.claims.values():
                 with suppress(NotRun):
                     numbers(part)
-            if artefact.draws:
+            if artefact.draw:
                 artefact.figure(part)
     except _FAILURES:
         return True
@@ -129,10 +129,10 @@ def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> b
 
 def whereabouts(paper: Paper, artefact: Artefact) -> str:
     """Return where an artefact's claims are written down, and where their numbers come from."""
-    module = artefact.question.partition(":")[0].replace(".", "/")
+    module = paper_toml(paper.key)["artefacts"][artefact.name]["question"].partition(":")[0]
     return (
         f"Rules, margins and expectations: repro/experiments/{paper.key}/paper.toml; numbers: "
-        f"{module}.py."
+        f"repro/experiments/{paper.key}/{module}.py."
     )
 
 
@@ -194,7 +194,7 @@ def status(profile: str | None = None) -> list[Row]:
                 continue
             source = Source(paper, {(LOCAL, name): store}, name)
             for artefact in paper.artefacts.values():
-                if artefact.exhibit.parts:
+                if artefact.parts:
                     continue  # each is counted by itself
                 results = results_of(artefact, source, SEEDS[name])
                 words = [record.status for record in results.records]

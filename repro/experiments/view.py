@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from repro import report
@@ -13,32 +13,6 @@ Artefact = Any  # of `design`, which imports this module
 Results = Any  # of `query`, likewise
 
 MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
-
-
-def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[Results], str]:
-    """Return a function that completes `lead` by facts about the records.
-
-    Args:
-        lead: What the table or figure shows.
-        facts: Yields the paper's own sentences on its records; not asked where there are none.
-    """
-
-    def complete(results: Results) -> str:
-        if not results.records:
-            return f"{lead} Not run yet."
-        return " ".join([lead, *facts(results), *shortcomings(results)])
-
-    return complete
-
-
-def shortcomings(results: Results) -> Iterable[str]:
-    """Yield a sentence for each kind of record that is missing or failed."""
-    if lacking := sum(record.status == "out_of_memory" for record in results.records):
-        yield f"{lacking} runs ran out of memory."
-    if results.failed:
-        yield f"{len(results.failed)} runs FAILED."
-    if results.missing:
-        yield f"{results.missing} of {len(results.expected)} runs are missing."
 
 
 def full_caption(artefact: Artefact, results: Results) -> str:

@@ -43,7 +43,7 @@ def made_results(
 def verdict(target: str, results: Results) -> Verdict:
     """Return the verdict on the claim ``PAPER/ARTEFACT/KEY`` by its rule, whatever the setting."""
     paper, artefact, key = target.split("/")
-    numbers = load_paper(paper).artefacts[artefact].exhibit.claims[key]
+    numbers = load_paper(paper).artefacts[artefact].claims[key]
     try:
         return claims_of(paper)[artefact][key].judge(numbers(results))
     except NotRun as missing:

@@ -330,7 +330,7 @@ def only(**config: Any) -> Callable[[Run], Mapping[str, Any] | None]:
 
 def rows(artefact: str, world: World | None = None, profile: str = "gpu", **options: Any) -> Any:
     """Return an artefact's table, as the question gives it."""
-    return PAPER.artefacts[artefact].exhibit.table(results(artefact, world, profile, **options))
+    return PAPER.artefacts[artefact].rows(results(artefact, world, profile, **options))
 
 
 def caption(artefact: str, world: World | None = None, profile: str = "gpu", **options: Any) -> str:
@@ -340,7 +340,7 @@ def caption(artefact: str, world: World | None = None, profile: str = "gpu", **o
 
 def figure(artefact: str, world: World | None = None, profile: str = "gpu") -> Any:
     """Return an artefact's figure."""
-    return PAPER.artefacts[artefact].exhibit.figure(results(artefact, world, profile))
+    return PAPER.artefacts[artefact].draw(results(artefact, world, profile))
 
 
 def panels(drawn: Any) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def checked(artefact: str, world: World, words: str = "") -> dict[str, str]:
 
 
 def table(artefact: str, make: Maker, profile: str = "quick") -> list[Mapping[str, Any]]:
-    return list(PAPER.artefacts[artefact].exhibit.table(results(artefact, make, profile)))
+    return list(PAPER.artefacts[artefact].rows(results(artefact, make, profile)))
 
 
 def paper_name(network: str) -> str:
@@ -313,7 +313,7 @@ def paper_name(network: str) -> str:
 
 def panels(artefact: str, make: Maker, profile: str = "quick") -> dict[str, Any]:
     """Draw a figure, and return its visible panels by title, in one line each."""
-    figure = PAPER.artefacts[artefact].exhibit.figure(results(artefact, make, profile))
+    figure = PAPER.artefacts[artefact].draw(results(artefact, make, profile))
     return {" ".join(axis.get_title().split()): axis for axis in figure.axes if axis.get_visible()}
 
 

@@ -30,7 +30,7 @@ from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
 ARTEFACTS = ("figure1", "figure2", "figure6", "stable")
-CLAIMS = [f"{name}/{key}" for name in ARTEFACTS for key in DESIGN.artefacts[name].exhibit.claims]
+CLAIMS = [f"{name}/{key}" for name in ARTEFACTS for key in DESIGN.artefacts[name].claims]
 SHOWN = {"figure2": (CIFAR,), "figure6": (DIV2K, PHANTOM)}
 LATER = ["figure2/later_peak", "figure6/later_peak"]
 RISES = ["figure2/rises_first", "figure6/rises_first"]
@@ -395,7 +395,7 @@ class TestShown:
 
     def test_figures_have_a_line_for_every_size(self):
         def labels(artefact, profile):
-            drawn = DESIGN.artefacts[artefact].exhibit.figure(results_of(artefact, None, profile))
+            drawn = DESIGN.artefacts[artefact].draw(results_of(artefact, None, profile))
             return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
 
         assert labels("figure1", "gpu") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]

@@ -78,8 +78,8 @@ def test_whatever_records_there_are(name, kind):
     trains = any(run.experiment in runs.TRAININGS for run, _ in results.expected)
     assert ("DIVERGED" in said) == (kind == "diverged" and trains)
     assert ("are missing" in said) == (kind == "some" and trains)
-    for claim in artefact.exhibit.claims:
-        assert artefact.exhibit.claims[claim] and paper_toml("adaptive")["claims"][name][claim]
+    for claim in artefact.claims:
+        assert artefact.claims[claim] and paper_toml("adaptive")["claims"][name][claim]
     assert artefact.figure(results).axes
 
 

@@ -23,9 +23,7 @@ from repro.report import DASH
 DESIGN = load_paper("adaptive")
 TASKS = {"figure4": DIV2K, "figure5": PHANTOM, "figure10": CIFAR}
 CLAIMS = [
-    f"{name}/{key}"
-    for name in ("figure3", *TASKS, "lars")
-    for key in DESIGN.artefacts[name].exhibit.claims
+    f"{name}/{key}" for name in ("figure3", *TASKS, "lars") for key in DESIGN.artefacts[name].claims
 ]
 LOSING = [target for target in CLAIMS if target.endswith("_ends_lower")]
 KEEPING = [target for target in CLAIMS if target.endswith("keeps_up") and "lars" not in target]
@@ -379,7 +377,7 @@ class TestTables:
 
 
 def test_curves_end_at_the_means():
-    drawn = DESIGN.artefacts["figure4"].exhibit.figure(results_of("figure4", World(spread=0.5)))
+    drawn = DESIGN.artefacts["figure4"].draw(results_of("figure4", World(spread=0.5)))
     axis = drawn.axes[0]
     ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
     assert ends["θ-adaptive"] == pytest.approx(33.49)
@@ -390,7 +388,7 @@ def test_curves_end_at_the_means():
 def test_the_metric_is_drawn_against_the_updates(artefact, task):
     """The paper's hollow, by its own schedules; ours solid, with an interval each."""
     results = results_of(artefact, World(spread=0.5))
-    paper, ours = DESIGN.artefacts[artefact].exhibit.figure(results).axes[-2:]
+    paper, ours = DESIGN.artefacts[artefact].draw(results).axes[-2:]
     assert paper.get_title().startswith("paper: ") and ours.get_title().startswith("ours: ")
     points = {tuple(float(axis[0]) for axis in line.get_data()) for line in paper.get_lines()}
     best, epochs = PAPER[task]["best"], PAPER[task]["best"].get("epochs", PAPER[task]["epochs"])

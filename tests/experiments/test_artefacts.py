@@ -67,7 +67,7 @@ def test_an_artefact_is_shown_and_judged_with_whatever_records_there_are(gathere
             assert row["evidence"] and "nan" not in row["evidence"], row
             if change in (nothing, failed) and whole.records:
                 assert row["verdict"] in ("not run", "not reproduced", "not seen here"), row
-        if artefact.draws:
+        if artefact.draw:
             assert figure_png(artefact.figure(results), dpi=50)
             plt.close("all")
 

@@ -21,7 +21,7 @@ def reference(monkeypatch):
 def test_an_image_says_whose_numbers_it_shows(key):
     paper = load_paper(key)
     source = query.find_source(paper, None, None, local=False)
-    name = next(name for name, artefact in paper.artefacts.items() if artefact.draws)
+    name = next(name for name, artefact in paper.artefacts.items() if artefact.draw)
     artefact = paper.artefacts[name]
     results = query.results_of(artefact, source)
     told = " ".join(artefact.figure(results).texts[-1].get_text().split())

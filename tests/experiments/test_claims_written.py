@@ -35,7 +35,7 @@ def rows_of(paper):
 class TestRows:
     def test_every_row_has_its_function_and_every_function_its_row(self, paper):
         artefacts = load_paper(paper).artefacts.items()
-        functions = {f"{name}.{key}" for name, a in artefacts for key in a.exhibit.claims}
+        functions = {f"{name}.{key}" for name, a in artefacts for key in a.claims}
         assert functions == set(rows_of(paper)) and functions
 
     def test_rows_say_what_they_must(self, paper):

@@ -112,7 +112,7 @@ def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
             if record.seed in (0, 1, 2) and record.config["n_small"]:
                 record.metrics["accuracy"][-1] += 50
         assert made.verdict("dualbatch/table5/gain", found).word == word
-        table = PAPER.artefacts["table5"].exhibit.table(found)
+        table = PAPER.artefacts["table5"].rows(found)
         row = [row for row in table if "kept" not in row["k"]][-1]
         assert row["gain"].startswith("+52.7" if word == "partly" else "+2.7")
         gap, _ = accuracy.changes(found, accuracy.over_large(found, K[1]))["4 small"]

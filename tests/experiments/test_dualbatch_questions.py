@@ -10,8 +10,8 @@ from repro import report
 from repro.experiments.design import claims_of
 from repro.experiments.dualbatch import building, labels, runs
 
-CLAIMS = [f"{name}/{key}" for name, a in PAPER.artefacts.items() for key in a.exhibit.claims]
-FIGURES = [name for name, artefact in PAPER.artefacts.items() if artefact.draws]
+CLAIMS = [f"{name}/{key}" for name, a in PAPER.artefacts.items() for key in a.claims]
+FIGURES = [name for name, artefact in PAPER.artefacts.items() if artefact.draw]
 # ImageNet is trained under `paper`; engines are compared where a training is small. One process
 # says too little of shares, and of the farthest of many batch sizes.
 PROFILES = {"table10": "paper", "engines": "quick", "figure4": "long", "table4": "long"}
@@ -47,7 +47,7 @@ def test_checks_hold_in_the_papers_world_and_none_without_records(artefact):
     for check in PAPER.artefacts[artefact].checks:
         assert check.row(found)["holds"] == "yes"
         assert check.row(nothing)["holds"] == "not run"
-    for key in PAPER.artefacts[artefact].exhibit.claims:
+    for key in PAPER.artefacts[artefact].claims:
         verdict = made.verdict(f"dualbatch/{artefact}/{key}", nothing)
         assert verdict.word == "not run" and verdict.evidence
 

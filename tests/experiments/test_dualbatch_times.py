@@ -146,7 +146,7 @@ def test_a_slow_process_is_slow_in_all():
     assert verdict("figure4/falls", found)[0] == "reproduced"
     word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
     assert word == "reproduced" and "[-0.0, +0.0" in evidence
-    drawn = PAPER.artefacts["figure3"].exhibit.figure(found)
+    drawn = PAPER.artefacts["figure3"].draw(found)
     assert legend_of(drawn).count("ours: median (bar: all processes)") == 1
 
 

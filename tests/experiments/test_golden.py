@@ -15,13 +15,11 @@ from repro.experiments import golden, load_paper, replay
 from repro.experiments import run as running
 from repro.experiments.design import (
     Artefact,
-    Exhibit,
     Experiment,
     Outcome,
     Paper,
     Run,
     UsageError,
-    by_name,
 )
 from repro.experiments.golden import Differs, NotCompared, computed_again
 from repro.experiments.replay import STEPS, recording
@@ -67,22 +65,21 @@ def doubled(config, metrics):
 
 
 RUNS = [Run("train", {"steps": n}) for n in (12, 3)] + [Run("measure", {"way": "a"}, (0,))]
-TABLE = Exhibit(
-    runs=lambda profile, chosen: RUNS, table=lambda results: [], caption=lambda results: ""
-)
+TABLE = Artefact("table", "Table 0", "Toys", "", lambda *_: RUNS, lambda _: [])
 
 
 @pytest.fixture
 def paper() -> Paper:
     return Paper(
         "toy", "Toy", "Nobody", "09_toy",
-        by_name(
-            Experiment("train", f"{__name__}:train", measures=False, trains=True,
-                       planned=("updates",)),
-            Experiment("measure", f"{__name__}:measure", timed=("rate", "double", "seconds"),
-                       derive=f"{__name__}:doubled"),
-        ),
-        by_name(Artefact("table", "Table 0", "Toys", f"{__name__}:TABLE")),
+        {
+            "train": Experiment("train", f"{__name__}:train", measures=False, trains=True,
+                                planned=("updates",)),
+            "measure": Experiment("measure", f"{__name__}:measure",
+                                  timed=("rate", "double", "seconds"),
+                                  derive=f"{__name__}:doubled"),
+        },
+        {"table": TABLE},
         {"smoke": {}, "quick": {}, "gpu": {}, "paper": {}},
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from invented import make_record
 from scipy import stats
 
 from repro.experiments import design, judge
-from repro.experiments.design import LONG, Exhibit, claims_of
+from repro.experiments.design import LONG, Artefact, claims_of
 from repro.experiments.judge import BySeed, Estimate, NotRun, difference, direction, exactly
 from repro.experiments.query import Results
 
@@ -267,12 +267,12 @@ class TestClaims:
     def test_a_certain_failure_outside_the_papers_setting_is_not_seen_here(self):
         row = replace(self.ROW, key="a", kind="training", rule="exact", effect=None)
         fails = {"a": lambda results: {"a": judge.Exact(False, "")}}
-        exhibit = Exhibit(lambda *_: [], lambda _: [], lambda _: "", claims=fails)
+        artefact = Artefact("a", "", "", "", lambda *_: [], list, claims=fails)
         for kind, profile, word in [
             ("training", "paper", judge.NOT_REPRODUCED), ("training", "quick", judge.NOT_SEEN),
             ("training", "gpu", judge.NOT_SEEN), ("simulated", "paper", judge.NOT_SEEN),
         ]:  # fmt: skip
-            found = exhibit.judge(replace(row, kind=kind), Results([], (), [], profile))
+            found = artefact.judge(replace(row, kind=kind), Results([], (), [], profile))
             assert found.word == word
 
 

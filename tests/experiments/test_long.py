@@ -260,7 +260,7 @@ def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself(monkeypatc
     assert [place.partition(" from ")[0] for place in page.places] == ["Part 1", "Part 2"]
 
     def told():
-        rows = paper.artefacts["decision"].exhibit.table(page)
+        rows = paper.artefacts["decision"].rows(page)
         return next(row["claims"] for row in rows if row["tool"] == "θ-adaptive + MBS")
 
     accuracy = summary.verdicts(paper, paper.artefacts["accuracy"], parts[1])

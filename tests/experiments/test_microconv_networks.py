@@ -556,7 +556,7 @@ class TestWhateverThereIs:
                 drawn_only = {"figure1", "figure6", "figure12"}  # whose bars have no numbers
                 columns = [str(column) for column in frame.columns]
                 assert any("paper" in c for c in columns) == (name not in drawn_only), name
-            for key in artefact.exhibit.claims:
+            for key in artefact.claims:
                 word, evidence = judge(f"{name}/{key}", self.MAKERS[kind], profile)
                 assert evidence and "nan" not in evidence, key
                 if kind in ("nothing", "all failed", "all out of memory"):
@@ -566,12 +566,12 @@ class TestWhateverThereIs:
     @pytest.mark.parametrize("kind", ["plausible", "nothing", "nothing fits"])
     def test_figures(self, kind):
         for name, artefact in PAPER.artefacts.items():
-            if artefact.draws:
+            if artefact.draw:
                 labels = made.legend_of(made.figure(name, self.MAKERS[kind]))
                 assert len(labels) == len(set(labels)), name
 
     def test_every_claim_is_written_down_and_nothing_else(self):
-        claims = {name: set(one.exhibit.claims) for name, one in PAPER.artefacts.items()}
+        claims = {name: set(one.claims) for name, one in PAPER.artefacts.items()}
         written = {name: set(rows) for name, rows in claims_of("microconv").items()}
         assert written == {name: keys for name, keys in claims.items() if keys}
 

@@ -129,7 +129,7 @@ class TestClaims:
         written = claims_of("outofcore")
         names = [f"{a}/{key}" for a in PAPER.artefacts for key in written.get(a, {})]
         assert names == sorted(WRONG, key=names.index) and len(names) == len(WRONG)
-        own = [f"{n}/{key}" for n, a in PAPER.artefacts.items() for key in a.exhibit.claims]
+        own = [f"{n}/{key}" for n, a in PAPER.artefacts.items() for key in a.claims]
         assert own == names
 
     @pytest.mark.parametrize("claim", WRONG)
@@ -597,11 +597,11 @@ class TestEveryArtefact:
         world = World("paper", **rules)
         for name, artefact in PAPER.artefacts.items():
             found = results(name, world, "paper")
-            text = json.dumps(artefact.exhibit.table(found))
+            text = json.dumps(artefact.rows(found))
             assert "nan" not in text.lower() and "null" not in text, name
             figure = artefact.figure(found)
             assert figure.axes and len(figure.legends) == 1
-            verdicts = [judged(f"{name}/{key}", world) for key in artefact.exhibit.claims]
+            verdicts = [judged(f"{name}/{key}", world) for key in artefact.claims]
             rows = [check.row(found) for check in artefact.checks]
             told = [*(v.evidence for v in verdicts), *(row["evidence"] for row in rows)]
             assert not any("nan" in evidence for evidence in told)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from repro.experiments import run as running
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
+from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError
 from repro.experiments.run_lock import NoLocksWarning, locked
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-TOY = by_name(Experiment("add", f"{__name__}:add"))
+TOY = {"add": Experiment("add", f"{__name__}:add")}
 PAPER = Paper("toy", "Toy", "Nobody", "09_toy", TOY, {}, {profile: {} for profile in PROFILES})
 me, log, before = "", Path(), None  # of this process
 

@@ -20,13 +20,11 @@ from repro.experiments.design import (
     PROFILES,
     SEEDS,
     Artefact,
-    Exhibit,
     Experiment,
     LibraryMissing,
     Outcome,
     Paper,
     Run,
-    by_name,
 )
 from repro.experiments.judge import NotRun
 from repro.experiments.query import LOCAL, Results, Source
@@ -52,10 +50,8 @@ class Toy:
             "Toy",
             "Nobody",
             "09_toy",
-            by_name(Experiment("add", f"{__name__}:add", self.measures, version=self.version)),
-            by_name(
-                *(Artefact(n, "Table 0", f"Sums {n}", f"{__name__}:{n.upper()}") for n in "ab")
-            ),
+            {"add": Experiment("add", f"{__name__}:add", self.measures, version=self.version)},
+            {"a": A, "b": B},
             dict.fromkeys(PROFILES, tasks),
             {"way": ("plain", "fancy")},
         )
@@ -78,16 +74,12 @@ def tell_of_cudnn(config, seed, data, device) -> Outcome:
     return Outcome({"benchmark": torch.backends.cudnn.benchmark})
 
 
-def exhibit(*xs: int) -> Exhibit:
+def sums(name: str, *xs: int) -> Artefact:
     runs = [Run("add", {"x": x}, label=f"of {x}") for x in xs]
-    return Exhibit(
-        runs=lambda profile, chosen: runs,
-        table=lambda results: [],
-        caption=lambda results: "Sums.",
-    )
+    return Artefact(name, "Table 0", f"Sums {name}", "Sums.", lambda *_: runs, lambda _: [])
 
 
-A, B = exhibit(1, 2), exhibit(2, 3, 3)
+A, B = sums("a", 1, 2), sums("b", 2, 3, 3)
 
 
 @pytest.fixture
@@ -759,7 +751,7 @@ class TestSources:
 
 
 def test_cudnn_times_its_algorithms_where_the_configuration_says_so():
-    tells = by_name(Experiment("tell", f"{__name__}:tell_of_cudnn", False))
+    tells = {"tell": Experiment("tell", f"{__name__}:tell_of_cudnn", False)}
     paper = Paper("toy", "Toy", "Nobody", "09_toy", tells, {}, {})
     for config, seen in (({"benchmark": True}, True), ({}, False)):
         step = running.Step(Run("tell", config), 0, "key")

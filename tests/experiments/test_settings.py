@@ -11,7 +11,7 @@ from repro.experiments.design import (
     OWN,
     SIMULATED,
     SMALLER,
-    Exhibit,
+    Artefact,
     Run,
     claims_of,
     paper_toml,
@@ -27,6 +27,11 @@ def results(profile, data="cifar100"):
     facts = {"name": data, "fingerprint": data, "kind": "real", "provenance": "an archive"}
     record = make_record("train", paper="dualbatch", config=RUN.config, dataset=facts)
     return Results([RUN], (0,), [record], profile)
+
+
+def claiming(key, holds):
+    numbers = {key: lambda results: {"": Exact(holds, "")}}
+    return Artefact("a", "Table 0", "", "", lambda *_: [], list, claims=numbers)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +60,19 @@ def test_the_papers_own_data_is_what_its_profile_takes_first(key):
 
 def test_a_certain_failure_is_not_reproduced_in_the_papers_own_setting_alone():
     claim = replace(claims_of("mbs")["table4"]["same_result"], kind="training")
-    exhibit = Exhibit(
-        lambda profile, chosen: [], list, str, claims={claim.key: lambda r: {"": Exact(False, "")}}
-    )
+    artefact = claiming(claim.key, False)
     words = {
-        profile: exhibit.judge(claim, results(profile)).word for profile in ("paper", "gpu", "long")
+        profile: artefact.judge(claim, results(profile)).word
+        for profile in ("paper", "gpu", "long")
     }
     assert words == {"paper": "not reproduced", "gpu": "not seen here", "long": "not seen here"}
 
 
 def test_smoke_decides_nothing_but_what_is_exact():
     claim = claims_of("mbs")["table4"]["same_result"]
-    exhibit = Exhibit(
-        lambda profile, chosen: [], list, str, claims={claim.key: lambda r: {"": Exact(True, "")}}
-    )
-    verdict = exhibit.judge(claim, results("smoke"))
+    artefact = claiming(claim.key, True)
+    verdict = artefact.judge(claim, results("smoke"))
     assert verdict.word == "undecided" and "smoke" in verdict.evidence
-    assert exhibit.judge(replace(claim, rule="exact", margin=None), results("smoke")).word == (
+    assert artefact.judge(replace(claim, rule="exact", margin=None), results("smoke")).word == (
         "reproduced"
     )

@@ -28,7 +28,7 @@ def source(request):
 def test_every_paper_is_told(source):
     told = story.story_of(source.paper)
     assert told.says.endswith(".") and told.look_for.endswith(".")
-    assert source.paper.artefacts[told.figure].draws
+    assert source.paper.artefacts[told.figure].draw
     sentences = story.findings_of(source)
     assert len(sentences) == len(told.findings) in (3, 4)
     assert all(any(c.isdigit() for c in s) and s.endswith(".") for s in sentences), sentences

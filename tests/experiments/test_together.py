@@ -227,7 +227,7 @@ class TestClaimsUnderALimit:
     def test_without_records_nothing_is_judged(self):
         nothing = Results(runs.under_limit("quick"), (0,), [])
         artefact = load_paper("together").artefacts["limit"]
-        for key in artefact.exhibit.claims:
+        for key in artefact.claims:
             assert verdict(f"together/limit/{key}", nothing).word == "not run"
         assert {check.row(nothing)["holds"] for check in artefact.checks} == {"not run"}
         assert not len(artefact.table(nothing)) and "Not run yet" in artefact.caption(nothing)
@@ -236,7 +236,7 @@ class TestClaimsUnderALimit:
     def test_what_is_simulated_is_said_where_the_numbers_stand(self):
         artefact, found = load_paper("together").artefacts["limit"], limits()
         assert "SIMULATED" in artefact.caption(found)
-        drawn = artefact.exhibit.figure(found)
+        drawn = artefact.draw(found)
         assert "SIMULATED" in drawn.get_suptitle()
         told = [f"ours: {network}, SYNTHETIC" for network in NETWORKS]
         assert [axis.get_title() for axis in drawn.axes] == told
@@ -244,7 +244,7 @@ class TestClaimsUnderALimit:
         assert rows == list(LABELS.values())
 
     def test_a_mark_is_where_the_speed_is_and_a_cross_where_nothing_fits(self):
-        drawn = load_paper("together").artefacts["limit"].exhibit.figure(limits(slow={"mbs": 1.25}))
+        drawn = load_paper("together").artefacts["limit"].draw(limits(slow={"mbs": 1.25}))
         marks = {line.get_label(): line for line in drawn.axes[0].lines}
         row = list(LABELS).index("mbs")
         speeds = {round(y): x for x, y in marks["16× the largest that fits"].get_xydata()}
@@ -308,13 +308,13 @@ class TestAdvice:
     def test_errors_are_of_what_was_foretold_over_what_was_measured(self):
         cell = advice.cells(self.results(off=1.2)).dropna(subset="time").iloc[0]
         assert cell["time"] == pytest.approx(0.2, rel=1e-3) and cell["peak"] == 0 and cell["right"]
-        drawn = load_paper("together").artefacts["advice"].exhibit.figure(self.results())
+        drawn = load_paper("together").artefacts["advice"].draw(self.results())
         assert "SIMULATED" in drawn.axes[0].get_title()
 
     def test_without_records(self):
         nothing = Results(runs.predictions("quick"), (0,), [])
         artefact = load_paper("together").artefacts["advice"]
-        for key in artefact.exhibit.claims:
+        for key in artefact.claims:
             assert verdict(f"together/advice/{key}", nothing).word == "not run"
         assert not len(artefact.table(nothing))
         artefact.figure(nothing)
@@ -385,7 +385,7 @@ class TestTowardsOneAccuracy:
         assert {row["rate found"] for row in rows.values()} == {f"{BEST:g}"}
         told = verdict("together/accuracy/linear_loses", found)
         assert told.word == "not run" and "edge of the grid: untuned" in told.evidence
-        drawn = load_paper("together").artefacts["accuracy"].exhibit.figure(found)
+        drawn = load_paper("together").artefacts["accuracy"].draw(found)
         labels = drawn.axes[0].get_legend_handles_labels()[1]
         assert [name for name in labels if "untuned" in name] == ["linear scaling (untuned)"]
 
@@ -455,7 +455,7 @@ class TestTowardsOneAccuracy:
         assert claims_of("together")["accuracy"]["cycling_saves"].kind == "simulated"
         artefact, found = load_paper("together").artefacts["accuracy"], trainings()
         assert "SIMULATED" in artefact.caption(found)
-        drawn = artefact.exhibit.figure(found)
+        drawn = artefact.draw(found)
         assert "SIMULATED" in drawn.axes[3].get_xlabel()
         assert drawn.get_suptitle() == "ours: ResNet-8, cifar10"
         assert [row["strategy"] for row in accuracy.table(found)] == list(STRATEGIES.values())
@@ -598,7 +598,7 @@ class TestThePage:
         artefacts = load_paper("together").artefacts
         for row in decision.table(trainings("decision")):
             name = row["figure"].partition("together/")[2].rstrip(")")
-            assert artefacts[name].draws
+            assert artefacts[name].draw
 
     def test_without_records_it_says_so_and_no_number(self):
         nothing = Results([], (0,), [])

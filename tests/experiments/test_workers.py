@@ -16,7 +16,7 @@ import torch
 
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
-from repro.experiments.design import PROFILES, Artefact, Experiment, Outcome, Paper, Run, by_name
+from repro.experiments.design import PROFILES, Artefact, Experiment, Outcome, Paper, Run
 from repro.experiments.run import Forecast, Setting, UsageError
 from repro.experiments.workers import Workers, default_count
 from repro.records import RecordStore
@@ -26,11 +26,13 @@ PAPER = Paper(
     "Toy",
     "Nobody",
     "09_toy",
-    by_name(
-        Experiment("learn", f"{__name__}:where", measures=False, measures_where=("real", 1)),
-        Experiment("time", f"{__name__}:where"),
-    ),
-    by_name(Artefact("a", "Table 0", "Sums", f"{__name__}:A")),
+    {
+        "learn": Experiment(
+            "learn", f"{__name__}:where", measures=False, measures_where=("real", 1)
+        ),
+        "time": Experiment("time", f"{__name__}:where"),
+    },
+    {"a": Artefact("a", "Table 0", "Sums", "", lambda *_: [], lambda _: [])},
     {profile: {} for profile in PROFILES},
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from repro.experiments import arguments, doctor
 from repro.experiments import run as running
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
+from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError
 from repro.records import RecordStore, local_store
 
 
@@ -29,7 +29,8 @@ def test_the_accelerator_is_taken_and_has_one_name(sim):
 
 def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
     toy = Paper(
-        "toy", "Toy", "Nobody", "09_toy", by_name(Experiment("double", f"{__name__}:double", True)),
+        "toy", "Toy", "Nobody", "09_toy",
+        {"double": Experiment("double", f"{__name__}:double", True)},
         {}, {profile: {} for profile in PROFILES},
     )  # fmt: skip
     store = RecordStore(tmp_path)

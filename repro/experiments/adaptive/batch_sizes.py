@@ -16,7 +16,7 @@ import numpy as np
 from repro.experiments import judge
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
-from repro.experiments.design import LONG, SEEDS, Exhibit
+from repro.experiments.design import LONG, SEEDS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -414,34 +414,31 @@ def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
     return of_counts(list(cells.values()), weights, resolution)
 
 
-FIGURE1 = Exhibit(
-    long=True,
-    runs=runs.figure1,
-    table=partial(sizes_table, task=DIV2K),
-    figure=partial(figure, panels=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
-    caption=read.caption("figure1"),
+FIGURE1 = read.artefact(
+    "figure1",
+    plan=runs.figure1,
+    rows=partial(sizes_table, task=DIV2K),
+    draw=partial(figure, panels=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
     claims={
         "large_lose": partial(_over_best, kept=False),
         "small_keep_up": partial(_over_best, kept=True),
         "slower": slower,
     },
 )
-FIGURE2 = Exhibit(
-    long=True,
-    runs=runs.figure2,
-    table=partial(sizes_table, task=CIFAR),
-    figure=partial(
+FIGURE2 = read.artefact(
+    "figure2",
+    plan=runs.figure2,
+    rows=partial(sizes_table, task=CIFAR),
+    draw=partial(
         figure,
         panels=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
     ),
-    caption=read.caption("figure2"),
     claims={"same_cost": same_cost, "sharpness": sharpness, **_peaks((CIFAR,))},
 )
-FIGURE6 = Exhibit(
-    long=True,
-    runs=runs.figure6,
-    table=peaks_table,
-    figure=figure6,
-    caption=read.caption("figure6"),
+FIGURE6 = read.artefact(
+    "figure6",
+    plan=runs.figure6,
+    rows=peaks_table,
+    draw=figure6,
     claims=_peaks((DIV2K, PHANTOM)),
 )

@@ -22,10 +22,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.read import caption
+from repro.experiments.adaptive.read import artefact
 from repro.experiments.adaptive.steps import blocked_share
 from repro.experiments.adaptive.worker import TIMEOUT_S, launch
-from repro.experiments.design import Chosen, Exhibit, Outcome, Run
+from repro.experiments.design import Chosen, Outcome, Run
 from repro.experiments.judge import Estimate, mean_of
 from repro.experiments.query import Results
 
@@ -208,8 +208,12 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-OVERLAP = Exhibit(
-    runs=runs, table=table, figure=figure, caption=caption("overlap", lambda results: ())
+OVERLAP = artefact(
+    "overlap",
+    plan=runs,
+    rows=table,
+    draw=figure,
+    facts=lambda results: (),
 )
 
 

@@ -1,13 +1,13 @@
 """The trainings among an artefact's records: selected, read, and named."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from repro.experiments import view
+from repro.experiments import design, view
 from repro.experiments.adaptive.runs import (
-    ARTEFACTS,
     CIFAR,
     DIV2K,
     FIRST_EPOCHS,
@@ -137,13 +137,6 @@ def papers_title(task: str) -> str:
     return f"paper: {ROLES[task]}, {DATA[task]}"
 
 
-def caption(
-    artefact: str, facts: Callable[[Results], Iterable[str]] | None = None
-) -> Callable[[Results], str]:
-    """The caption of an artefact in ``paper.toml``, completed by warnings of its records."""
-    return view.caption(ARTEFACTS[artefact]["caption"], facts or warnings)
-
-
 def stand_ins(configs: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     """The networks in the place of the paper's, each once."""
     pairs = ((network(config), ROLES[config["task"]]) for config in configs)
@@ -170,3 +163,6 @@ def warnings(results: Results) -> Iterable[str]:
         yield f"{astray} trainings DIVERGED; curves end there."
     if results.first(FIRST_EPOCHS):
         yield "θ's peak is judged by further seeds."
+
+
+artefact = partial(design.artefact, "adaptive", facts=warnings)

@@ -12,7 +12,7 @@ from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml, r
 
 PAPER = reported("adaptive")
 _DATA: dict[str, Any] = paper_toml("adaptive")
-PROFILES, OPTIMIZERS, ARTEFACTS = _DATA["profiles"], _DATA["optimizers"], _DATA["artefacts"]
+PROFILES, OPTIMIZERS = _DATA["profiles"], _DATA["optimizers"]
 CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
 STRATEGIES = ("best", "linear", "scheduled", "theta")
 # θ-adaptive with the paper's K instead of one that is found, and with section III-E's decay.

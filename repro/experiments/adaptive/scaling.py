@@ -15,7 +15,7 @@ import numpy as np
 from repro.experiments import view
 from repro.experiments.adaptive import projection, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM, paper_schedule
-from repro.experiments.design import Check, Exhibit, check
+from repro.experiments.design import Artefact, Check, check
 from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
 from repro.experiments.query import Results, of_processes
 from repro.report import DASH
@@ -236,18 +236,18 @@ def speedup(results: Results, task: str) -> Cases:
     return {NAMES[key]: NotRun(f"needs a cluster of {n} nodes") for key, n in needed.items()}
 
 
-def _exhibit(artefact: str, task: str) -> Exhibit:
+def _artefact(name: str, task: str) -> Artefact:
     predictions = (predicts(task, name) for name in reversed(projection.SCALED))
-    return Exhibit(
-        long=True,
-        runs=runs.parallel,
-        table=partial(table, task=task),
-        figure=partial(figure, task=task),
-        caption=read.caption(artefact, partial(warnings, task=task)),
+    return read.artefact(
+        name,
+        plan=runs.parallel,
+        rows=partial(table, task=task),
+        draw=partial(figure, task=task),
+        facts=partial(warnings, task=task),
         claims={"speedup": partial(speedup, task=task)},
         checks=(scales_further(task), *predictions),
     )
 
 
-FIGURE7, FIGURE8 = _exhibit("figure7", DIV2K), _exhibit("figure8", PHANTOM)
-FIGURE11 = _exhibit("figure11", CIFAR)
+FIGURE7, FIGURE8 = _artefact("figure7", DIV2K), _artefact("figure8", PHANTOM)
+FIGURE11 = _artefact("figure11", CIFAR)

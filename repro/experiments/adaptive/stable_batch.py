@@ -10,7 +10,6 @@ import numpy as np
 
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
-from repro.experiments.design import Exhibit
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
 from repro.records import Record
@@ -162,12 +161,11 @@ def lower_beyond(results: Results) -> Cases:
     }
 
 
-STABLE = Exhibit(
-    long=True,
-    runs=runs.stable,
-    table=table,
-    figure=figure,
-    caption=read.caption("stable"),
+STABLE = read.artefact(
+    "stable",
+    plan=runs.stable,
+    rows=table,
+    draw=figure,
     claims={
         "keeps_accuracy": keeps_accuracy,
         "similar_up_to": similar_up_to,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.adaptive import projection, read, runs, scaling
 from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
 from repro.experiments.adaptive.scaling import measured, over, samples_of
-from repro.experiments.design import Check, Exhibit, check
+from repro.experiments.design import Check, check
 from repro.experiments.judge import HALF, Case, Cases, NotRun
 from repro.experiments.query import Results
 
@@ -272,12 +272,12 @@ def not_linear(results: Results) -> tuple[bool, str]:
     return all(holds), f"fall over a linear one: {'; '.join(said)}"
 
 
-FIGURE9 = Exhibit(
-    long=True,
-    runs=runs.parallel,
-    table=steps_table,
-    figure=figure9,
-    caption=read.caption("figure9", scaling.warnings),
+FIGURE9 = read.artefact(
+    "figure9",
+    plan=runs.parallel,
+    rows=steps_table,
+    draw=figure9,
+    facts=scaling.warnings,
     claims={
         "few_samples": few_samples,
         "all_to_all_faster": all_to_all_faster,
@@ -285,10 +285,11 @@ FIGURE9 = Exhibit(
     },
     checks=(same_weights,),
 )
-BREAKDOWN = Exhibit(
-    runs=runs.parallel,
-    table=nodes_table,
-    figure=nodes_figure,
-    caption=read.caption("breakdown", lambda results: ()),
+BREAKDOWN = read.artefact(
+    "breakdown",
+    plan=runs.parallel,
+    rows=nodes_table,
+    draw=nodes_figure,
+    facts=lambda results: (),
     checks=(*CLUSTER, not_linear),
 )

@@ -29,7 +29,7 @@ from repro.experiments.adaptive.runs import (
     consecutive,
     paper_schedule,
 )
-from repro.experiments.design import Check, Exhibit, check
+from repro.experiments.design import Artefact, Check, check
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -453,9 +453,7 @@ def updates_as_scheduled(task: str) -> Check:
     return scheduled
 
 
-def _exhibit(
-    artefact: str, task: str, keeping: Mapping[str, str], losing: Sequence[str]
-) -> Exhibit:
+def _artefact(name: str, task: str, keeping: Mapping[str, str], losing: Sequence[str]) -> Artefact:
     """An artefact of a task; `keeping` and `losing` are the strategies that claims compare."""
     claims: dict[str, Callable[[Results], Cases]] = {
         **{key: partial(keeps_up, task=task, strategy=name) for key, name in keeping.items()},
@@ -463,12 +461,11 @@ def _exhibit(
     }
     if task != CIFAR:
         claims["as_many_epochs"] = partial(as_many_epochs, task=task)
-    return Exhibit(
-        long=True,
-        runs=partial(runs.strategies, task=task),
-        table=partial(table, task=task),
-        figure=partial(figure, task=task),
-        caption=read.caption(artefact),
+    return read.artefact(
+        name,
+        plan=partial(runs.strategies, task=task),
+        rows=partial(table, task=task),
+        draw=partial(figure, task=task),
         claims=claims,
         checks=(updates_as_scheduled(task),),
     )
@@ -476,23 +473,21 @@ def _exhibit(
 
 _CLASSES = {"keeps_up": "theta", "given_keeps_up": GIVEN}
 _IMAGES = _CLASSES | {"scheduled_keeps_up": "scheduled"}
-FIGURE4 = _exhibit("figure4", DIV2K, _IMAGES | {"decay_keeps_up": DECAY}, ["linear"])
-FIGURE5 = _exhibit("figure5", PHANTOM, _IMAGES, ["linear"])
-FIGURE10 = _exhibit("figure10", CIFAR, _CLASSES, ["linear", "scheduled", "large"])
-FIGURE3 = Exhibit(
-    long=True,
-    runs=partial(runs.strategies, task=CIFAR),
-    table=decay_table,
-    figure=figure3,
-    caption=read.caption("figure3"),
+FIGURE4 = _artefact("figure4", DIV2K, _IMAGES | {"decay_keeps_up": DECAY}, ["linear"])
+FIGURE5 = _artefact("figure5", PHANTOM, _IMAGES, ["linear"])
+FIGURE10 = _artefact("figure10", CIFAR, _CLASSES, ["linear", "scheduled", "large"])
+FIGURE3 = read.artefact(
+    "figure3",
+    plan=partial(runs.strategies, task=CIFAR),
+    rows=decay_table,
+    draw=figure3,
     claims={"theta_rises_less": theta_rises_less},
 )
-LARS = Exhibit(
-    long=True,
-    runs=runs.layerwise,
-    table=layers_table,
-    figure=layers_figure,
-    caption=read.caption("lars"),
+LARS = read.artefact(
+    "lars",
+    plan=runs.layerwise,
+    rows=layers_table,
+    draw=layers_figure,
     claims={
         "theta_above_lars": partial(theta_above, optimizer="LARS"),
         "lars_keeps_up": lars_keeps_up,

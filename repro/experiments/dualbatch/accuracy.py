@@ -25,7 +25,7 @@ from repro.experiments.dualbatch.cells import (
     section51,
     section52,
 )
-from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.labels import artefact, said_of, trained, whose
 from repro.experiments.dualbatch.runs import FACTORS, PAPER, RATES, SCHEMES, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
@@ -132,7 +132,7 @@ def factor_gains(results: Results) -> Cases:
     return compared(results, {name: (of[f], of["none"]) for name, (of, f) in names.items()})
 
 
-TABLE3 = exhibit("table3", table3, figures5_6, {"factor_gains": factor_gains})
+TABLE3 = artefact("table3", table3, figures5_6, claims={"factor_gains": factor_gains})
 
 # Table 5: the number of small-batch workers.
 
@@ -230,7 +230,7 @@ def extra_time(results: Results) -> tuple[bool, str]:
     return all(abs(ratio / k - 1) <= SAME_TIME for (k, _), ratio in ratios.items()), said
 
 
-TABLE5 = exhibit(
+TABLE5 = artefact(
     "table5",
     table5,
     figures7_10,
@@ -283,7 +283,7 @@ def hybrid_gain(results: Results) -> Cases:
     return compared(results, {"n_S = 3": (section52(results, "hybrid", 3), base)}, baseline=True)
 
 
-TABLE8 = exhibit(
+TABLE8 = artefact(
     "table8",
     table8,
     figures11_12,
@@ -320,7 +320,7 @@ def gains_table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-GAINS = exhibit("gains", gains_table, lambda results: _draw_gains(results, _gain_panels(results)))
+GAINS = artefact("gains", gains_table, lambda results: _draw_gains(results, _gain_panels(results)))
 
 # Is it the mix of batch sizes that gains, or more updates?
 
@@ -371,7 +371,7 @@ def draw_updates(results: Results) -> "Figure":
     return _draw_gains(results, panels)
 
 
-UPDATES = exhibit("updates", updates_table, draw_updates)
+UPDATES = artefact("updates", updates_table, draw_updates)
 
 # Does the gain stay at rates tuned for each mix?
 
@@ -459,4 +459,4 @@ def draw_rates(results: Results) -> "Figure":
     return figure
 
 
-RATE_SEARCH = exhibit("rates", rates_table, draw_rates)
+RATE_SEARCH = artefact("rates", rates_table, draw_rates)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.labels import artefact, said_of, trained, whose
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, difference
 from repro.experiments.query import Results
@@ -158,7 +158,7 @@ def variance(results: Results) -> tuple[bool, str]:
     return all(abs(2 * value - 1) <= SAME_VARIANCE for value in doubled.values()), said
 
 
-FLATNESS = exhibit(
+FLATNESS = artefact(
     "flatness",
     table,
     draw,
@@ -210,4 +210,4 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
-FIGURE1 = exhibit("figure1", figure1_table, figure1)
+FIGURE1 = artefact("figure1", figure1_table, figure1)

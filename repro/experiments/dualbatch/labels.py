@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Check, Exhibit
+from repro.experiments import design
+from repro.experiments.design import Artefact, Rows
 from repro.experiments.dualbatch import runs
 from repro.experiments.judge import Cases, Estimate
 from repro.experiments.query import Results
-from repro.experiments.view import caption, panel
+from repro.experiments.view import panel
 from repro.records import Record
 
 if TYPE_CHECKING:
@@ -94,21 +96,12 @@ def facts(results: Results) -> Iterable[str]:
         yield f"STAND-IN: {', '.join(stand_ins)}."
 
 
-def exhibit(
+def artefact(
     name: str,
-    table: Callable[[Results], list[dict[str, Any]]],
-    figure: "Callable[[Results], Figure] | None" = None,
-    claims: Mapping[str, Callable[[Results], Cases]] | None = None,
-    checks: Mapping[str, Callable[[Results], tuple[bool, str]]] | None = None,
-) -> Exhibit:
-    """An artefact's exhibit, with its runs and the texts of ``paper.toml``."""
-    texts = runs.ARTEFACTS[name]
-    return Exhibit(
-        runs=runs.RUNS[name],
-        table=table,
-        figure=figure,
-        caption=caption(texts["caption"], facts),
-        claims=claims or {},
-        checks=tuple(Check(texts["checks"][key], test) for key, test in (checks or {}).items()),
-        long=texts.get("long", False),
-    )
+    rows: Callable[[Results], Rows],
+    draw: "Callable[[Results], Figure] | None" = None,
+    **functions: Any,
+) -> Artefact:
+    """An artefact with its runs, its texts in ``paper.toml`` and `facts`."""
+    made = partial(design.artefact, "dualbatch", name, facts=facts, plan=runs.RUNS[name])
+    return made(rows=rows, draw=draw, **functions)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit
-from repro.experiments.dualbatch.labels import exhibit
+from repro.experiments.design import Artefact
+from repro.experiments.dualbatch.labels import artefact
 from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
 from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
@@ -134,12 +134,12 @@ def raw_plan(results: Results) -> tuple[bool, str]:
     return raw == paper, f"{said}; at most {100 * off:.1f} % off"
 
 
-TABLE2 = exhibit(
+TABLE2 = artefact(
     "table2",
     table2,
     checks={"equations": lambda results: _equal(_table2_rows(results)), "raw_plan": raw_plan},
 )
-TABLE6 = exhibit(
+TABLE6 = artefact(
     "table6",
     table6,
     checks={"equations": lambda results: _equal(_table6_rows(results))},
@@ -176,7 +176,7 @@ def _schedule(results: Results, table: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _schedule_exhibit(table: str) -> Exhibit:
+def _schedule_artefact(table: str) -> Artefact:
     def rows(results: Results) -> list[dict[str, Any]]:
         found = _schedule(results, table)
         return [{name: _cell(value) for name, value in row.items()} for row in found]
@@ -191,10 +191,10 @@ def _schedule_exhibit(table: str) -> Exhibit:
         evidence = f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
         return all(equal), evidence
 
-    return exhibit(table, rows, checks={"same": same})
+    return artefact(table, rows, checks={"same": same})
 
 
-TABLE7, TABLE9 = map(_schedule_exhibit, ("table7", "table9"))
+TABLE7, TABLE9 = map(_schedule_artefact, ("table7", "table9"))
 
 # Table 1: the three schemes, in symbols.
 
@@ -267,4 +267,4 @@ def same_symbols(results: Results) -> tuple[bool, str]:
     return not wrong, f"{count - len(wrong)} of {count}{': not ' * bool(wrong)}{', '.join(wrong)}"
 
 
-TABLE1 = exhibit("table1", table1, draw_schemes, checks={"same_symbols": same_symbols})
+TABLE1 = artefact("table1", table1, draw_schemes, checks={"same_symbols": same_symbols})

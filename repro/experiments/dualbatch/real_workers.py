@@ -20,7 +20,7 @@ from repro.experiments.dualbatch.cells import (
     section51,
     section52,
 )
-from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
+from repro.experiments.dualbatch.labels import ROLE, artefact, said_of, whose
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
 from repro.experiments.query import Results
@@ -212,7 +212,7 @@ def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     return compared(results, pairs)
 
 
-TABLE10 = exhibit(
+TABLE10 = artefact(
     "table10",
     table10,
     figure10,
@@ -331,7 +331,7 @@ def own_gain(results: Results) -> Cases:
     return compared(results, {"own plan": (ours, section51(results, 1.0, 0))})
 
 
-OWN_PLAN = exhibit(
+OWN_PLAN = artefact(
     "own_plan",
     own_plan_table,
     draw_own_plan,

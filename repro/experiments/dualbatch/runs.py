@@ -11,8 +11,6 @@ from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
 _TOML = paper_toml("dualbatch")
 PAPER: dict[str, Any] = _TOML["reported"]
 PROFILES: dict[str, Any] = _TOML["profiles"]
-ARTEFACTS: dict[str, Any] = _TOML["artefacts"]  # their texts
-DATASETS: dict[str, dict[str, list[str]]] = _TOML["datasets"]
 WORKERS: int = PAPER["workers"]
 K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
 CIFAR, IMAGENET = "CIFAR", "ImageNet"
@@ -21,7 +19,6 @@ SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise
 SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
 KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
 SEARCH = "5.1, rates"
-ENGINES = ("local", "ray")
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
 STEPS_IN_A_ROW = 5  # that are timed as one
 HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes stands for all
@@ -303,7 +300,7 @@ def engines(profile: str, chosen: Chosen) -> list[Run]:
     config = _replanned(config, n_small=1, n_large=1) | {"n_small": 1, "workers": 2}
     return [
         Run("train", config | {"engine": name, "verify": verify}, (0,), f"two workers, {name}")
-        for name in ENGINES[: 1 if profile == "smoke" else None]
+        for name in ("local", "ray")[: 1 if profile == "smoke" else None]
     ]
 
 

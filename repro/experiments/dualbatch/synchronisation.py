@@ -11,7 +11,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import Records, by_process, change, final
-from repro.experiments.dualbatch.labels import exhibit, said_of, trained, whose
+from repro.experiments.dualbatch.labels import artefact, said_of, trained, whose
 from repro.experiments.dualbatch.real_workers import rounds, trials_of
 from repro.experiments.judge import Cases, NotRun, cases, ratio
 from repro.experiments.query import Results
@@ -166,7 +166,7 @@ def same_end(results: Results) -> tuple[bool, str]:
     return all(abs(value - 1) <= SAME_TIME for value in ratios.values()), evidence
 
 
-SYNCHRONISATION = exhibit(
+SYNCHRONISATION = artefact(
     "synchronisation",
     table,
     draw,
@@ -222,7 +222,7 @@ def figure2(results: Results) -> "Figure":
     return figure
 
 
-FIGURE2 = exhibit("figure2", figure2_table, figure2)
+FIGURE2 = artefact("figure2", figure2_table, figure2)
 
 # Real processes and the simulation (our question, not the paper's).
 
@@ -256,4 +256,4 @@ def same_weights(results: Results) -> tuple[bool, str]:
     return metrics["same_weights"], f"{metrics['commits']} commits, every bit"
 
 
-ENGINES = exhibit("engines", engines_table, checks={"same_weights": same_weights})
+ENGINES = artefact("engines", engines_table, checks={"same_weights": same_weights})

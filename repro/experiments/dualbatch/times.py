@@ -13,7 +13,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import by_process
-from repro.experiments.dualbatch.labels import ROLE, exhibit, said_of, whose
+from repro.experiments.dualbatch.labels import ROLE, artefact, said_of, whose
 from repro.experiments.dualbatch.real_workers import coefficients
 from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
@@ -246,7 +246,7 @@ def predictable(results: Results) -> tuple[bool, str]:
     return median["TensorFlow"] < median["PyTorch"], f"{said} of {ALL_SIZES} batch sizes"
 
 
-FIGURE3 = exhibit(
+FIGURE3 = artefact(
     "figure3",
     line_table,
     lambda results: _figure(results, False, "fitted a x + b"),
@@ -325,7 +325,7 @@ def equation2_published(results: Results) -> tuple[bool, str]:
     return largest <= ERROR_PERCENT, f"{said}; {beyond:.1f} % of {ALL_SIZES} batch sizes lie beyond"
 
 
-FIGURE4 = exhibit(
+FIGURE4 = artefact(
     "figure4",
     epoch_table,
     lambda results: _figure(results, True, "equation 2"),
@@ -402,7 +402,7 @@ def _by_seed(values: Mapping[int, float], record: Record) -> float:
     return values[record.seed]
 
 
-TABLE4 = exhibit("table4", table4, claims={"shares_predicted": shares_predicted})
+TABLE4 = artefact("table4", table4, claims={"shares_predicted": shares_predicted})
 
 # Figure 13: memory.
 
@@ -482,4 +482,4 @@ def largest_batch(results: Results) -> tuple[bool, str]:
     return all(holds), "; ".join(said)
 
 
-FIGURE13 = exhibit("figure13", memory_table, figure13, checks={"largest_batch": largest_batch})
+FIGURE13 = artefact("figure13", memory_table, figure13, checks={"largest_batch": largest_batch})

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from repro.experiments import design
 from repro.experiments.judge import BySeed, Estimate, difference
 from repro.experiments.mbs.runs import AS_IN_PAPER, CLASSIFIERS, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
@@ -125,3 +127,6 @@ def marks(results: Results) -> Iterable[str]:
         yield f"Timed epochs: {' and '.join(sorted(timed))} images."
     if any(r.config.get("limit_bytes") or r.config.get("limit_fits") for r in records):
         yield "SIMULATED memory limit."
+
+
+artefact = partial(design.artefact, "mbs", facts=marks)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import NotRun
-from repro.experiments.mbs.cells import MIB, marks, ran_as
+from repro.experiments.mbs.cells import MIB, artefact, ran_as
 from repro.experiments.mbs.runs import INITIAL, PAPER, ROLES, sizes
 from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.report import DASH
 
 
@@ -78,13 +77,9 @@ def prediction(results: Results) -> tuple[bool, str]:
     return all(holds), "; ".join(said)
 
 
-TABLE2 = Exhibit(
-    runs=sizes,
-    table=table,
-    caption=caption(
-        "The largest mini-batch that fits without MBS: tried, by the linear memory model, and by "
-        '"auto"; for the paper\'s card predicted (SIMULATED).',
-        marks,
-    ),
+TABLE2 = artefact(
+    "table2",
+    plan=sizes,
+    rows=table,
     checks=(prediction, initial_sizes),
 )

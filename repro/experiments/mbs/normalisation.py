@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import BySeed, Cases, Exact, NotRun, difference
 from repro.experiments.mbs.cells import (
     BY_SAMPLES,
@@ -15,7 +15,7 @@ from repro.experiments.mbs.cells import (
     UNITS,
     WITH,
     WITHOUT,
-    marks,
+    artefact,
     network,
     ran_as,
     styles,
@@ -23,7 +23,6 @@ from repro.experiments.mbs.cells import (
 )
 from repro.experiments.mbs.runs import normalisations
 from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -189,15 +188,11 @@ def closer(results: Results) -> Cases:
     return {MEAN_LOSS: replace(difference(without, with_, digits=3), label=label)}
 
 
-NORMALISATION = Exhibit(
-    runs=partial(normalisations, ways=tuple(WAYS)),
-    table=table,
-    figure=figure,
-    caption=caption(
-        "Left: error of the accumulated gradient in float64, BatchNorm by running statistics. "
-        "Right: trainings, mean and standard deviation over seeds.",
-        marks,
-    ),
+NORMALISATION = artefact(
+    "normalisation",
+    plan=partial(normalisations, ways=tuple(WAYS)),
+    rows=table,
+    draw=figure,
     claims={"closer": closer},
     checks=(exact, summed, same_gradient),
 )

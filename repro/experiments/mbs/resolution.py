@@ -5,14 +5,13 @@ Neither uses MBS: this is the paper's motivation.
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit
 from repro.experiments.judge import Cases, cases
 from repro.experiments.mbs.cells import (
     UNITS,
     WITHOUT,
+    artefact,
     best,
     gap,
-    marks,
     ran_as,
     side,
     styles,
@@ -20,7 +19,6 @@ from repro.experiments.mbs.cells import (
 )
 from repro.experiments.mbs.runs import LARGE_BATCH, PAPER, resolutions
 from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -105,15 +103,10 @@ def high_resolution(results: Results) -> Cases:
     return _gain(results, ("high", "large"), ("low", "large"))
 
 
-TABLE1 = Exhibit(
-    long=True,
-    runs=resolutions,
-    table=table,
-    figure=figure,
-    caption=caption(
-        "Best test accuracy or IoU without MBS, by mini-batch and image size; the paper's small "
-        "mini-batch is assumed.",
-        marks,
-    ),
+TABLE1 = artefact(
+    "table1",
+    plan=resolutions,
+    rows=table,
+    draw=figure,
     claims={"large_mini_batch": large_mini_batch, "high_resolution": high_resolution},
 )

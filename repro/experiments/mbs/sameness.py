@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Chosen, Exhibit, Run, check
+from repro.experiments.design import Chosen, Run, check
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.mbs.cells import (
     UNITS,
+    artefact,
     best,
     gap,
     image_points,
-    marks,
     ran_as,
     status_or,
     styles,
@@ -34,7 +34,6 @@ from repro.experiments.mbs.runs import (
     paper_rows,
 )
 from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
 
@@ -81,11 +80,10 @@ def table3(results: Results) -> list[dict[str, Any]]:
     return [*rows, last | {"n": min(counts)}]
 
 
-TABLE3 = Exhibit(
-    long=True,
-    runs=lambda profile, chosen: initial_pair(profile, "U-Net", chosen),
-    table=table3,
-    caption=caption("Best test IoU at the initial mini-batch.", marks),
+TABLE3 = artefact(
+    "table3",
+    plan=lambda profile, chosen: initial_pair(profile, "U-Net", chosen),
+    rows=table3,
     claims={"same_result": partial(same_result, roles=["U-Net"])},
 )
 
@@ -158,16 +156,11 @@ def same_curves(results: Results) -> Cases:
     return cases((f"{r}, {q}" for r in CLASSIFIERS for q in ("accuracy", "loss")), compare)
 
 
-FIGURE3 = Exhibit(
-    long=True,
-    runs=figure3_runs,
-    table=figure3_table,
-    figure=figure3,
-    caption=caption(
-        "Mean over seeds at the initial mini-batch; bands are standard deviations. The paper "
-        "gives only its highest accuracies as numbers.",
-        marks,
-    ),
+FIGURE3 = artefact(
+    "figure3",
+    plan=figure3_runs,
+    rows=figure3_table,
+    draw=figure3,
     claims={"same_curves": same_curves},
 )
 
@@ -264,16 +257,11 @@ def one_training(results: Results) -> tuple[bool, str]:
     return max(apart) < SAME_WEIGHTS, f"apart by at most {max(apart):.1e} after an epoch"
 
 
-BATCHNORM = Exhibit(
-    long=True,
-    runs=paired_runs,
-    table=paired_table,
-    figure=paired_figure,
-    caption=caption(
-        "Both trainings start with the same weights and get the same mini-batches. Weights apart: "
-        "their distance over the training's without MBS from its start. GroupNorm: 4 groups.",
-        marks,
-    ),
+BATCHNORM = artefact(
+    "batchnorm",
+    plan=paired_runs,
+    rows=paired_table,
+    draw=paired_figure,
     claims={"same_without_batchnorm": same_without_batchnorm},
     checks=(one_training,),
 )

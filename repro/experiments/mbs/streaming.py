@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, NotRun, in_turns, mean_of
-from repro.experiments.mbs.cells import marks, ran_as, whose
+from repro.experiments.mbs.cells import artefact, marks, ran_as, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
 from repro.experiments.query import Results
-from repro.experiments.view import caption
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
@@ -86,13 +85,11 @@ def overlap(results: Results) -> Cases:
     return {"ResNet-50": replace(hidden, label=f"{ran_as('ResNet-50', [record])}: hidden")}
 
 
-FIGURE2 = Exhibit(
-    runs=lambda profile, chosen: [timeline(profile, chosen)],
-    table=stages,
-    figure=figure2,
-    caption=caption(
-        "One mini-batch of 64 in micro-batches μ1 to μ4, measured; the paper draws it.", marks
-    ),
+FIGURE2 = artefact(
+    "figure2",
+    plan=lambda profile, chosen: [timeline(profile, chosen)],
+    rows=stages,
+    draw=figure2,
     claims={"overlap": overlap},
     checks=(one_update,),
 )
@@ -165,13 +162,10 @@ def _files(results: Results) -> Iterable[str]:
     yield from marks(results)
 
 
-FILES = Exhibit(
-    runs=lambda profile, chosen: [file_epochs(profile, chosen)],
-    table=table,
-    caption=caption(
-        "Epochs with MBS in turns, images decoded by one thread; the paper's are Table 4's.",
-        _files,
-    ),
-    long=True,
+FILES = artefact(
+    "files",
+    plan=lambda profile, chosen: [file_epochs(profile, chosen)],
+    rows=table,
+    facts=_files,
     claims={"time_grows": time_grows},
 )

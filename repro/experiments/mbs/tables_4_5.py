@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Check, Exhibit, check
+from repro.experiments.design import Artefact, Check, check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, in_turns, ratio
 from repro.experiments.mbs.cells import (
     WITH,
+    artefact,
     best,
     gap,
-    marks,
     ran_as,
     status_or,
     styles,
@@ -31,7 +31,6 @@ from repro.experiments.mbs.runs import (
 )
 from repro.experiments.mbs.sameness import same_result
 from repro.experiments.query import Results, one_machine
-from repro.experiments.view import caption
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
 
@@ -405,17 +404,12 @@ def _bounds(
     return points
 
 
-def _exhibit(name: str, roles: Sequence[str], unit: str, **claims: Claimed) -> Exhibit:
-    return Exhibit(
-        long=True,
-        runs=partial(tables_4_5, roles=roles),
-        table=partial(table, name=name),
-        figure=partial(figure, name=name),
-        caption=caption(
-            f"Best {unit}; gain (seed by seed, after the first look) and time over undivided "
-            "initial mini-batches.",
-            marks,
-        ),
+def _artefact(name: str, roles: Sequence[str], **claims: Claimed) -> Artefact:
+    return artefact(
+        name,
+        plan=partial(tables_4_5, roles=roles),
+        rows=partial(table, name=name),
+        draw=partial(figure, name=name),
         claims=claims,
         checks=checks(roles),
     )
@@ -430,13 +424,12 @@ def _shared(roles: Sequence[str]) -> dict[str, Claimed]:
     }
 
 
-TABLE4 = _exhibit(
+TABLE4 = _artefact(
     "table4",
     CLASSIFIERS,
-    "accuracy",
     same_result=partial(same_result, roles=CLASSIFIERS),
     **_shared(CLASSIFIERS),
     epoch_time=partial(epoch_time, roles=CLASSIFIERS),
     resnet101_faster=resnet101_faster,
 )
-TABLE5 = _exhibit("table5", ["U-Net"], "IoU", **_shared(["U-Net"]))
+TABLE5 = _artefact("table5", ["U-Net"], **_shared(["U-Net"]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Chosen, Exhibit, Run
+from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, exactly
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import times
@@ -200,11 +200,12 @@ def pseudo_half_most(results: Results) -> Cases:
     return {"all": replace(exactly(share - 50, unit="points", digits=1), label=label)}
 
 
-FIGURE8 = Exhibit(
-    runs=planned,
-    table=table,
-    figure=figure,
-    caption=runs.captioned("figure8", layers_run),
+FIGURE8 = runs.artefact(
+    "figure8",
+    plan=planned,
+    rows=table,
+    draw=figure,
+    facts=layers_run,
     claims={
         "layers_faster": layers_faster,
         "three_by_three": three_by_three,

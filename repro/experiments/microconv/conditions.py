@@ -6,9 +6,9 @@ Tables I, II and VI are of the records of Figures 8 and 13, III of the plans, IV
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from repro.experiments.design import Exhibit, Run, check
+from repro.experiments.design import Run, check
 from repro.experiments.microconv import benchmark, measured, networks
-from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, captioned, cluster
+from repro.experiments.microconv.runs import CONTENT, HALF, NETWORK_TYPES, PAPER, artefact, cluster
 from repro.experiments.query import Results
 
 NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "table6": "VI"}
@@ -117,9 +117,9 @@ def same_layers(results: Results) -> tuple[bool, str]:
     return len(same) == len(NETWORK_TYPES), f"{len(same)} of {len(NETWORK_TYPES)}; {count} layers"
 
 
-TABLES = Exhibit(
-    runs=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
-    table=table,
-    caption=captioned("tables"),
+TABLES = artefact(
+    "tables",
+    plan=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
+    rows=table,
     checks=(same_layers,),
 )

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.microconv.measured import ms, times
-from repro.experiments.microconv.runs import PAPER, captioned, cluster, title_of
+from repro.experiments.microconv.runs import PAPER, artefact, cluster, title_of
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -176,10 +176,10 @@ def even_no_faster(results: Results) -> tuple[bool, str]:
     return all(ratio >= 1 for ratio in slower.values()), evidence or "no even split is measured"
 
 
-FIGURE13 = Exhibit(
-    runs=lambda profile, chosen: [cluster(profile)],
-    table=table,
-    figure=figure,
-    caption=captioned("figure13"),
+FIGURE13 = artefact(
+    "figure13",
+    plan=lambda profile, chosen: [cluster(profile)],
+    rows=table,
+    draw=figure,
     checks=(together_no_slower, even_no_faster, even_split),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import LONG, Exhibit, check
+from repro.experiments.design import LONG, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, times
@@ -315,15 +315,15 @@ def _facts(results: Results) -> Iterable[str]:
         yield "Looks at fewer processes (5, 15) do not count."
 
 
-ITERATIONS = Exhibit(
-    runs=lambda profile, chosen: [
+ITERATIONS = runs.artefact(
+    "iterations",
+    plan=lambda profile, chosen: [
         *map(partial(runs.iterations, profile), runs.iterated(profile)),
         *runs.rivals(profile),
     ],
-    table=table,
-    figure=figure,
-    caption=runs.captioned("iterations", _facts),
+    rows=table,
+    draw=figure,
+    facts=_facts,
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
     checks=(held, same_loss, same_gradients),
-    long=True,
 )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, times
-from repro.experiments.microconv.runs import MIB, PAPER, captioned
+from repro.experiments.microconv.runs import MIB, PAPER
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -141,13 +141,13 @@ def _all_the_same(results: Results) -> Iterator[str]:
         yield f"All limits show the same: of no kernel the fastest algorithm needs over {least}."
 
 
-FIGURE1 = Exhibit(
-    runs=lambda profile, chosen: runs.alexnet_kernels(profile),
-    table=figure1_table,
-    figure=figure1,
-    caption=captioned("figure1", _all_the_same),
+FIGURE1 = runs.artefact(
+    "figure1",
+    plan=lambda profile, chosen: runs.alexnet_kernels(profile),
+    rows=figure1_table,
+    draw=figure1,
+    facts=_all_the_same,
     claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
-    long=True,
 )
 
 
@@ -250,13 +250,13 @@ def few_desirable(results: Results) -> tuple[bool, str]:
     return largest <= PAPER["figure6"]["largest_front"], evidence
 
 
-FIGURE6 = Exhibit(
-    runs=lambda profile, chosen: list(
+FIGURE6 = runs.artefact(
+    "figure6",
+    plan=lambda profile, chosen: list(
         dict.fromkeys([runs.conv2(profile), *runs.alexnet_kernels(profile)])
     ),
-    table=figure6_table,
-    figure=figure6,
-    caption=captioned("figure6"),
+    rows=figure6_table,
+    draw=figure6,
     checks=(few_desirable, divided_on_front),
 )
 
@@ -427,12 +427,11 @@ def fft_workspaces(results: Results) -> tuple[bool, str]:
     return all(close), "; ".join(said)
 
 
-FIGURE10 = Exhibit(
-    runs=lambda profile, chosen: [runs.conv2(profile)],
-    table=figure10_table,
-    figure=figure10,
-    caption=captioned("figure10"),
+FIGURE10 = runs.artefact(
+    "figure10",
+    plan=lambda profile, chosen: [runs.conv2(profile)],
+    rows=figure10_table,
+    draw=figure10,
     claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
     checks=(fft_workspaces,),
-    long=True,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Chosen, Exhibit, Run, check
+from repro.experiments.design import Chosen, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, times, unfit
@@ -288,11 +288,11 @@ def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
     return not slower, f"{slower} of {len(plans)} kernels are planned slower"
 
 
-FIGURE9 = Exhibit(
-    runs=figure9_runs,
-    table=figure9_table,
-    figure=figure9,
-    caption=runs.captioned("figure9"),
+FIGURE9 = runs.artefact(
+    "figure9",
+    plan=figure9_runs,
+    rows=figure9_table,
+    draw=figure9,
     claims={
         "moderate_faster": moderate_faster,
         "small_no_gain": small_no_gain,
@@ -301,7 +301,6 @@ FIGURE9 = Exhibit(
         "power_of_two_as_good": power_of_two_as_good,
     },
     checks=(more_sizes_no_slower, less_workspace),
-    long=True,
 )
 
 
@@ -334,11 +333,10 @@ def table5(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-TABLE5 = Exhibit(
-    runs=table5_runs,
-    table=table5,
-    caption=runs.captioned("table5"),
-    long=True,
+TABLE5 = runs.artefact(
+    "table5",
+    plan=table5_runs,
+    rows=table5,
 )
 
 
@@ -449,12 +447,11 @@ def within_limits(results: Results) -> tuple[bool, str]:
     return max(shares) <= 1, told
 
 
-FIGURE11 = Exhibit(
-    runs=figure11_runs,
-    table=figure11_table,
-    figure=figure11,
-    caption=runs.captioned("figure11"),
+FIGURE11 = runs.artefact(
+    "figure11",
+    plan=figure11_runs,
+    rows=figure11_table,
+    draw=figure11,
     claims={"wd_faster": wd_faster},
     checks=(within_limits,),
-    long=True,
 )

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, Chosen, Exhibit, Run
+from repro.experiments.design import LONG, Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import mib, ms, tunings
@@ -115,14 +115,13 @@ def solver_resnet152(results: Results) -> Cases:
     return cases(("2,500 variables", "as in the paper", "binding"), solved)
 
 
-OPTIMISATION = Exhibit(
-    runs=planned,
-    table=table,
-    caption=runs.captioned("optimisation"),
+OPTIMISATION = runs.artefact(
+    "optimisation",
+    plan=planned,
+    rows=table,
     claims={
         "power_of_two_saves": power_of_two_saves,
         "solver_resnet50": solver_resnet50,
         "solver_resnet152": solver_resnet152,
     },
-    long=True,
 )

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Run, paper_toml
+from repro.experiments import design
+from repro.experiments.design import LONG, PROCESSES, Artefact, Run, paper_toml
 from repro.experiments.query import Results
-from repro.experiments.view import caption, panel
+from repro.experiments.view import panel
 from repro.records import Record
 
 CONTENT = paper_toml("microconv")
@@ -250,11 +251,13 @@ def title_of(record: Record | None, role: str, part: str = "") -> str:
     return panel(role, ours, "SYNTHETIC inputs")
 
 
-def captioned(
-    artefact: str, facts: Callable[[Results], Iterable[str]] = lambda results: ()
-) -> Callable[[Results], str]:
-    """The caption in ``paper.toml``, and what of the records is not the paper's, and `facts`."""
-    own = CONTENT["captions"][artefact]
+def artefact(
+    name: str,
+    facts: Callable[[Results], Iterable[str]] = lambda results: (),
+    **functions: Any,
+) -> Artefact:
+    """An artefact of ``paper.toml``; its caption names what of the records is not the paper's."""
+    own = CONTENT["artefacts"][name]
 
     def marks(results: Results) -> Iterable[str]:
         records = [record for record in results.records if record.status == "ok"]
@@ -270,7 +273,7 @@ def captioned(
             yield "Limits shrink with the mini-batch."
         yield from facts(results)
 
-    return caption(own["text"], marks)
+    return design.artefact("microconv", name, facts=marks, **functions)
 
 
 def precisions_of(results: Results) -> list[str]:

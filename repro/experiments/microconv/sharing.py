@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import Exhibit
 from repro.experiments.judge import Cases, NotRun, unsure
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import (
@@ -177,11 +176,10 @@ def late_layers_little(results: Results) -> Cases:
     return {"AlexNet": replace(unsure(over, log=True), label=text)}
 
 
-FIGURE12 = Exhibit(
-    runs=lambda profile, chosen: runs.alexnet_kernels(profile),
-    table=table,
-    figure=figure,
-    caption=runs.captioned("figure12"),
+FIGURE12 = runs.artefact(
+    "figure12",
+    plan=lambda profile, chosen: runs.alexnet_kernels(profile),
+    rows=table,
+    draw=figure,
     claims={"middle_layers_most": middle_layers_most, "late_layers_little": late_layers_little},
-    long=True,
 )

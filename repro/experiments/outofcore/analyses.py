@@ -8,11 +8,11 @@ would have to be, or how many bytes fewer the variables would have to have; the 
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import NotRun
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Line, Panel, draw
-from repro.experiments.outofcore.points import all_hold, caption
+from repro.experiments.outofcore.points import all_hold, artefact
 from repro.experiments.outofcore.runs import (
     CHUNK_MIB,
     CHUNKS,
@@ -125,11 +125,11 @@ def within_reach(results: Results) -> tuple[bool, str]:
     return all_hold({f"{name} ×{over:.2f}": over >= 1 - SHORT for name, over in shares.items()})
 
 
-LINK = Exhibit(
-    runs=runs.link,
-    table=link_table,
-    figure=link_figure,
-    caption=caption("link"),
+LINK = artefact(
+    "link",
+    plan=runs.link,
+    rows=link_table,
+    draw=link_figure,
     checks=(out_of_reach, within_reach),
 )
 
@@ -215,10 +215,10 @@ def balanced(results: Results) -> tuple[bool, str]:
     return 1 / over <= 1 + BALANCED, said
 
 
-CHUNK_SIZES = Exhibit(
-    runs=runs.chunk_sizes,
-    table=chunk_table,
-    figure=chunk_figure,
-    caption=caption("chunks"),
+CHUNK_SIZES = artefact(
+    "chunks",
+    plan=runs.chunk_sizes,
+    rows=chunk_table,
+    draw=chunk_figure,
     checks=(smaller_fragments_less, smaller_costs_more, balanced),
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, exactly, unsure
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import (
@@ -25,7 +25,7 @@ from repro.experiments.outofcore.points import (
     PLACES,
     Trained,
     all_hold,
-    caption,
+    artefact,
     throughput,
     with_allocators,
 )
@@ -422,11 +422,11 @@ def trains_on_a_cpu(results: Results) -> tuple[bool, str]:
     return holds, f"{here.ran}: {most} over {fits} {over}"
 
 
-TABLE1 = Exhibit(
-    runs=runs.table1,
-    table=table,
-    figure=figure,
-    caption=caption("table1"),
+TABLE1 = artefact(
+    "table1",
+    plan=runs.table1,
+    rows=table,
+    draw=figure,
     claims={
         "larger_than_core": larger_than_core,
         "speed_kept_here": speed_kept,

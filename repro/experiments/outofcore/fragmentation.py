@@ -6,7 +6,7 @@ from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, exactly
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Line, Panel, draw
@@ -16,7 +16,7 @@ from repro.experiments.outofcore.points import (
     Points,
     Trained,
     all_hold,
-    caption,
+    artefact,
     rows_of,
     with_allocators,
 )
@@ -210,11 +210,11 @@ def host_foretold(results: Results) -> tuple[bool, str]:
     )
 
 
-FIGURE3 = Exhibit(
-    runs=runs.figure3,
-    table=figure3_table,
-    figure=figure3,
-    caption=caption("figure3"),
+FIGURE3 = artefact(
+    "figure3",
+    plan=runs.figure3,
+    rows=figure3_table,
+    draw=figure3,
     claims={
         "budget_halved_here": budget_halved,
         "close_here": partial(less_unused, roles=[RESNET]),
@@ -330,11 +330,11 @@ def simulated_fragmented(results: Results) -> tuple[bool, str]:
     return _all_less(results, OTHERS)
 
 
-FIGURE5 = Exhibit(
-    runs=runs.figure5,
-    table=figure5_table,
-    figure=figure5,
-    caption=caption("figure5"),
+FIGURE5 = artefact(
+    "figure5",
+    plan=runs.figure5,
+    rows=figure5_table,
+    draw=figure5,
     claims={"fragmented_here": partial(less_unused, roles=OTHERS)},
     checks=(flat, simulated_fragmented),
 )

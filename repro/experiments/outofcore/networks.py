@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import exp, sqrt
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Panel, draw, line_of
@@ -16,7 +16,7 @@ from repro.experiments.outofcore.points import (
     Point,
     Trained,
     all_hold,
-    caption,
+    artefact,
     inverse,
     ran,
     rows_of,
@@ -169,11 +169,11 @@ def simulated_cost(results: Results) -> tuple[bool, str]:
     return all_hold({f"{gap.label} {gap}": exp(gap.mean) <= 1 + DEAR for gap in gaps})
 
 
-FIGURE4 = Exhibit(
-    runs=runs.others,
-    table=table,
-    figure=figure,
-    caption=caption("figure4"),
+FIGURE4 = artefact(
+    "figure4",
+    plan=runs.others,
+    rows=table,
+    draw=figure,
     claims={
         "alone_larger_here": alone_larger,
         "chunks_larger_here": chunks_larger,

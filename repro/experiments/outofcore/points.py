@@ -3,15 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from repro.experiments import view
+from repro.experiments import design, view
 from repro.experiments.judge import Estimate, Exact, NotRun, exactly, mean_of, ratio, unsure
 from repro.experiments.outofcore.runs import (
-    ARTEFACTS,
     IN_CORE,
     IN_CORE_BATCH,
     LABELS,
@@ -328,9 +327,7 @@ def _marks(results: Results) -> Iterable[str]:
         yield f"Measured: {', '.join(departures(measured))}."
 
 
-def caption(artefact: str) -> Callable[[Results], str]:
-    """The function that gives an artefact's caption, with the marks of its records."""
-    return view.caption(ARTEFACTS[artefact]["caption"], _marks)
+artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
 def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:

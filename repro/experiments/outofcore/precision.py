@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit, check
+from repro.experiments.design import check
 from repro.experiments.judge import Cases, NotRun, exactly, ratio
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Dots, draw_dots
-from repro.experiments.outofcore.points import PLACES, all_hold, caption, point_of, ran
+from repro.experiments.outofcore.points import PLACES, all_hold, artefact, point_of, ran
 from repro.experiments.outofcore.runs import (
     CHUNKS,
     CLAIMS,
@@ -196,11 +196,11 @@ def keeps_as_much(results: Results) -> Cases:
     }
 
 
-PRECISION = Exhibit(
-    runs=runs.precisions,
-    table=table,
-    figure=figure,
-    caption=caption("precision"),
+PRECISION = artefact(
+    "precision",
+    plan=runs.precisions,
+    rows=table,
+    draw=figure,
     claims={"speed_kept": speed_kept, "keeps_as_much_here": keeps_as_much},
     checks=(simulated_reach, moves_less),
 )

@@ -9,7 +9,7 @@ from repro.report import DASH
 
 _TOML = paper_toml("outofcore")
 PAPER, PROFILES, MODELS = _TOML["reported"], _TOML["profiles"], _TOML["models"]
-ARTEFACTS, SIMULATION = _TOML["artefacts"], _TOML["simulation"]
+SIMULATION = _TOML["simulation"]
 LABELS: dict[str, str] = _TOML["labels"]  # of ways to train
 SCHEDULES: dict[str, str] = _TOML["schedules"]  # in words, by the names that `OutOfCore` has
 GIB, MIB = 2**30, 2**20

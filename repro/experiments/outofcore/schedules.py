@@ -5,11 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Exhibit
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Dots, draw_dots
-from repro.experiments.outofcore.points import Point, caption, departures, point_of, ran
+from repro.experiments.outofcore.points import Point, artefact, departures, point_of, ran
 from repro.experiments.outofcore.runs import (
     BY_SCHEDULE,
     RESNET,
@@ -116,12 +115,11 @@ def _faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
     return cases(others, lambda other: faster(results, one, other))
 
 
-SCHEDULES_RUN = Exhibit(
-    long=True,
-    runs=runs.schedules,
-    table=table,
-    figure=figure,
-    caption=caption("schedules"),
+SCHEDULES_RUN = artefact(
+    "schedules",
+    plan=runs.schedules,
+    rows=table,
+    draw=figure,
     claims={
         "faster_than_lms_here": partial(_faster, one=LITERAL, others=(LMS,)),
         "faster_than_earlier_here": partial(_faster, one=LITERAL, others=(VDNN, ON_DEMAND)),

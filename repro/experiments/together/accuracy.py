@@ -14,7 +14,7 @@ from repro.experiments.together.runs import (
     STRATEGIES,
     TOGETHER,
     TRAIN,
-    exhibit,
+    artefact,
     trainings,
 )
 from repro.experiments.view import panel
@@ -330,14 +330,13 @@ def _claim(name: str, estimate: Callable[..., Estimate], *what: str) -> Callable
     return lambda results: cases([name], lambda _: estimate(results, *what))
 
 
-ACCURACY = exhibit(
+ACCURACY = artefact(
     "accuracy",
-    facts,
-    [same_samples],
-    long=True,
-    runs=trainings,
-    table=table,
-    figure=figure,
+    facts=facts,
+    checks={"same_samples": same_samples},
+    plan=trainings,
+    rows=table,
+    draw=figure,
     claims={
         # BatchNorm's statistics alone differ.
         "streamed_as_undivided": _claim("streamed less undivided", less, "theta_mbs", "theta"),

@@ -14,7 +14,7 @@ from repro.experiments.together.runs import (
     FORETELL,
     LABELS,
     NETWORKS,
-    exhibit,
+    artefact,
     predictions,
     under_limit,
 )
@@ -130,11 +130,11 @@ def time(results: Results) -> dict[str, Exact]:
     return {"": shared._replace(text=f"{shared.text}; {half}")}
 
 
-ADVICE = exhibit(
+ADVICE = artefact(
     "advice",
-    facts,
-    runs=lambda profile, chosen: [*under_limit(profile), *predictions(profile)],
-    table=table,
-    figure=figure,
+    facts=facts,
+    plan=lambda profile, chosen: [*under_limit(profile), *predictions(profile)],
+    rows=table,
+    draw=figure,
     claims={"fits": fits, "time": time},
 )

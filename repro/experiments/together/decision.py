@@ -17,7 +17,7 @@ from repro.experiments.together.runs import (
     BATCHNORM,
     NETWORKS,
     TRANSFORMER,
-    exhibit,
+    artefact,
     trainings,
     under_limit,
 )
@@ -141,11 +141,11 @@ def facts(results: Results) -> Iterable[str]:
     yield from accuracy.facts(results)
 
 
-DECISION = exhibit(
+DECISION = artefact(
     "decision",
-    facts,
+    facts=facts,
     parts=("limit", "accuracy"),
     # It computes nothing of its own.
-    runs=lambda profile, chosen: [*under_limit(profile), *trainings(profile, chosen)],
-    table=table,
+    plan=lambda profile, chosen: [*under_limit(profile), *trainings(profile, chosen)],
+    rows=table,
 )

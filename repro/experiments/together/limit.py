@@ -14,7 +14,7 @@ from repro.experiments.together.runs import (
     NETWORKS,
     RESNET,
     TRANSFORMER,
-    exhibit,
+    artefact,
     under_limit,
 )
 from repro.experiments.view import panel
@@ -370,13 +370,19 @@ def swapped_time(results: Results) -> Estimate:
     return replace(kept, mean=-kept.mean)
 
 
-UNDER_LIMIT = exhibit(
+UNDER_LIMIT = artefact(
     "limit",
-    facts,
-    [within, dividing_always_fits, same_without_batchnorm, same_undivided, deferred_closer],
-    runs=lambda profile, chosen: under_limit(profile),
-    table=table,
-    figure=figure,
+    facts=facts,
+    checks={
+        "within": within,
+        "dividing_always_fits": dividing_always_fits,
+        "same_without_batchnorm": same_without_batchnorm,
+        "same_undivided": same_undivided,
+        "deferred_closer": deferred_closer,
+    },
+    plan=lambda profile, chosen: under_limit(profile),
+    rows=table,
+    draw=figure,
     claims={
         "swapping_always_fits": swapping_always_fits,
         "recomputing_ends": recomputing_ends,

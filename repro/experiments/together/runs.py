@@ -4,15 +4,15 @@ There is no paper: the questions are this package's own, between the five. What 
 them, before there were records, is in ``paper.toml``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from repro.experiments.design import Check, Chosen, Exhibit, Run, paper_toml
-from repro.experiments.query import Results
-from repro.experiments.view import caption
+from repro.experiments import design
+from repro.experiments.design import Chosen, Run, paper_toml
 
 _TOML = paper_toml("together")
-PROFILES, ARTEFACTS = _TOML["profiles"], _TOML["artefacts"]
+PROFILES = _TOML["profiles"]
 LABELS: Mapping[str, str] = _TOML["methods"]
 STRATEGIES: Mapping[str, str] = _TOML["strategies"]
 
@@ -80,7 +80,6 @@ def _network(profile: str, network: str) -> dict[str, Any]:
 # ---- Part 2: towards one accuracy
 
 CIFAR = "CIFAR"
-DATASETS = {profile: {CIFAR: tuple(sizes["data"])} for profile, sizes in PROFILES.items()}
 TRAIN, PACE = "train", "pace"
 ALONE = ("linear", "theta", "noise", "dual", "hybrid")
 TOGETHER = ("theta_mbs", "dual_mbs", "cyclic_theta")
@@ -146,23 +145,4 @@ def _images(profile: str, name: str) -> dict[str, Any]:
     return {"dataset": dataset, **extent}
 
 
-# ---- What is shown
-
-
-def exhibit(
-    name: str,
-    facts: Callable[[Results], Iterable[str]],
-    checks: Iterable[Callable[[Results], tuple[bool, str]]] = (),
-    **parts: Any,
-) -> Exhibit:
-    """An artefact with the texts that ``paper.toml`` has of it.
-
-    Args:
-        name: Of the artefact.
-        facts: Yields what its caption says of the records.
-        checks: Functions; `paper.toml` has a text under the name of each.
-        parts: Runs, table, figure, claims; see `Exhibit`.
-    """
-    texts = ARTEFACTS[name]
-    said = tuple(Check(texts["checks"][test.__name__], test) for test in checks)
-    return Exhibit(caption=caption(texts["caption"], facts), checks=said, **parts)
+artefact = partial(design.artefact, "together")
