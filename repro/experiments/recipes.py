@@ -1,7 +1,6 @@
 """What a paper trains with, beside each profile's: ``[[recipe]]`` of its TOML, item by item."""
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repro.experiments.arguments import plan
@@ -20,18 +19,12 @@ def recipe(paper: Paper) -> list[dict[str, str]]:
     Returns:
         Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
-    rows = paper_toml(paper.key).get("recipe")
-    if rows is None:
-        table: list[dict[str, str]] = importlib.import_module(
-            f"repro.experiments.{paper.key}.recipe"
-        ).recipe()
-        return table
     plans = {}
     for column, profile in PROFILES.items():
         chosen = {task: names[0] for task, names in paper.datasets[profile].items()}
         plans[column] = plan(paper, paper.artefacts.values(), profile, chosen)
     compared = []
-    for row in rows:
+    for row in paper_toml(paper.key)["recipe"]:
         ours = {name: _value(row, runs, PROFILES[name]) for name, runs in plans.items()}
         why = "" if all(value == row["paper"] for value in ours.values()) else row["why"]
         compared.append(
@@ -74,19 +67,3 @@ def _text(value: Any) -> str:
     if value is None:
         return "all"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-NOT_STATED = "not stated"
-AS_QUICK = "as quick"
-
-
-def compared(
-    item: str, paper: str, ours: Callable[[str], str], why: str = "", *, long: bool = True
-) -> dict[str, str]:
-    """Return the row of an item."""
-    values = {
-        column: ours(profile) if long or profile != LONG else AS_QUICK
-        for column, profile in PROFILES.items()
-    }
-    same = all(value == paper for value in values.values())
-    return {"item": item, "paper": paper, **values, "why they differ": "" if same else why}

@@ -4,7 +4,6 @@
 that they are true of whatever records are shown.
 """
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -58,25 +57,9 @@ class Effect:
         return cls(label, paper, value(gap.mean), interval, remark, less)
 
 
-@dataclass(frozen=True)
-class Story:
-    """A paper, told by functions; gives way to ``[story]``."""
-
-    idea: str
-    says: str
-    findings: tuple[Callable[[Look], str], ...]
-    figure: str
-    look_for: str
-    setup: Callable[[Look], Iterable[str]]
-    effects: Callable[[Look], Iterable[Effect]]
-    asks: str = "What the paper says"
-
-
 def story_of(paper: Paper) -> Any:
     """Return ``[story]`` of a paper's TOML: `says`, `findings`, `figure`, ... as attributes."""
-    told = paper_toml(paper.key).get("story")
-    if told is None:
-        return importlib.import_module(f"repro.experiments.{paper.key}.story").STORY
+    told = paper_toml(paper.key)["story"]
     return SimpleNamespace(**{"asks": "What the paper says", "effects": [], "setup": []} | told)
 
 
@@ -137,9 +120,7 @@ def findings_of(source: Source) -> list[str]:
     look, sentences = looking(source), []
     for finding in story_of(source.paper).findings:
         try:
-            sentences.append(
-                filled(finding, source.paper, look) if isinstance(finding, str) else finding(look)
-            )
+            sentences.append(filled(finding, source.paper, look))
         except NotRun:
             continue
     return sentences
@@ -148,14 +129,9 @@ def findings_of(source: Source) -> list[str]:
 def effects_of(source: Source) -> list[Effect]:
     """Return what a method gives and what it costs, of the effects that there are records for."""
     look, effects = looking(source), []
-    told = story_of(source.paper).effects
     try:
-        if callable(told):
-            for effect in told(look):
-                effects.append(effect)
-            return effects
-        for row in told:
-            if "numbers" in row:  # which are no claim's
+        for row in story_of(source.paper).effects:
+            if "numbers" in row:  # not a claim's
                 paper, ours = row.get("paper"), imported(row["numbers"])(look(row["artefact"]))
             else:
                 name, claim = row["claim"].split(".")
@@ -347,7 +323,7 @@ def setup(source: Source) -> list[str]:
         *([_QUICK] if "quick" in profiles else []),
         *([f"Trained longer, by the profile long: {', '.join(long)}."] if long else []),
         *(_data(records)),
-        *(told(look) if callable(told := story_of(source.paper).setup) else told),
+        *story_of(source.paper).setup,
         "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "
         "95 % interval. Figures draw the paper's values hollow, ours solid, and bars or bands for "
         "intervals or deviations, as each says. "
