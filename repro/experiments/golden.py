@@ -12,13 +12,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
 from repro.experiments.design import Experiment, Paper, imported
 from repro.experiments.query import Source, find_source
-from repro.experiments.run import load, noting_interrupts
+from repro.experiments.run import load, noting_interrupts, seconds_of
 from repro.experiments.workers import WorkerDied, Workers, default_count
 from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
 
@@ -79,12 +78,6 @@ def verify(
                 yield f"{_name(record)} {text}", agrees
         except WorkerDied as died:
             yield f"{died}; the rest was not compared", False
-
-
-def seconds_of(record: Record) -> float:
-    """Return how long a record took; records tell whole seconds."""
-    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
-    return max(0.0, (ended - begun).total_seconds())
 
 
 def _records(source: Source) -> list[Record]:
