@@ -53,9 +53,9 @@ def doctor(
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine is, whether every method works on it, what fits and for how long.
+    """Describe this machine, try every method on it, and say which runs fit.
 
-    Takes less than two minutes, and is what to run first. The exit code is 1 where a self-test
+    Run it first: it takes less than two minutes. The exit code is 1 where a self-test
     failed.
     """
     from repro.experiments import arguments
@@ -279,7 +279,7 @@ def gpu(
 ) -> None:
     """Make the most of a GPU for some minutes: the doctor, then the records that matter most.
 
-    Computes what has no record, here or under results/reference, in the order of the list. Every
+    Computes the runs that have no record, here or in results/reference, in the list's order. Every
     record is kept as soon as its run ends, and --out has an archive of all of them at any time:
     unpack it into results/local, then `pack` folds them in. The same command goes on where it was
     ended. $REPRO_COMMIT names the commit where a copy has no git.
@@ -510,7 +510,7 @@ def data_(
     names: Annotated[list[str] | None, typer.Argument(help="Datasets; all by default.")] = None,
     data: Data = None,
 ) -> None:
-    """Download the datasets that the network allows, and say what became of each."""
+    """Download the datasets that the network allows, and report on each."""
     from repro import datasets
     from repro.experiments import arguments
 

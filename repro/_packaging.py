@@ -1,4 +1,4 @@
-"""What a build adds to the package: the reference records, the notebooks, the commit.
+"""Files that a build adds to the package: the reference records, the notebooks, the commit.
 
 In a checkout they lie beside the package, where an editable install finds them; a wheel carries
 them in ``repro/shipped``. A source distribution carries the project's other folders, so that the
@@ -59,7 +59,7 @@ def write_state(package: Path) -> None:
 
 
 class BuildPy(build_py):
-    """Build the package with what it carries; an editable install has that beside it."""
+    """Build the package with these files; an editable install has them in the checkout."""
 
     def run(self) -> None:
         """Copy the files into the folder that becomes the wheel."""
@@ -76,7 +76,7 @@ class BuildPy(build_py):
         write_state(built / PACKAGE)
 
     def get_source_files(self) -> list[str]:
-        """Return what a source distribution has to carry."""
+        """Return the files of a source distribution."""
         files = [file for file, _ in shipped()]
         for pattern in PROJECT:
             files += [

@@ -18,7 +18,7 @@ from repro.report import printable
 
 FOLDER = paths.notebooks_dir()
 # A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
-# its own where it is interrupted. What a cell raises comes as a message.
+# its own where it is interrupted. An error of a cell comes as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 UNRUN = "Run all cells (Run > Run All Cells) for the sliders; they need a running kernel."
@@ -32,7 +32,7 @@ _READ: dict[str, tuple[Callable[[str], Any], str]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one notebook."""
+    """The result of one notebook."""
 
     text: str
     failed: bool = False

@@ -1,4 +1,4 @@
-"""What several commands may be given."""
+"""Options of several commands."""
 
 from typing import Annotated, Any
 

@@ -64,7 +64,7 @@ def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def data_problem(root: str | os.PathLike[str] | None = None) -> str | None:
-    """Say what is wrong with a data folder that was given; None where nothing is.
+    """Name the fault of a data folder that was given; None where it has none.
 
     A folder that is given and cannot be read would silently mean other data.
 
@@ -147,7 +147,7 @@ def notebooks_dir() -> Path:
 
 
 def git(*arguments: str) -> bytes | None:
-    """Return what git says of the checkout; None where it cannot, or where this is no checkout."""
+    """Return git's answer on the checkout; None where there is none."""
     if INSTALLED:
         return None
     kept = {name: text for name, text in os.environ.items() if name not in _ANOTHER_REPOSITORY}

@@ -44,7 +44,7 @@ class CorruptRecordWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Record:
-    """What one run of one configuration with one seed came to; JSON values only."""
+    """The result of one run of one configuration with one seed; JSON values only."""
 
     key: str  # of `record_key`
     paper: str  # such as mbs
@@ -110,7 +110,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-# The types of a record's fields, and of what whoever reads one needs within them.
+# The types of a record's fields, and of the entries that readers need within them.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("key", "paper", "experiment", "command", "started", "finished"), (str,)),
     **dict.fromkeys(("error", "commit", "code"), (str, NoneType)),
@@ -199,7 +199,7 @@ def _read(path: Path, paper: str | None, changed: int, size: int) -> Record:
 
 
 def _read_packed(path: Path, paper: str) -> tuple[list[Record], list[RecordError]]:
-    """Read a packed file, again only where it has changed: its records, and what is wrong in it."""
+    """Read a packed file, again only where it has changed: its records, and the faults in it."""
     try:
         state = regular(path).stat()
         records, problems = _read_lines(path, paper, state.st_mtime_ns, state.st_size)
@@ -262,7 +262,7 @@ class RecordStore:
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
 
-        What is no readable record is named by a `CorruptRecordWarning`, and left alone.
+        An unreadable record is named by a `CorruptRecordWarning`, and left alone.
         """
         records, problems = self.read(paper)
         for problem in problems:
@@ -403,7 +403,7 @@ def check_writable(folder: Path, what: str, advice: str) -> None:
 
 
 def local_store(profile: str) -> RecordStore:
-    """Return the store of what was computed on this machine under a profile."""
+    """Return the store of this machine's records under a profile."""
     return RecordStore(paths.results_dir() / "local" / profile)
 
 

@@ -1,6 +1,6 @@
 """Tables, comparisons with a paper's values, and figures as files.
 
-Records come from elsewhere: whatever text is in one is shown as text. `printable` is for a
+Records come from elsewhere: text in one is shown as text. `printable` is for a
 terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_png` takes no dollar
 for a formula.
 """
@@ -23,7 +23,7 @@ DASH = "–"
 LONG = 12  # rows; a longer table is folded, or stands at the end
 
 # Background and ink of each verdict, in the colours of Okabe and Ito, which the colour-blind tell
-# apart; in grey, what is decided is dark, what is open light.
+# apart; in grey, decided verdicts are dark, open ones light.
 VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
     "reproduced": ("#0072b2", "#ffffff"),
     "partly": ("#56b4e9", "#000000"),
@@ -84,7 +84,7 @@ def markdown(text: str) -> str:
 
 # As entities, which neither Markdown nor a page of it takes for a beginning of anything.
 _ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~|"}
-# MathJax reads the finished page: only what stands in an element of its own is no formula to it.
+# MathJax reads the finished page: text in an element of its own is no formula to it.
 _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
 
 
@@ -143,7 +143,7 @@ def to_html(frame: "pd.DataFrame") -> str:
             evidence_lines(column, text).replace("\n", "\u2028") for text in cells[column]
         ]
     page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
-    # A notebook takes what stands between dollars for a formula, in its tables too.
+    # A notebook takes text between dollars for a formula, in its tables too.
     page = page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
     return page.replace("\u2028", "<br>")
 
@@ -222,7 +222,7 @@ def badge(word: str, width: str = "0px") -> str:
 
 
 def cell_text(value: Any) -> str:
-    """Return a cell as text: a dash for nothing, what cannot be printed written out."""
+    """Return a cell as text: a dash for nothing, control characters written out."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return DASH
     return f"{value:g}" if isinstance(value, float) else printable(str(value))

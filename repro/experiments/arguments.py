@@ -1,4 +1,4 @@
-"""What a command was given, checked: profile, device, folders, datasets, seeds, choices of runs."""
+"""Checked arguments of commands: profile, device, folders, datasets, seeds, choices of runs."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def check_device(device: str) -> str:
 
 
 def _count(kind: str) -> int:
-    """Return how many accelerators of a kind are here; of what torch does not know there are 0."""
+    """Return how many accelerators of a kind are here; 0 of one unknown to torch."""
     from repro.measure import accelerator
 
     try:
@@ -303,7 +303,7 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
 
 
 def value_of(run: Run, key: str) -> Any:
-    """Return what a configuration has under a key, or ``OUTER.INNER``; ``...`` for nothing."""
+    """Return the value of a configuration at a key, or ``OUTER.INNER``; ``...`` for none."""
     value: Any = run.config
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -323,7 +323,7 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
 
 
 def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Run, Run]:
-    """Return for every run the same with other values of what its configuration has.
+    """Return for every run the same with other values in its configuration.
 
     Args:
         paper: Says which values some keys may have.

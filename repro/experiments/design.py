@@ -1,4 +1,4 @@
-"""What a paper, an experiment, a run, an artefact, a claim and a check are."""
+"""The terms: paper, experiment, run, artefact, claim, check."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from repro.measure import Timing
 
-# Trains longer what decides claims, measures in several processes, and leaves the rest to `quick`.
+# Trains longer and measures in several processes, for the claims that this decides.
 LONG = "long"
 PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
-TOO_LITTLE = "trains and repeats too little to decide it"  # what `long` runs
+TOO_LITTLE = "trains and repeats too little to decide it"  # a claim of an artefact of `long`
 SEEDS = {
     "smoke": (0,),
     "quick": (0, 1, 2),
@@ -44,15 +44,15 @@ Test = Callable[[Results], tuple[bool, str]]  # whether a check holds, and the n
 
 
 class UsageError(ValueError):
-    """Something was asked for that does not exist; the text names what does."""
+    """A request for something that does not exist; the text names the choices."""
 
 
 class LibraryMissing(UsageError):
-    """A run needs a library that is not installed; the text says what to install."""
+    """A run needs a library that is not installed; the text names it."""
 
 
 def cluster_error(error: RuntimeError) -> UsageError:
-    """Return what to raise for an error of a cluster, which is no result of the method."""
+    """Return the error to raise for a fault of the cluster, which is no result of the method."""
     kind = LibraryMissing if isinstance(error.__cause__, ImportError) else UsageError
     return kind(str(error))
 
@@ -72,7 +72,7 @@ def reported(paper: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment's function returns: the measured part of a record."""
+    """The result of an experiment's function: the measured part of a record."""
 
     metrics: dict[str, Any]
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Experiment:
             leaves them out.
         planned: Metrics of a training that do not depend on rounding, so that they are the same on
             every kind of processor.
-        early: Curves of a training whose first value rounding moves little.
+        early: Curves of a training: rounding moves their first value little.
         derive: ``module:function`` that computes, from a record's configuration and metrics, the
             metrics that follow from the measured ones; the golden rerun compares them.
         trains: Whether it is a training, whose first steps its record keeps.
@@ -165,7 +165,7 @@ class Run:
         return f"{self.experiment} {self.label}".strip()
 
 
-# What a claim is judged on.
+# The kinds of evidence.
 KINDS: Mapping[str, str] = {
     "training": "what trainings end with",
     "time": "measured times",
@@ -212,14 +212,15 @@ class Claim:
         written: When.
         over: ``all`` cases have to hold, or ``any``.
         effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
-        margin: What still counts as the same, in the evidence's unit or as a share; likewise.
+        margin: The largest difference that counts as none, in the evidence's unit or as a share;
+            of every case or by case.
         margin_source: Where the margin comes from.
         own: Whether it is a question of our own, which no paper answers.
         sd: The spread of one value that was assumed, None where nothing is known of it.
         n: Seeds or repeats a cell.
         seen: Experiments, or folders of reference records, that were there when it was written.
         long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
-        why_not: Where it certainly fails: what was seen, what was ruled out, what to take from it.
+        why_not: Where it certainly fails: the observation, the causes ruled out, the conclusion.
     """
 
     key: str
@@ -263,10 +264,10 @@ class Claim:
             raise ValueError("a margin has a margin_source")
         if self.long is not None and set(self.long) - {"seen"} != {"expect", "why", "written"}:
             raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
-        self.under(LONG)  # says what is wrong with them
+        self.under(LONG)  # checks them
 
     def under(self, profile: str) -> Claim:
-        """Return the claim with what was expected under a profile."""
+        """Return the claim with the expectation under a profile."""
         if profile != LONG or self.long is None:
             return self
         return replace(self, **self.long, long=None)
@@ -380,12 +381,12 @@ def _own_data(results: Results) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """What no record of ours can change: shown under its table, never counted as a claim.
+    """A fact that no record of ours can change: shown under its table, not counted as a claim.
 
     It holds by construction if the code is right, or follows from the paper's own numbers alone.
 
     Attributes:
-        text: What should hold.
+        text: The fact.
         test: Says whether it does, and the numbers; may raise `NotRun`.
     """
 
@@ -408,13 +409,13 @@ def check(text: str) -> Callable[[Test], Check]:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One table or figure of a paper: what it runs, shows and claims.
+    """One table or figure of a paper: its runs, its rows, its drawing, its claims.
 
     Attributes:
         name: Such as ``table4``.
         source: Where in the paper.
         title: One line.
-        lead: The first sentences of its caption: what the numbers are.
+        lead: The first sentences of its caption.
         plan: The runs it draws from, given a profile and the dataset chosen for each task.
         rows: Of its table, the paper's values with ours.
         draw: Draws its figure.
@@ -456,7 +457,7 @@ class Artefact:
         return " ".join([self.lead, *self.facts(results), *_shortcomings(results)])
 
     def figure(self, results: Results) -> Figure:
-        """Draw it, and say in the image whose numbers it shows.
+        """Draw it, and name in the image the device and the profile of its records.
 
         Raises:
             ValueError: It has no figure: `draw` is None.
@@ -474,10 +475,9 @@ class Artefact:
     def judge(self, claim: Claim, results: Results) -> Verdict:
         """Judge one of its claims; missing records make it "not run".
 
-        `smoke` decides nothing but what is exact, nor does `quick` where the profile `long` trains
-        longer or repeats what is timed in further processes: their certainty is of trainings that
-        are too short, or of one process. Outside the paper's own setting a certain failure is "not
-        seen here".
+        `smoke` decides exact claims alone, and so does `quick` where the profile `long` trains
+        longer or times in further processes: a short training, or one process, can be certain and
+        wrong. Outside the paper's own setting a certain failure is "not seen here".
         """
         try:
             verdict = claim.judge(self.claims[claim.key](results))
@@ -550,7 +550,7 @@ class Paper:
         artefacts: By name, in the paper's order.
         datasets: For each profile and task, the datasets that serve, best first; the last one is
             embedded or generated, so that one is always there.
-        options: What ``--set`` may change in the runs, with its choices.
+        options: Keys of configurations that ``--set`` may change, with their values.
     """
 
     key: str

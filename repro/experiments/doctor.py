@@ -1,4 +1,4 @@
-"""What this machine is, whether each method agrees with torch on it, and which runs fit.
+"""This machine, whether each method agrees with torch on it, and which runs fit.
 
 The findings are JSON values (`examine`), which `text` lays out for a terminal.
 """
@@ -44,8 +44,8 @@ def examine(
     Returns:
         JSON values: `software`, `host`, `device`, `links` (bytes per second of copies), `disk`,
         `data`, `selftests`, `failed` (how many of them), `largest` (the most that a run of each
-        paper holds, and whether it fits), `problems` (what could not be found out), `to_do`
-        (what is missing, and what to do), `seconds`.
+        paper holds, and whether it fits), `problems` (parts that could not be examined), `to_do`
+        (things missing, and the action for each), `seconds`.
 
     Raises:
         UsageError: `root` or `$REPRO_DATA` is no folder.
@@ -90,7 +90,7 @@ def broken(facts: Facts) -> bool:
 
 
 def software() -> Facts:
-    """Return versions, what torch was built for, and which extras are missing."""
+    """Return versions, torch's build, and which extras are missing."""
     commit, dirty = commit_state()
     built = {name: getattr(torch.version, name, None) for name in ("cuda", "hip")}
     missing = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
@@ -106,7 +106,7 @@ def software() -> Facts:
 
 
 def host() -> Facts:
-    """Return the host's cores and memory; what is available minds a container's limit."""
+    """Return the host's cores and memory; the available part minds a container's limit."""
     described = describe_device("cpu")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
@@ -115,7 +115,7 @@ def host() -> Facts:
         "memory_bytes": described["memory_bytes"],
         "available_bytes": memory_state("cpu").limit_bytes,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        # There is a GPU's driver, whatever torch sees.
+        # There is a GPU's driver, even where torch sees no GPU.
         "nvidia_driver": any(path.exists() for path in _NVIDIA),
         "accelerator": accelerator.present(),
     }
@@ -168,7 +168,7 @@ def links(device: str) -> list[Facts]:
 
 
 def disk(root: str | None) -> list[Facts]:
-    """Return of the folders of results, caches and data what is free, and why one is unusable."""
+    """Return the free bytes of the folders of results, caches and data, and why one is unusable."""
     places = (
         ("results", paths.results_dir() / "local", "REPRO_RESULTS"),
         ("caches", cache_folder(), "REPRO_CACHE"),
@@ -203,7 +203,7 @@ def data_found(root: str | None) -> Facts:
 
 
 def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of things to ask)
-    """Yield what is missing or broken, and a command or an action for each."""
+    """Yield each thing missing or broken, and a command or an action for it."""
     device, host, software = facts["device"], facts["host"], facts["software"]
     for one in facts["selftests"]:
         if one["status"] == "failed":

@@ -45,7 +45,7 @@ _SETS: dict[str, tuple[int, int, int, tuple[int, int]]] = {
     "cifar10": (50_000, 10_000, 10, (32, 32)),
     "cifar100": (50_000, 10_000, 100, (32, 32)),
     "flowers102": (1_020, 6_149, 102, (500, 500)),
-    "carvana": (4_080, 1_008, 2, (1280, 1918)),  # whose targets are masks
+    "carvana": (4_080, 1_008, 2, (1280, 1918)),  # targets are masks
     "imagenet": (1_281_167, 50_000, 1000, (224, 224)),
     "div2k": (800, 100, 0, (648, 2040)),
 }
@@ -106,7 +106,7 @@ class _Enough(BaseException):
 
 
 class _NotTried(BaseException):
-    """A run needs what tensors without content lack; the text says what it does."""
+    """A run needs the values of tensors, or a process or a file; the text says which."""
 
 
 class _Watch:
@@ -126,7 +126,7 @@ class _Watch:
         """Note a forward pass: each of the outermost module is one of a (micro-)batch."""
         if self._outer is None and next(module.parameters(), None) is not None:
             self._outer = module
-            self.noted.operations.clear()  # what loaded the batch
+            self.noted.operations.clear()  # of loading the batch
             count = sum(parameter.numel() for parameter in module.parameters())
             self.model = f"{type(module).__name__}, {count / 1e6:.3g} M parameters"
         if module is self._outer and inputs and isinstance(inputs[0], Tensor):
@@ -145,7 +145,7 @@ class _Watch:
 
 @contextmanager
 def _watching(watch: _Watch) -> Iterator[None]:
-    """Make tensors without content, tell `watch` what becomes of them, refuse what needs values."""
+    """Make tensors without content, tell `watch` of their use, refuse the use of values."""
     from repro.outofcore import OutOfCore
 
     leave, call = MemoryMeter.__exit__, nn.Module.__call__
@@ -212,7 +212,7 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
             peak = watch.peaks[-1] if watch.peaks else meter.peak_bytes
     if not watch.most and result == "starts":
         return Tried(NO_STEP)
-    steps = None  # what is refused takes no time
+    steps = None  # a refused run takes no time
     if result == "starts" and experiment.trains and data is not None and watch.samples:
         epochs = sum(n for n, _ in config["stages"]) if "stages" in config else config["epochs"]
         steps = epochs * (config.get("train_samples") or len(data.train)) / watch.samples
@@ -235,8 +235,8 @@ def rows(
         profile: One of `PROFILES`.
         on: A device of `DEVICES`, by whose data sheet times are estimated.
         seeds: Instead of the profile's.
-        kept: What `arguments.only` keeps of a plan.
-        changed: What `arguments.changed_runs` changes in it.
+        kept: Choices of runs; see `arguments.only`.
+        changed: Changes of runs; see `arguments.changed_runs`.
         tell: Called with each run's name before it is tried.
 
     Raises:

@@ -50,7 +50,7 @@ def verify(
     None stands for a record that could not be compared.
 
     Args:
-        papers: Whose records.
+        papers: Of the records.
         everything: Whether all records are computed again, and not just those of `golden`.
         profile: Only records of this one.
         device: Only records of this device folder, or ``local``; see `find_source`.
@@ -153,7 +153,7 @@ def _words(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bool]:
-    """Compute again what follows from the measured metrics of records."""
+    """Compute again the metrics that follow from measured ones."""
     derive, names = imported(experiment.derive), dict[str, None]()
     for record in records:
         if record.status != "ok":
@@ -184,7 +184,7 @@ def _again(
 
 
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
-    """Compute a record again and return what was compared.
+    """Compute a record again and name the metrics that were compared.
 
     Raises:
         Differs: Something else came out.

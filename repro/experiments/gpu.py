@@ -1,4 +1,4 @@
-"""Records of a GPU that is at hand for some minutes: what is missing, the most valuable first.
+"""Records of a GPU that is at hand for some minutes: missing ones, the most valuable first.
 
 The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended at its limit,
 so that one that hangs costs no more than itself. Every run writes its record as it ends; an archive
@@ -46,8 +46,8 @@ class Piece:
     Attributes:
         name: A letter of the list.
         artefact: ``PAPER/ARTEFACT``.
-        seconds: What a run is expected to take on an H100.
-        experiments: Those whose runs count; all by default.
+        seconds: Expected of one run on an H100.
+        experiments: Only their runs; all by default.
         only: Values of a configuration by key, as for ``run --only``; a run has one of each.
         seeds: As for ``run --seeds``; None for the runs' own or the profile's.
         at_once: How many runs share the device. Runs that are measured have it for themselves.
@@ -84,7 +84,7 @@ class Piece:
 
     @property
     def choices(self) -> list[tuple[str, str]]:
-        """What `arguments.only` takes."""
+        """Keys and values for `arguments.only`."""
         return [(key, str(value)) for key, values in self.only.items() for value in values]
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """What the runs that are left are expected to take."""
+        """Expected of the runs that are left."""
         at_once = 1 if self.measured else self.piece.at_once
         return self.piece.seconds * -(-_count(self.left) // at_once)
 
@@ -180,7 +180,7 @@ def plan(
     is of a device with the name of this one, or of any where `device` is None.
 
     Raises:
-        UsageError: A piece names what no artefact has.
+        UsageError: A piece names an artefact, experiment or value that does not exist.
     """
     from repro import datasets
     from repro.measure import describe_device
@@ -191,7 +191,7 @@ def plan(
     planned = []
     for piece in pieces:
         paper, artefacts = find_artefacts(piece.artefact)
-        # What is not at hand is named all the same, so that the list can be shown.
+        # Data that is not at hand is named all the same, so that the list can be shown.
         chosen = arguments.choose_datasets(paper, profile, piece.data, root)
         runs = arguments.plan(paper, artefacts, profile, chosen)
         if piece.experiments:
@@ -215,9 +215,10 @@ def plan(
 def _recorded(
     paper: Paper, stores: Sequence[RecordStore], local: RecordStore, device: str | None
 ) -> set[str]:
-    """Return the identities of what need not be computed.
+    """Return the identities of runs that need not be computed.
 
-    What failed elsewhere is tried again, since it may have been mended; what failed here is not.
+    A run that failed elsewhere is tried again, since it may have been mended; one that failed here
+    is not.
     """
     found = set()
     for store in (*stores, local):
@@ -243,7 +244,7 @@ def compute(
     folder: Path,
     tell: Callable[[str], None],
 ) -> bool:
-    """Run the doctor, then compute what is missing until the time is over.
+    """Run the doctor, then compute missing records until the time is over.
 
     Args:
         pieces: In the order of their value.
@@ -308,7 +309,7 @@ def _compute(
     """Carry out runs in a process that is there for them alone, which ends itself at the limit.
 
     Returns:
-        What became of them, and whether none failed.
+        A line on them, and whether none failed.
     """
     from repro.experiments import load_paper
 

@@ -101,7 +101,7 @@ class Estimate:
 
     Attributes:
         mean: The estimate.
-        error: Its standard error; 0 of what holds exactly, NaN where none is known.
+        error: Its standard error; 0 of a deterministic value, NaN where none is known.
         dof: Degrees of freedom of the error.
         n: How many values each cell has.
         log: Whether it is the logarithm of a ratio.
@@ -109,8 +109,8 @@ class Estimate:
         digits: Behind the point, for the evidence.
         candidates: Of how many it is the best: its 95 % interval is widened for the choice
             (Bonferroni).
-        trials: What more of would tell: ``seeds``, ``rounds``, ``processes``.
-        label: What ran here, for the evidence, such as ``ResNet-8 (for ResNet-50)``.
+        trials: The unit of repetition: ``seeds``, ``rounds``, ``processes``.
+        label: The network that ran, for the evidence, such as ``ResNet-8 (for ResNet-50)``.
         note: Anything else that the evidence has to say.
     """
 
@@ -152,7 +152,7 @@ class Estimate:
 
 
 class Exact(NamedTuple):
-    """What has no spread: equal bits, a count, the outcome of a deterministic plan."""
+    """A result without spread: equal bits, a count, the outcome of a deterministic plan."""
 
     holds: bool
     text: str
@@ -164,7 +164,7 @@ Cell = Sequence[float]
 
 
 def cases(names: Iterable[str], estimate: Callable[[str], Estimate | Exact]) -> dict[str, Case]:
-    """Estimate each of several cases; one whose records are missing holds its `NotRun`."""
+    """Estimate each of several cases; a case without records holds its `NotRun`."""
     found: dict[str, Case] = {}
     for name in names:
         try:
@@ -195,9 +195,9 @@ def contrast(
         log: Whether the means are of logarithms, so that the result is a log ratio.
         unit: For the evidence.
         digits: Behind the point, in words.
-        trials: What the values are.
-        resolution: What values are counted in, such as one test image: equal values are no proof
-            of a spread of 0, but of one no larger than rounding's.
+        trials: The unit of repetition.
+        resolution: The step of the values, such as one test image: equal values do not prove a
+            spread of 0, but one no larger than rounding's.
 
     Raises:
         NotRun: A cell is empty, or the cells share no seed.
@@ -273,7 +273,7 @@ def in_turns(
 def mean_of(
     values: Cell, *, log: bool = False, unit: str = "", digits: int = 2, trials: str = "processes"
 ) -> Estimate:
-    """Return the mean of values, such as of what each process came to; of ratios where `log`."""
+    """Return the mean of values, such as one of each process; of ratios where `log`."""
     return contrast([values], [1], log=log, unit=unit, digits=digits, trials=trials)
 
 
@@ -344,11 +344,11 @@ def direction(
     certainly fails.
 
     Args:
-        name: What is judged, for the evidence.
+        name: Of the case, for the evidence.
         ours: A - B, or A over B.
         paper: The paper's A - B, or A over B; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
-        whose: Effect that is, for the evidence: of a question of our own it is a prediction.
+        whose: The effect's source, for the evidence: of a question of our own, a prediction.
     """
     low, high = sorted(sign * end for end in ours.interval())
     mean, evidence = sign * ours.mean, f"{name} {ours}".strip()
@@ -377,7 +377,7 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
     """Judge "A is as B" by two one-sided tests: the 90 % interval against a margin.
 
     Args:
-        name: What is judged, for the evidence.
+        name: Of the case, for the evidence.
         ours: A - B, or A over B.
         margin: Above 0: of a difference in its unit, of a ratio as a share (0.05 for 5 %).
         side: 0 where A may lie neither above nor below; 1 for "at most so far above", where
@@ -412,7 +412,7 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
 
 
 def certain(name: str, exact: Exact) -> Part:
-    """Judge what has no spread."""
+    """Judge a result without spread."""
     return "reproduced" if exact.holds else NOT_REPRODUCED, f"{name} {exact.text}".strip()
 
 
@@ -459,7 +459,7 @@ def seeds_to_decide(ours: Estimate, distances: Sequence[float], level: float) ->
     """Return how many seeds a cell exclude bounds with power 0.8, if the mean seen is true.
 
     Args:
-        ours: What was seen, of `Estimate.n` values a cell.
+        ours: The estimate, of `Estimate.n` values a cell.
         distances: Between the mean and each bound; two lie on either side of it.
         level: Of the two-sided interval that is to exclude the bounds.
 

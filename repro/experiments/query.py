@@ -79,7 +79,7 @@ class Results:
         return pd.DataFrame([_row(record, self.profile) for record in self.records])
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
-        """Return the records of an experiment whose configuration has these values, by seed."""
+        """Return the records of an experiment with these values in the configuration, by seed."""
         matching = [
             record
             for record in self.records
@@ -142,7 +142,7 @@ class Results:
 
     @property
     def failed(self) -> list[Record]:
-        """The records whose run ended in an error other than out-of-memory."""
+        """The records of runs that ended in an error other than out-of-memory."""
         return [record for record in self.records if record.status == "failed"]
 
 
@@ -173,7 +173,7 @@ def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records, whose times are to be compared.
+    """Return the records if their times compare: all are of one device.
 
     Raises:
         NotRun: They are of several devices: a ratio of their times would compare those.
@@ -331,7 +331,7 @@ def results_of(
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
     those nearest the paper, once half of its runs have some. The datasets are those of the records,
-    so that an artefact is shown as it was computed whatever data is at hand now.
+    so that an artefact is shown as it was computed, whichever data is at hand now.
 
     Args:
         artefact: Of the source's paper.
@@ -445,7 +445,7 @@ def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
 
 
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
-    """Return the places whose records the results have, most records first.
+    """Return the places that the records come from, most records first.
 
     Where they are of several, each but the first names its runs.
     """

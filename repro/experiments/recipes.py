@@ -1,4 +1,4 @@
-"""What a paper trains with, beside each profile's: ``[[recipe]]`` of its TOML, item by item."""
+"""A paper's recipe and each profile's, item by item: ``[[recipe]]`` of its TOML."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

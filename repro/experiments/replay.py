@@ -22,13 +22,13 @@ class Enough(BaseException):
 
 
 class FirstSteps:
-    """What the first steps of a training came to.
+    """The losses and weights of the first steps of a training.
 
     Args:
         stop: Whether the training ends with them, by `Enough`.
 
     Attributes:
-        losses: Of each step, what was differentiated for it: one number, or one a micro-batch.
+        losses: Of each step, the losses that were differentiated: one number, or one a micro-batch.
         digest: Of the parameters after the last one; None where no model made so many.
         norm: Of those parameters.
     """
@@ -43,7 +43,7 @@ class FirstSteps:
         self._seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Return what a record keeps; None where no model made enough steps."""
+        """Return the record's entry; None where no model made enough steps."""
         if self.digest is None:
             return None
         return {

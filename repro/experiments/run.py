@@ -68,10 +68,10 @@ class Tally:
         elsewhere: Computed by another process meanwhile.
         out_of_memory: Of those computed here.
         failed: Of those computed here.
-        failed_before: Of the others, those whose record says that they failed.
+        failed_before: Of the others, those that failed then.
         left: Not begun, as it was time to end.
         left_out: Not computed, for a library that is not installed.
-        missing: Why, each reason once: what to install.
+        missing: Why, each reason once: a library to install.
     """
 
     done: int = 0
@@ -331,7 +331,7 @@ class _Execution:
         self._side_by_side = 1
 
     def _tell(self, line: str) -> None:
-        line = printable(line)  # an error says whatever it likes
+        line = printable(line)  # an error may have any text
         self._bar.write(line) if self._interactive else self._report(line)
 
     def _named(self, step: Step) -> str:

@@ -19,7 +19,7 @@ _LR = 0.05
 
 
 class NotHere(Exception):
-    """A self-test needs what this machine lacks; the text says what."""
+    """A self-test needs a tool that this machine lacks; the text names it."""
 
 
 def relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -238,7 +238,7 @@ def run(test: SelfTest, device: str) -> dict[str, Any]:
         status, why = "not run", str(reason)
     except Exception as error:
         why = first_line(error)
-    with suppress(Exception):  # what an error of the device leaves may fail again
+    with suppress(Exception):  # after an error of the device this may fail again
         accelerator.empty_cache(device)
     return {
         "paper": test.paper,

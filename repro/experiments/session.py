@@ -1,4 +1,4 @@
-"""What a notebook does with a paper: compute or look up its records, and show them."""
+"""A paper in a notebook: compute or look up its records, and show them."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar
@@ -68,7 +68,7 @@ class Session:
                 arguments.require_data([(self.paper, runs)], setting.root)
             running.load_data(runs, setting.root)
             tally = running.execute(self.paper, runs, setting)
-            # What `long` leaves as it is may be a reference's.
+            # Artefacts that `long` does not run may be a reference's.
             only_device = None if profile == LONG else LOCAL
             self.source = query.find_source(self.paper, profile, only_device)
             if failed := tally.failed + tally.failed_before:
@@ -78,12 +78,12 @@ class Session:
                 )
             for lacks in tally.missing:
                 display(Markdown(f"**Runs were left out**: {lacks}"))
-            # What stands above this cell is told of the reference records.
+            # The text above this cell tells of the reference records.
             display(Markdown(story.opening(self.source)))
             show_figure(self._figure(story.story_of(self.paper).figure))
 
     def setup(self) -> None:
-        """Show what holds for all that follows: device, data, stand-ins, what the marks mean."""
+        """Show device, data, stand-ins and the meaning of marks, which hold for all cells."""
         sentences = [report.markdown(sentence) for sentence in story.setup(self.source)]
         display(Markdown("> **Setup.** " + "\n>\n> ".join(sentences)))
 
@@ -94,7 +94,7 @@ class Session:
     def show(self, name: str) -> None:
         """Show an artefact: the verdicts on its claims, figure, caption, and table if it is short.
 
-        What is long stands at the end: `tables` and `verdicts`.
+        Long tables come at the end: `tables` and `verdicts`.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
         with summary.naming_bad_records(self.source, artefact, results):
@@ -122,7 +122,7 @@ class Session:
         return self.paper.artefacts[name].figure(self.results(name))
 
     def tables(self) -> None:
-        """Show the long tables, and what holds by construction."""
+        """Show the long tables, and the checks."""
         for name, artefact in self.paper.artefacts.items():
             results = self.results(name)
             with summary.naming_bad_records(self.source, artefact, results):
@@ -137,7 +137,7 @@ class Session:
                 display(report.TableView(frame))
 
     def recipe(self) -> report.TableView:
-        """Return what the paper trains with, beside what each profile does, and why they differ."""
+        """Return the paper's recipe and each profile's, and why they differ."""
         return report.TableView(summary.frame(recipes.recipe(self.paper)))
 
     def verdicts(self) -> report.TableView:
@@ -148,7 +148,7 @@ class Session:
         )
 
     def failures(self) -> None:
-        """Show a paragraph for each claim that certainly fails: why, and what to take from it."""
+        """Show a paragraph for each claim that certainly fails: why, and the conclusion."""
         rows = [row for row in summary.paper_verdicts(self.source) if "why_not" in row]
         paragraphs = [
             f"- **{report.markdown(row['claim'])}** (`{row['artefact']}`). "
@@ -163,7 +163,7 @@ class Session:
         return summary.counts(summary.of_papers(rows) or rows)
 
     def provenance(self) -> None:
-        """Show what made the records: devices, versions, commits, time, datasets."""
+        """Show the origin of the records: devices, versions, commits, time, datasets."""
         records = [record for group in self.source.records.values() for record in group]
         lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
         for title, values in {
@@ -191,16 +191,16 @@ _called: set[tuple[str, Hashable]] = set()
 
 
 def once(said: str, function: Callable[..., Shown], *arguments: Hashable) -> Shown:
-    """Call what takes seconds the first time, and say so in the notebook until it is done."""
+    """Call a function that takes seconds the first time, and say so in the notebook meanwhile."""
     call = (function.__qualname__, arguments)
     if call not in _called:
         print(said, flush=True)
     returned = function(*arguments)
     _called.add(call)
-    clear_output(wait=True)  # which goes with what is shown next
+    clear_output(wait=True)  # which goes when the next output is shown
     return returned
 
 
 def definitions() -> report.TableView:
-    """Return what the verdicts and their settings mean."""
+    """Return the meaning of each verdict and setting."""
     return report.TableView(summary.frame(summary.definitions()))

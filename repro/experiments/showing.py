@@ -32,7 +32,7 @@ def found(
     source = find_source(paper, profile, device)
     gathered = [results_of(artefact, source, changes=changes) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
-    with_changes(paper, runs, changes)  # refuses what none of them has
+    with_changes(paper, runs, changes)  # refuses a key that none of them has
     for artefact, results in zip(artefacts, gathered, strict=True):
         yield source, artefact, results
 
@@ -67,7 +67,7 @@ def _where(row: Row) -> str:
 
 
 def setup(target: str, profile: str | None, device: str | None) -> str:
-    """Return what holds for all artefacts of a paper, as wide as the terminal."""
+    """Return the sentences on all artefacts of a paper, as wide as the terminal."""
     paper, _ = find_artefacts(target)
     sentences = story.setup(find_source(paper, profile, device))
     return terminal.prose("\n".join(["Setup", *map(report.printable, sentences)]))
@@ -89,7 +89,7 @@ def write_figure(
         form: One of `FORMATS`; by default the one that the path ends in.
         profile: Only records of it, as in `found`.
         device: Only records of it.
-        changes: What ``--set`` changes in the runs.
+        changes: Of the runs, by ``--set``.
 
     Raises:
         UsageError: There is no such artefact, it has no figure or no records, the format is
@@ -201,7 +201,7 @@ def _section(
 
 
 def record_rows(source: Source, results: Results) -> list[Row]:
-    """Return a row for each record of an artefact: what ran, how it ended, the file."""
+    """Return a row for each record of an artefact: the run, its end, the file."""
     runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
     records = results.records
     files = source.paths(records)

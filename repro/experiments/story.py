@@ -1,7 +1,7 @@
-"""What a notebook tells before any code, and what holds for all that it shows.
+"""The opening of a notebook: the paper's promise, our findings, one figure.
 
-``[story]`` of ``PAPER/paper.toml`` has the sentences. Their numbers are those of the claims, so
-that they are true of whatever records are shown.
+``[story]`` of ``PAPER/paper.toml`` has the sentences. Their numbers are those of the claims, and so
+true of the records that are shown.
 """
 
 import math
@@ -31,7 +31,7 @@ class Effect:
     """One effect as a ratio, the paper's beside ours.
 
     Attributes:
-        label: What is compared with what, in a few words: ``time of an epoch over undivided``.
+        label: The two sides in a few words: ``time of an epoch over undivided``.
         paper: The paper's value, None where it gives none.
         ours: Our value, None where it was not run.
         interval: The 95 % interval of ours, None where there is none.
@@ -64,7 +64,7 @@ def story_of(paper: Paper) -> Any:
 
 
 def looking(source: Source) -> Look:
-    """Return what gives the records of the source's artefacts by name, each gathered once."""
+    """Return a function from an artefact's name to its records, which are gathered once."""
 
     @cache
     def look(name: str) -> Results:
@@ -116,7 +116,7 @@ def filled(sentence: str, paper: Paper, look: Look) -> str:
 
 
 def findings_of(source: Source) -> list[str]:
-    """Return what was found, a sentence each; one whose records are missing is left out."""
+    """Return the findings that have records, a sentence each."""
     look, sentences = looking(source), []
     for finding in story_of(source.paper).findings:
         try:
@@ -127,7 +127,7 @@ def findings_of(source: Source) -> list[str]:
 
 
 def effects_of(source: Source) -> list[Effect]:
-    """Return what a method gives and what it costs, of the effects that there are records for."""
+    """Return the gains and costs of a method that have records."""
     look, effects = looking(source), []
     try:
         for row in story_of(source.paper).effects:
@@ -147,12 +147,12 @@ def effects_of(source: Source) -> list[Effect]:
 
 
 def promises(paper: str) -> list[tuple[str, str]]:
-    """Return what a reader hopes for of a paper, and the claim that decides it."""
+    """Return a paper's promises, each with the claim that decides it."""
     return [(row["text"], row["claim"]) for row in paper_toml(paper)["promises"]]
 
 
 def held(source: Source) -> list[str]:
-    """Return what a method promises, each behind the verdict on it, as Markdown."""
+    """Return a method's promises as Markdown, each after its verdict."""
     key = source.paper.key
     words = {}
     for name in {claim.partition(".")[0] for _, claim in promises(key)}:
@@ -166,10 +166,10 @@ def held(source: Source) -> list[str]:
 
 
 def opening(source: Source, picture: str = "") -> str:
-    """Return Markdown: what the paper says, what we found, one figure.
+    """Return Markdown: the paper's promise, our findings, one figure.
 
     Args:
-        source: Whose records are told.
+        source: Of the records.
         picture: Where the figure lies, as a link; empty for none.
     """
     story = story_of(source.paper)
@@ -240,7 +240,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
 
 
 def _labels(sources: Mapping[str, Source]) -> str:
-    """Return whose numbers are told, each once."""
+    """Return the labels of sources, each once."""
     parts = (part for source in sources.values() for part in source.label.split("; "))
     return "; ".join(dict.fromkeys(parts))
 
@@ -259,7 +259,7 @@ def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
 
 
 def effects_figure(sources: Mapping[str, Source]) -> "Figure":
-    """Draw what each method gives and costs beside ours, signed by whose numbers they are."""
+    """Draw gains and costs of each method, the paper's and ours, signed by devices and profiles."""
     from repro import plots
 
     groups, records = {}, []
@@ -304,7 +304,7 @@ _QUICK = (
 
 
 def setup(source: Source) -> list[str]:
-    """Return sentences on what holds for all that is shown of a paper, said once."""
+    """Return sentences that hold for all artefacts of a paper, said once."""
     look = looking(source)
     every = [look(name) for name in source.paper.artefacts]
     records = [record for results in every for record in results.records]

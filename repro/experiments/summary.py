@@ -70,7 +70,7 @@ NOTHING_YET = "Nobody has looked into it yet: the reference records do not say s
 
 
 def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
-    """Return what was found out of a claim, and of which records where these are others."""
+    """Return why a claim failed, and of which records that was found where these are others."""
     profile = LONG if artefact.long else "quick"
     if not claim.why_not or (results.profile == profile and of_reference(results)):
         return claim.why_not.strip() or NOTHING_YET
@@ -144,7 +144,7 @@ def searched() -> str:
 
 
 def checks(artefact: Artefact, results: Results) -> list[Row]:
-    """Return what holds by construction, a row each."""
+    """Return an artefact's checks, a row each."""
     return [check.row(results) for check in artefact.checks]
 
 
@@ -175,7 +175,7 @@ def lacking_runs(rows: Sequence[Row]) -> int:
 
 
 def definitions() -> list[Row]:
-    """Return what the verdicts and their settings mean, a row each."""
+    """Return the meaning of each verdict and setting, a row each."""
     return [
         {"word": word, "means": means}
         for meanings in (WORDS, SETTINGS)

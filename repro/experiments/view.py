@@ -1,4 +1,4 @@
-"""What every table and figure says of itself, whichever paper it is of."""
+"""Captions, titles of panels and signatures of figures, the same for all papers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def full_caption(artefact: Artefact, results: Results) -> str:
 
 
 def signature(results: Results, said: str) -> str:
-    """Return the text in a figure that says whose numbers it shows.
+    """Return the line in a figure that names devices, profile, data and n of its records.
 
     Args:
         results: That it is drawn from.
-        said: Its caption, whose `MARKS` come along.
+        said: Its caption, of which the `MARKS` are repeated.
     """
     records = results.records
     parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
@@ -68,7 +68,7 @@ def devices(records: Sequence[Record]) -> str:
 
 
 def panel(role: str, ours: str = "", data: str = "") -> str:
-    """Return a panel's title, which says whose numbers it shows.
+    """Return a panel's title: the network and the data that ran here, and the paper's network.
 
     Args:
         role: The paper's network, such as ``ResNet-50``.

@@ -1,7 +1,7 @@
 """Processes that carry out runs side by side, for runs whose result is no measurement.
 
-Two processes of one thread each do more on two cores than one process of two: what small models
-compute in a step is too little to divide.
+Two processes of one thread each do more on two cores than one process of two: a step of a small
+model is too little work to divide.
 """
 
 import concurrent.futures
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class WorkerDied(Exception):
-    """A worker process ended in the midst of its work; what it computed is lost."""
+    """A worker process ended in the midst of its work, which is lost."""
 
 
 class Workers:
@@ -128,7 +128,7 @@ def _begin(ends: Connection) -> None:
 
 
 def _end_with(ends: Connection) -> None:
-    """End this process and what it started, when its starter closes its end, or ends itself."""
+    """End this process and its children when its starter closes the pipe, or ends itself."""
     with suppress(EOFError):
         ends.recv()
     if hasattr(os, "killpg"):
