@@ -407,7 +407,7 @@ def check(text: str) -> Callable[[Test], Check]:
     return lambda function: Check(text, function)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Artefact:
     """One table or figure of a paper: its runs, its rows, its drawing, its claims.
 

@@ -735,14 +735,14 @@ class TestSources:
         for x in (1, 2, 3):
             provide("local/quick", x)
         read = []
-        text = Path.read_text
+        content = Path.read_bytes
 
-        def noting(path, *arguments, **options):
+        def noting(path):
             read.append(path)
-            return text(path, *arguments, **options)
+            return content(path)
 
         records._read.cache_clear()
-        monkeypatch.setattr(Path, "read_text", noting)
+        monkeypatch.setattr(Path, "read_bytes", noting)
         for _ in range(2):
             for artefact in "ab":
                 self.shown(toy, artefact=artefact)

@@ -16,7 +16,7 @@ import torch
 
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
-from repro.experiments.design import PROFILES, Artefact, Experiment, Outcome, Paper, Run
+from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
 from repro.experiments.run import Forecast, Setting, UsageError
 from repro.experiments.workers import Workers, default_count
 from repro.records import RecordStore
@@ -32,7 +32,7 @@ PAPER = Paper(
         ),
         "time": Experiment("time", f"{__name__}:where"),
     },
-    {"a": Artefact("a", "Table 0", "Sums", "", lambda *_: [], lambda _: [])},
+    {},
     {profile: {} for profile in PROFILES},
 )
 
