@@ -29,8 +29,9 @@ from repro.dualbatch.progressive import (
     set_dropout,
 )
 from repro.dualbatch.server import Commit, ParameterServer, Pull, ServerError
+from repro.dualbatch.shares import Share
 from repro.dualbatch.training import DualBatchResult, train_dual_batch
-from repro.dualbatch.worker import Recipe, Share, Worker
+from repro.dualbatch.worker import Recipe, Worker
 from repro.measure import CheckpointError
 
 __all__ = [

@@ -41,9 +41,9 @@ from repro.dualbatch.engines import (
     load_own_checkpoint,
 )
 from repro.dualbatch.functions import Parts, differing
+from repro.dualbatch.guards import UnsavedBuffers
 from repro.dualbatch.server import Commit
-from repro.dualbatch.unsaved import UnsavedBuffers
-from repro.dualbatch.worker import Batches, Share
+from repro.dualbatch.shares import Batches, Share
 from repro.measure import CheckpointError, accelerator, save_checkpoint
 
 SERVER_NAME = "repro-dualbatch-server"

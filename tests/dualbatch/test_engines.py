@@ -1,4 +1,5 @@
 import math
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -656,10 +657,9 @@ class TestSettings:
         assert len(result.history) == 4
 
     def test_evaluation_takes_no_time(self):
-        import time
-
+        begun = time.perf_counter()
         result = train(evaluate=lambda model: time.sleep(0.3) or {}, count=2)
-        assert result.wall_time_s < 0.3
+        assert time.perf_counter() - begun - result.wall_time_s >= 0.6
 
     def test_autocast_and_channels_last(self):
         seen = []
