@@ -182,8 +182,8 @@ class DualBatchPlan:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kind of every worker: the small-batch workers come first."""
-        small: tuple[Kind, ...] = ("small",) * self.n_small
-        return (*small, *("large",) * self.n_large)
+        kinds: list[Kind] = ["small" if i < self.n_small else "large" for i in range(self.n)]
+        return tuple(kinds)
 
     def batch_of(self, kind: Kind) -> int:
         """Batch size of a kind of worker.
