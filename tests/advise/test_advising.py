@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from repro.advise import METHODS, PAIRS, AdviceError, advise, snippet
 from repro.advise.advising import _ranked
-from repro.advise.asking import parse_memory, parse_sides
+from repro.advise.advising import parse_memory, parse_sides
 from repro.advise.predicting import Prediction
 
 MEMORY, BATCH = 300_000, 24
