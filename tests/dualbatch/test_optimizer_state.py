@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional
-from trainings import SYNCS, Recorder, make_model, make_plan, same, train
+from trainings import SYNCS, Recorder, interrupt, make_model, make_plan, same, train
 
 from repro.dualbatch import CheckpointError, ParameterServer, Recipe
 
@@ -88,13 +88,7 @@ class Own(torch.optim.SGD):
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
     path, whole = tmp_path / "training.pt", train(**options)
-
-    def stop(entry):
-        if entry.epoch == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        train(checkpoint=path, on_epoch=stop, **options)
+    interrupt(path, 2, **options)
     resumed = train(checkpoint=path, **options)
     assert same(resumed.state, whole.state) and resumed.log == whole.log
     with pytest.raises(CheckpointError, match="optimizer_state differ"):
