@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
-
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _MODE = "RAY_AUTH_MODE"
 
@@ -93,6 +91,8 @@ def _on_loopback() -> Iterator[None]:
 
 def open_ports() -> set[str]:
     """Addresses at which this process and those below it listen for other machines."""
+    import psutil  # of the cluster extra
+
     found = set()
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # it has ended
