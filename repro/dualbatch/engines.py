@@ -222,42 +222,46 @@ class LocalEngine:
             self._resume(job.checkpoint)
 
     def run(self) -> None:
-        """Train to the end of the schedule.
+        """Train to the end of the schedule (section 2.3): workers pull, train and push.
 
         Raises:
             NonFiniteError: A worker's loss or weights became infinite or NaN.
-            ValueError: The data function does not give what its shares ask for.
+            ValueError: The data function does not give the samples of its shares.
         """
         job, server, n = self.job, self.server, self.job.plan.n
         start = time.perf_counter() - self.wall_s
         while len(self.history) < len(job.schedule):
+            # 1. Every worker pulls the global weights as soon as it may start (section 2.4).
             for number in range(n):
                 left = server.iterations[number] < len(job.schedule)
                 if number not in self._ends and left and server.may_start(number):
                     pull = server.pull(number)
                     self._ends[number] = self.now_s + self._duration(number, pull)
+            # 2. The worker that ends first trains its share and pushes it; the server merges.
             self.now_s, number = min((end, number) for number, end in self._ends.items())
             del self._ends[number]
             job.do_share(self.worker, server, number, self.now_s)
-            if server.version < (len(self.history) + 1) * n:
-                continue
-            synchronize(job.recipe.device)
-            self.wall_s = time.perf_counter() - start
-            paused = time.perf_counter()
-            epoch, model = len(self.history) + 1, self._evaluated
-            model.load_state_dict(server.state)
-            self._unsaved.restore()
-            result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
-            self.history.append(result)
-            if (changed := self.worker.changed()) is not None:
-                if job.checkpoint is not None:
-                    raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
-                self.worker.warn(changed)
+            # 3. n commits are an epoch.
+            if server.version >= (len(self.history) + 1) * n:
+                synchronize(job.recipe.device)
+                self.wall_s = time.perf_counter() - start
+                self._end_epoch()
+                start = time.perf_counter() - self.wall_s
+
+    def _end_epoch(self) -> None:
+        job, epoch, model = self.job, len(self.history) + 1, self._evaluated
+        model.load_state_dict(self.server.state)
+        self._unsaved.restore()
+        result = job.end_epoch(model, self.server.log, epoch, self.now_s, self.wall_s)
+        self.history.append(result)
+        if (changed := self.worker.changed()) is not None:
             if job.checkpoint is not None:
-                self._save(job.checkpoint)
-            if job.on_epoch is not None:
-                job.on_epoch(result)
-            start += time.perf_counter() - paused
+                raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
+            self.worker.warn(changed)
+        if job.checkpoint is not None:
+            self._save(job.checkpoint)
+        if job.on_epoch is not None:
+            job.on_epoch(result)
 
     def _duration(self, number: int, pull: Pull) -> float:
         setting = self.job.setting_at(pull.version)

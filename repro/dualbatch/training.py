@@ -101,6 +101,9 @@ def train_dual_batch(
     begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
     the fewest a share. The shares of an epoch together are the data.
 
+    `loss_fn`, `optimizer_fn`, `device` and the options from `autocast` to `optimizer_state` are
+    those of `Recipe`.
+
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
         data: Inputs and targets, or a function from a `Share` to its mini-batches, which has to
@@ -113,18 +116,9 @@ def train_dual_batch(
         factor: Scheme of the model-update factor: ``linear``, ``sqrt`` or ``none`` (section 3.4).
         engine: ``local``, all workers in turn on one device; or ``ray``, processes on any number
             of machines (the `cluster` extra).
-        loss_fn: See `Recipe`.
-        optimizer_fn: See `Recipe`.
-        seed: See `Recipe`. On the local engine the same seed gives the same run: bit for bit on a
-            CPU with the same number of threads, on a GPU as far as its kernels repeat
+        seed: Of all that is random. On the local engine the same seed gives the same run: bit for
+            bit on a CPU with the same number of threads, on a GPU as far as its kernels repeat
             (`torch.use_deterministic_algorithms`).
-        device: See `Recipe`.
-        autocast: See `Recipe`.
-        channels_last: See `Recipe`.
-        aspect: See `Recipe`.
-        allow_enlarging: See `Recipe`.
-        passes_fn: See `Recipe`.
-        optimizer_state: See `Recipe`.
         time_models: By resolution, for the virtual clock of the local engine; by default the
             plan's own.
         jitter: Largest share, from 0 up to below 1, by which the virtual clock varies the time of

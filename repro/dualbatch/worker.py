@@ -313,7 +313,7 @@ class Worker:
         """Warn, of each thing once."""
         if text not in self.warned:
             self.warned.append(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)  # the caller of `train_dual_batch`
 
     def _set_dropout(self, rate: float | None) -> None:
         if rate is not None:
