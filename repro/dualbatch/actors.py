@@ -43,11 +43,8 @@ def _mapped(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 class ServerActor:
     """The parameter server as an actor; Ray makes its methods coroutines of one process.
 
-    Args:
-        job: With the plan, the schedule and how to make the server.
-        path: The checkpoint that it starts from and keeps writing. Ray would not keep a large
-            argument for a restart.
-        fingerprint: The checkpoint's.
+    It starts from the checkpoint at `path` and keeps writing it: Ray would not keep a large
+    argument for a restart.
     """
 
     def __init__(self, job: Job, path: str, fingerprint: Fingerprint) -> None:

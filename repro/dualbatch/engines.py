@@ -63,22 +63,12 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of an engine.
-
-    Attributes:
-        recipe: How a worker trains.
-        plan: Batch sizes and shares, where the schedule has none.
-        schedule: Setting of every epoch.
-        make_server: Makes the server from the initial state.
-        evaluate: Called with the global model after each epoch.
-        on_epoch: Told of each epoch as it ends.
-        checkpoint: File that is written after each epoch, and resumed from if it is there.
-    """
+    """The work of an engine: a recipe, a plan and a schedule, and the callbacks of a training."""
 
     recipe: Recipe
-    plan: DualBatchPlan
+    plan: DualBatchPlan  # where the schedule has none
     schedule: CyclicProgressiveSchedule
-    make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]
+    make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]  # from an initial state
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None
     on_epoch: Callable[[EpochResult], None] | None = None
     checkpoint: Path | None = None
@@ -117,11 +107,7 @@ class Job:
         return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
 
     def fingerprint(self, server: ParameterServer, model: nn.Module) -> Fingerprint:
-        """Everything that a checkpoint and the training that resumes from it must have in common.
-
-        Of data it has shapes and some samples, of functions the parts that `Seen` finds in them as
-        they are now, of the model that was made its modules with their attributes.
-        """
+        """Parts that a checkpoint and the training that resumes from it must have in common."""
         recipe = self.recipe
         settings = [
             (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
@@ -177,10 +163,10 @@ class LocalEngine:
     """Carries a job out in this process.
 
     Args:
-        job: What to do.
-        time_models: Seconds of a step by resolution, which drive the virtual clock.
-        jitter: See `train_dual_batch`.
-        slowdowns: See `train_dual_batch`.
+        job: The training.
+        time_models: Seconds of a step by resolution, for the virtual clock.
+        jitter: See `train_dual_batch`, as for `slowdowns`.
+        slowdowns: One number for each worker.
 
     Raises:
         ValueError: Jitter or slowdowns are out of range.

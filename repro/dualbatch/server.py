@@ -85,8 +85,7 @@ class ParameterServer:
 
     Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
     as its counters, grow by the sum that each worker added; those of booleans are the last
-    worker's. The weights stay finite: a pushed state with NaN or an infinity is refused, and so is
-    a merge that would overflow.
+    worker's. States with NaN or an infinity, pushed or merged, are refused.
 
     Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
     committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
@@ -153,10 +152,7 @@ class ParameterServer:
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
     def pull(self, worker: int) -> Pull:
-        """Give a worker the global state for its next share.
-
-        A worker that pulls again, such as one that replaces a dead one, gets a new state for the
-        same share.
+        """Give a worker the global state for its next share; asked again, for the same share.
 
         Raises:
             ServerError: The worker has to wait for slower ones.
@@ -191,18 +187,16 @@ class ParameterServer:
         Args:
             worker: Number of the worker.
             iteration: That of its `Pull`.
-            state: Weights and buffers after the share; read, and not kept but for BSP's round.
+            state: Weights and buffers after the share; only read.
             factor: Model-update factor, above 0.
-            version: That of its `Pull`, where the worker may have been replaced; None: not asked.
-            time_s: For the log.
-            loss: For the log; None where there is none, which the log has as NaN.
-            optimizer: State of the worker's optimizer after the share, kept as it is; None where
-                its next share begins without one.
+            version: That of its `Pull`, where the worker may have been replaced.
+            time_s: For the log, as is `loss`.
+            loss: None is NaN in the log.
+            optimizer: State of the worker's optimizer after the share; None for none.
 
         Returns:
             The log's entry; None where nothing was merged, because the share had been committed
-            before, or has been pulled anew since, or was pulled from a server that died: the worker
-            is to pull again.
+            before, has been pulled anew since, or was pulled from a server that died.
 
         Raises:
             NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
@@ -296,8 +290,7 @@ class ParameterServer:
         """Everything that a server resumes from: plain values and tensors.
 
         Args:
-            with_pulls: Keep the pulled states, so that workers may push to the restored server.
-                Without, it is n copies of the state smaller, and they are told to pull again.
+            with_pulls: Keep the n pulled states, without which workers have to pull again.
         """
         pulls = [asdict(pull) for pull in self.pulls.values()] if with_pulls else []
         waiting = [{"state": s, "commit": asdict(commit)} for s, commit in self._round.values()]

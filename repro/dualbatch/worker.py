@@ -176,19 +176,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A share's result, finite.
-
-    Attributes:
-        state: To push.
-        factor: Its model-update factor.
-        loss: Mean training loss, ().
-        optimizer: The optimizer's state for the worker's next share, and under -1 the buffers of
-            a loss that has some; None where there is neither, or the optimizer restarts.
-    """
+    """A share's result, finite."""
 
     state: dict[str, Tensor]
-    factor: float
-    loss: Tensor
+    factor: float  # model-update factor of the worker
+    loss: Tensor  # mean over the share, ()
+    # For the worker's next share, and under -1 the buffers of a loss that has some; None where
+    # there is neither, or the optimizer restarts.
     optimizer: OptimizerState | None = None
 
 

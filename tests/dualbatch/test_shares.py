@@ -108,10 +108,8 @@ class TestDataFunctions:
     @pytest.mark.parametrize("kind", [list, tuple, iter])
     def test_the_share_in_whatever_form_trains_as_tensors_do(self, kind):
         whole = train(PLAN, count=2)
-        assert same(train(PLAN, data=lambda s: kind(batches(s)), count=2).state, whole.state)
-        assert same(train(PLAN, data=Recorder(), count=2).state, whole.state)
-        as_lists = train(PLAN, data=lambda s: (list(pair) for pair in batches(s)), count=2)
-        assert same(as_lists.state, whole.state)
+        for data in (lambda s: kind(batches(s)), lambda s: map(list, batches(s)), Recorder()):
+            assert same(train(PLAN, data=data, count=2).state, whole.state)
 
     def test_a_function_that_leaves_the_resolution_out(self):
         def smaller(share):
