@@ -308,15 +308,12 @@ def ask(
     batch: int,
     memory_bytes: int,
     *,
-    image: tuple[int, int] | None,
-    classes: int | None,
-    device: str,
-    optimizer: str,
     method: str | None,
     pairs: bool,
-    probe_seconds: float,
+    classes: int | None,
+    **given: Any,
 ) -> Advice:
-    """Advice for a named model, by the command's arguments.
+    """Advice for a named model, by the command's arguments; `given` as of `advise`.
 
     Raises:
         AdviceError: As of `advise`, or the method is none.
@@ -325,14 +322,5 @@ def ask(
     if method is not None and method not in known:
         raise AdviceError(f"the method is {method!r}: choose {', '.join(known)}")
     methods = known if pairs or method in PAIRS else METHODS
-    return advise(
-        model,
-        batch,
-        memory_bytes,
-        device=device,
-        probe_seconds=probe_seconds,
-        methods=methods,
-        image=image,
-        optimizer=optimizer,
-        options={} if classes is None else {"num_classes": classes},
-    )
+    options = {} if classes is None else {"num_classes": classes}
+    return advise(model, batch, memory_bytes, methods=methods, options=options, **given)

@@ -198,7 +198,7 @@ class _Case:
         return largest_batch(lambda size: size <= _MOST and peak_of(size) <= most, within=1 << 30)
 
     def sizes(self, peak: Callable[[int], int]) -> dict[str, Any]:
-        """The largest batch, and a reason where that is below the one in question."""
+        """The largest batch, with a reason where that is smaller than the one in question."""
         largest = self.largest(peak)
         reason = "" if largest >= self.batch else f"at most {largest} samples fit"
         return {"largest": largest, "reason": reason}

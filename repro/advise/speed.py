@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -146,7 +146,17 @@ def probe(
     Raises:
         Exception: Whatever the step itself raises on real tensors.
     """
-    return _Probe(workload, accelerator.resolve(device), batch, seconds).speed(limit_bytes)
+    device = accelerator.resolve(device)
+    forked: dict[str, Any] = {"devices": []}
+    if accelerator.is_accelerator(device):
+        forked = {"devices": [device.index], "device_type": device.type}
+    with (
+        torch.random.fork_rng(**forked),
+        accelerator.on(device),
+        machine({}, device.type),
+        torch.enable_grad(),
+    ):
+        return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 
 class _Probe:
@@ -161,48 +171,31 @@ class _Probe:
         self.half, self.end = begun + seconds / 2, begun + seconds
 
     def speed(self, limit_bytes: int) -> Speed:
-        with self._settled():
-            times, beside = self._grown(min(limit_bytes, memory_state(self.device).free_bytes))
-            if not times:
-                size = min(self.batch, _SMALLEST)
-                grounds = (
-                    f"no step fits to be measured: {size} samples take {self._live(size):,} bytes; "
-                    "proportions of a data sheet, ESTIMATED"
-                )
-                return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
-            first = min(times)
-            first_s = sum(times[first].values())
-            seen = SEEN_S
-            if (2 + _REPEATS) * first_s < self.end - time.perf_counter():
-                seen = self._seen_s(first, first_s)
-            link = self._link()
+        times, beside = self._grown(min(limit_bytes, memory_state(self.device).free_bytes))
+        if not times:
+            size = min(self.batch, _SMALLEST)
+            grounds = (
+                f"no step fits to be measured: {size} samples take {self._live(size):,} bytes; "
+                "proportions of a data sheet, ESTIMATED"
+            )
+            return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
+        first = min(times)
+        first_s, seen = sum(times[first].values()), SEEN_S
+        if (2 + _REPEATS) * first_s < self.end - time.perf_counter():
+            seen = self._seen_s(first, first_s)
         sizes = tuple(sorted(times))
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
             f"steps of {', '.join(map(str, sizes))} samples measured on {where}",
-            link,
+            self._link(),
             seen,
             measured={phase: tuple(times[size][phase] for size in sizes) for phase in _MEASURED},
             sizes=sizes,
             beside_bytes=beside,
         )
-        with self._settled():
-            return self._with_extras(speed)
-
-    @contextmanager
-    def _settled(self) -> Iterator[None]:
-        forked: dict[str, Any] = {"devices": []}
-        if self.queued:
-            forked = {"devices": [self.device.index], "device_type": self.device.type}
-        with (
-            torch.random.fork_rng(**forked),
-            accelerator.on(self.device),
-            machine({}, self.device.type),
-            torch.enable_grad(),
-        ):
-            yield
+        return self._with_extras(speed)
 
     def _live(self, size: int) -> int:
         return self.workload.plain.trace(size).peak_bytes
@@ -349,21 +342,17 @@ class _Probe:
         """Extra seconds of the first and each further micro-batch of MBS over their operations."""
         plain = self.workload.plain
         passes = float(speed.seconds(plain, plain, size)[plain.phases != UPDATE].sum())
-        one, several = (
-            self._streaming_s(size, count, rule) - count * passes for count in (1, _MICRO)
-        )
-        return max(0.0, one), max(0.0, (several - one) / (_MICRO - 1))
-
-    def _streaming_s(self, size: int, count: int, rule: str) -> float:
-        parts, _ = self.workload.built(count * size, self.device)
-        streamer = MicroBatchStreamer(
-            parts.model, parts.loss_fn, size, device=self.device, batchnorm=rule, check="off"
-        )
-        took = []
-        for _ in range(1 + _REPEATS):
-            parts.optimizer.zero_grad(set_to_none=True)
-            took.append(self._took(partial(streamer.backward, parts.inputs, parts.targets)))
-        return min(took[1:])
+        extra = []
+        for count in (1, _MICRO):
+            parts, _ = self.workload.built(count * size, self.device)
+            how: dict[str, Any] = {"device": self.device, "batchnorm": rule, "check": "off"}
+            streamer = MicroBatchStreamer(parts.model, parts.loss_fn, size, **how)
+            took = []
+            for _ in range(1 + _REPEATS):
+                parts.optimizer.zero_grad(set_to_none=True)
+                took.append(self._took(partial(streamer.backward, parts.inputs, parts.targets)))
+            extra.append(min(took[1:]) - count * passes)
+        return max(0.0, extra[0]), max(0.0, (extra[1] - extra[0]) / (_MICRO - 1))
 
     def _link(self) -> tuple[float, float]:
         """Measured bytes/s of copies (to the device, to the host)."""

@@ -63,14 +63,6 @@ class TestRepeats:
             (worker, iteration) for worker in range(3) for iteration in range(4)
         ]
 
-    def test_whatever_the_global_random_state(self):
-        torch.manual_seed(11)
-        before = torch.get_rng_state()
-        one = train(evaluate=lambda model: {"loss": 1.0})
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(12)
-        assert same(train().state, one.state)
-
     def test_training_learns(self):
         images = torch.zeros(SAMPLES, 2, 6, 6)
         labels = torch.arange(SAMPLES) % 3

@@ -167,6 +167,8 @@ TRAININGS = [
     ({"on_epoch": []}, r"on_epoch is of type list; give a function or None"),
     ({"model_fn": "resnet"}, r"model_fn is of type str; give a function$"),
     ({"aspect": "crop"}, r"aspect is 'crop'; choose among keep, squash and None"),
+    *(({"optimizer_state": value}, rf"optimizer_state is {value!r}; choose among kept, restarted")
+      for value in ("keep", None, True)),
     ({"model_fn": make_model()}, r"such as lambda: copy.deepcopy\(model\)"),
     ({"model_fn": lambda: 3}, r"model_fn returns int; give a function to a model"),
     ({"autocast": torch.float16}, r"autocast is torch.float16; give torch.bfloat16 or None"),

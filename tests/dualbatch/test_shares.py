@@ -383,11 +383,16 @@ class TestModels:
             for images, labels in batches(share):
                 yield images + float(np.random.rand()) + random.random(), labels  # noqa: NPY002
 
-        before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-        one = train(PLAN, data=data)
-        assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+        def states():
+            of_numpy = np.random.get_state()[1].tolist()  # noqa: NPY002
+            return random.getstate(), of_numpy, torch.get_rng_state().tolist()
+
+        before = states()
+        one = train(PLAN, data=data, evaluate=lambda model: {"loss": 1.0})
+        assert states() == before
         random.seed(5)
         np.random.seed(5)  # noqa: NPY002
+        torch.manual_seed(5)
         assert same(train(PLAN, data=data).state, one.state)
 
     def test_extra_state(self):
