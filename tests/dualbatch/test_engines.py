@@ -3,7 +3,9 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -284,7 +286,8 @@ class TestStraggler:
 
 
 def weighted(outputs, targets, weight=None):
-    return functional.cross_entropy(outputs, targets, torch.as_tensor(weight))
+    weight = None if weight is None else torch.as_tensor(weight)
+    return functional.cross_entropy(outputs, targets, weight)
 
 
 class Focal:
@@ -339,6 +342,15 @@ OTHER_FUNCTIONS = {
     "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
     "another slope": ("model_fn", lambda s: activated(nn.LeakyReLU(s)), 0.1, 0.2,
                       r"model.2.negative_slope"),
+    "an array": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)),
+                 np.array(EVEN, np.float32), np.array(UNEVEN, np.float32), r"loss_fn.w"),
+    "a set": ("loss_fn", lambda s: (lambda o, t: weighted(o, t) * len(s)), {1}, {2},
+              r"loss_fn.s\[1\]"),
+    "a namespace": ("loss_fn", lambda n: (lambda o, t: weighted(o, t) * n.by),
+                    SimpleNamespace(by=1), SimpleNamespace(by=2), r"loss_fn.n.by"),
+    "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
+                    torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
+                    r"loss_fn.g"),
     "other data": ("data", lambda f: partial(scaled, factor=f), 1.0, 2.0, r"data\(factor\)"),
 }  # fmt: skip
 
