@@ -99,7 +99,7 @@ def advise(
     From one training step, recorded without content, and a data sheet or some measured steps.
     """
     from repro import advise as advising
-    from repro.advise.asking import ask, parse_memory, parse_sides
+    from repro.advise.advising import ask, parse_memory, parse_sides
     from repro.experiments import arguments
 
     try:

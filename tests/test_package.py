@@ -140,7 +140,7 @@ class TestArrows:
                 # The engine on a cluster is an extra, and imported when it is asked for.
                 ray_files = ("actors.py", "cluster.py", "own_cluster.py")
                 on_ray = method == "dualbatch" and path.name in ray_files
-                extra = under(name, "ray") and on_ray
+                extra = under(name, "ray", "psutil") and on_ray
                 assert of_method or library or extra, f"{path.name} imports {name}"
 
     def test_measure_and_records_know_nothing_of_the_rest(self):

@@ -1,4 +1,4 @@
-"""Which method trains this batch within that memory, known before anything is trained.
+"""Predicts which methods train a batch within a memory, before anything is trained.
 
 Example:
     >>> from repro.advise import Workload, advise

@@ -1,5 +1,7 @@
-"""All methods beside each other for one batch and one memory, ranked."""
+"""All methods for one batch and one memory, ranked; and the command's arguments."""
 
+import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,12 +9,11 @@ from typing import Any
 
 import torch
 
-from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
+from repro.advise.predicting import METHODS, PAIRS, Prediction, check_sizes, predict
 from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import accelerator
-from repro.measure.checks import is_whole
 from repro.measure.datasheets import DEVICES
 from repro.report import DASH
 
@@ -51,24 +52,24 @@ _CHANGES = {
     "checkpointing_in_outofcore": "as checkpointing",
 }
 _DIVIDES = ("accumulation", "mbs", "mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore")
-_OTHERS = ("theta", "dualbatch")  # they answer what learns best, not what fits
+_OTHERS = ("theta", "dualbatch")  # their question is accuracy, not memory
 _TIE = 1e-9  # times that differ by less, relatively, are rounded otherwise and equal
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What each method makes of a batch; best first.
+    """Predictions of all methods for a batch; best first.
 
     Attributes:
-        workload: What is trained.
+        workload: The training step.
         batch: Samples of the mini-batch.
-        memory_bytes: That may be taken.
+        memory_bytes: The limit.
         device: For which.
-        grounds: What seconds come from.
+        grounds: Source of the seconds.
         rows: A prediction for each method: those that fit, by their time; then those that answer
             another question; then those that do not fit.
-        took_s: Seconds that it took to tell.
+        took_s: Seconds that the predictions took.
     """
 
     workload: Workload
@@ -80,7 +81,7 @@ class Advice:
     took_s: float
 
     def __getitem__(self, method: str) -> Prediction:
-        """Return one method's prediction."""
+        """One method's prediction."""
         for row in self.rows:
             if row.method == method:
                 return row
@@ -92,20 +93,20 @@ class Advice:
         return self.rows[0] if self.rows[0].fits else None
 
     def changes(self, method: str) -> str:
-        """Return what a method changes in the mathematics."""
+        """Change that a method makes in the mathematics, in words."""
         change = _CHANGES[method]
         if not self.workload.has_batch_statistics:
             return change.partition(" but that BatchNorm")[0]
         return change + _STATISTICS if method in _DIVIDES else change
 
     def code(self, method: str | None = None) -> str:
-        """Return the lines that use a method; the best one's by default."""
+        """Lines of code that use a method; the best one's by default."""
         if method is None:
             return snippet(self.best) if self.best else ""
         return snippet(self[method])
 
     def table(self) -> list[dict[str, str]]:
-        """Return a row for each method, in words."""
+        """A row for each method, in words."""
         return [
             {
                 "method": TITLES[row.method],
@@ -122,7 +123,7 @@ class Advice:
         ]
 
     def text(self, method: str | None = None) -> str:
-        """Return the table, what it rests on, and the code of the best method or another."""
+        """The table, its sources, and the code of the best method or another."""
         from repro import terminal
 
         title = (
@@ -143,7 +144,7 @@ class Advice:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """JSON values of it."""
         return {
             "workload": self.workload.name,
             "batch": self.batch,
@@ -180,15 +181,16 @@ def advise(
     methods: Sequence[str] = METHODS,
     **given: Any,
 ) -> Advice:
-    """Say for each method whether a batch fits, what it costs and what it changes.
+    """Predict for each method whether a batch fits, its time and its change in the mathematics.
 
     Nothing is computed but, where the device is present, some steps of small batches that are
-    measured. Nothing that was given is changed.
+    measured. No argument is changed.
 
     Args:
-        step_or_model: As of `Workload.of`: a model, its name, or what makes steps of a batch size.
+        step_or_model: As of `Workload.of`: a model, its name, or a function that makes steps of a
+            batch size.
         batch: Samples of the mini-batch.
-        memory_bytes: That may be taken on the device.
+        memory_bytes: Limit on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
             (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
             an H100.
@@ -202,9 +204,7 @@ def advise(
         AdviceError: A number or a name is none, or the step cannot be recorded.
     """
     begun = time.perf_counter()
-    for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
-        if not is_whole(value, 1):
-            raise AdviceError(f"{name} is {value!r}: give a whole number of at least 1")
+    check_sizes(batch, memory_bytes)
     if unknown := [name for name in methods if name not in (*METHODS, *PAIRS)]:
         raise AdviceError(f"methods has {unknown[0]!r}: choose {', '.join((*METHODS, *PAIRS))}")
     if not probe_seconds >= 0:
@@ -236,11 +236,11 @@ def advise(
 
 
 def _ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
-    """Return what fits first, by time; of what takes as long, the plainest method."""
+    """Methods that fit first, by time; of those that take as long, the plainest."""
 
     def rank(row: Prediction) -> tuple[int, float]:
         group = 2 if not row.fits else 1 if row.method in _OTHERS else 0
-        # What is not known is put behind undivided training, of which it is a variation.
+        # Without a time it goes behind undivided training, of which it is a variation.
         return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
 
     plainest = (*METHODS, *PAIRS)
@@ -268,3 +268,59 @@ def _is_present(device: str) -> bool:
     if kind == "meta":
         raise AdviceError("the device meta computes nothing: give the one that is to train")
     return accelerator.present() == kind
+
+
+_UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``.
+
+    Raises:
+        AdviceError: It is no such text, or not one byte.
+    """
+    parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(parts[2].upper() or "B") if parts else None
+    if parts is None or unit is None or (nbytes := math.floor(float(parts[1]) * unit)) < 1:
+        raise AdviceError(f"the memory is {text[:40]!r}: give bytes with a unit, such as 16GiB")
+    return nbytes
+
+
+def parse_sides(text: str | None) -> tuple[int, int] | None:
+    """Height and width of a text such as ``224`` or ``512x1024``; None of None.
+
+    Raises:
+        AdviceError: It is no such text.
+    """
+    if text is None:
+        return None
+    parts = re.fullmatch(r"([1-9]\d{0,5})(?:[x×]([1-9]\d{0,5}))?", text)
+    if parts is None:
+        raise AdviceError(f"the image is {text[:40]!r}: give pixels, as 224 or 512x1024")
+    return int(parts[1]), int(parts[2] or parts[1])
+
+
+def ask(
+    model: str,
+    batch: int,
+    memory_bytes: int,
+    *,
+    method: str | None,
+    pairs: bool,
+    classes: int | None,
+    **given: Any,
+) -> Advice:
+    """Advice for a named model, by the command's arguments; `given` as of `advise`.
+
+    Raises:
+        AdviceError: As of `advise`, or the method is none.
+    """
+    known = (*METHODS, *PAIRS)
+    if method is not None and method not in known:
+        raise AdviceError(f"the method is {method!r}: choose {', '.join(known)}")
+    methods = known if pairs or method in PAIRS else METHODS
+    options = {} if classes is None else {"num_classes": classes}
+    return advise(model, batch, memory_bytes, methods=methods, options=options, **given)

@@ -16,20 +16,20 @@ from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
-PHASES = (FORWARD, RECOMPUTE, BACKWARD, UPDATE)
 _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
+_NONE: frozenset[str] = frozenset()
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation computes, and when.
+    """Work of an operation.
 
     Attributes:
         name: Of the operation.
         flops: Floating-point operations of matrix products and convolutions.
         low: It works in 16 bits.
-        phase: One of `PHASES`.
+        phase: Forward, recompute, backward or update.
     """
 
     name: str
@@ -45,13 +45,7 @@ class _Costs(TorchDispatchMode):
         super().__init__()
         self.noted: list[Cost] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and by_values(func, args):
             raise ValueError(f"the size of what {func} returns depends on values")
@@ -64,10 +58,8 @@ class _Costs(TorchDispatchMode):
         flops = 0
         if packet in flop_registry:
             flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
-        low = any(
-            isinstance(one, torch.Tensor) and one.is_floating_point() and one.element_size() == 2
-            for one in args
-        )
+        floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        low = any(tensor.element_size() == 2 for tensor in floats)
         self.noted.append(Cost(f"{func.namespace}.{func._opname}", flops, low, phase))
         return result
 
@@ -90,24 +82,28 @@ class Iteration:
     larger: tuple[Cost, ...]
 
     def trace(self, batch: int) -> Trace:
-        """Return the trace of a step at a batch size."""
-        few, more = self.few, self.more
-        sizes = {
-            name: max(0, size + (self.large.sizes[name] - size) * (batch - few) // (more - few))
-            for name, size in self.small.sizes.items()
-        }
+        """The trace of a step at a batch size."""
+        sizes = {name: max(0, self.bytes_of([name], batch)) for name in self.small.sizes}
         return replace(self.small, sizes=sizes)
 
+    def bytes_of(self, names: Iterable[str], batch: int) -> int:
+        """Bytes of some variables together."""
+        chosen = list(names)
+        small = sum(self.small.sizes[name] for name in chosen)
+        large = sum(self.large.sizes[name] for name in chosen)
+        return small + (large - small) * (batch - self.few) // (self.more - self.few)
+
     def _line(self, small: Iterable[float], large: Iterable[float], batch: int) -> Vector:
+        """Values at a batch size, on the line through those of both traces, at least 0."""
         low, high = np.asarray(list(small), float), np.asarray(list(large), float)
         return np.maximum(0.0, low + (high - low) * (batch - self.few) / (self.more - self.few))
 
     def flops(self, batch: int) -> Vector:
-        """Return the floating-point operations of each function, (n,)."""
+        """Floating-point operations of each function, (n,)."""
         return self._line((c.flops for c in self.costs), (c.flops for c in self.larger), batch)
 
-    def touched(self, batch: int, without: frozenset[str] = frozenset()) -> Vector:
-        """Return the bytes that each function reads and writes, some left out, (n,)."""
+    def touched(self, batch: int, without: frozenset[str] = _NONE) -> Vector:
+        """Bytes that each function reads and writes, some variables left out, (n,)."""
         if not without:
             return self._line(self.small.needs_bytes, self.large.needs_bytes, batch)
         low, high = (
@@ -116,6 +112,22 @@ class Iteration:
         )
         return self._line(low, high, batch)
 
+    def alive(self, batch: int, without: frozenset[str] = _NONE) -> Vector:
+        """Bytes alive while each function runs, some variables left out, (n,)."""
+        return self._line(_alive(self.small, without), _alive(self.large, without), batch)
+
+    def kept_on_host(self, batch: int) -> tuple[Vector, int]:
+        """Memory where saved tensors leave the device until the backward pass.
+
+        Returns:
+            (n,) bytes alive while each function runs, and the bytes that go to the host: a tensor
+            that several operations save goes as often.
+        """
+        backward = self.phases == BACKWARD
+        low, high = (_saved_away(t, backward, self.inputs) for t in (self.small, self.large))
+        both = self._line(low, high, batch)
+        return both[:-1], int(both[-1])
+
     @cached_property
     def phases(self) -> NDArray[np.str_]:
         """The phase of each function, (n,)."""
@@ -123,18 +135,16 @@ class Iteration:
 
     @cached_property
     def blocks(self) -> int:
-        """How many blocks are recomputed."""
+        """Number of recomputed blocks."""
         again = self.phases == RECOMPUTE
         return int(again[:1].sum() + (again[1:] & ~again[:-1]).sum())
 
     @cached_property
     def inputs(self) -> frozenset[str]:
         """Variables of the batch: given to the step, and as large as it has samples."""
-        given = {
-            name for name, used in self.small.accesses.items()
-            if name in self.small.functions[used[0]].inputs
-        }  # fmt: skip
-        return frozenset(n for n in given if self.small.sizes[n] != self.large.sizes[n])
+        small, functions = self.small, self.small.functions
+        given = {n for n, used in small.accesses.items() if n in functions[used[0]].inputs}
+        return frozenset(n for n in given if small.sizes[n] != self.large.sizes[n])
 
     @cached_property
     def gradients(self) -> frozenset[str]:
@@ -142,45 +152,22 @@ class Iteration:
         kinds = self.small.kinds
         return frozenset(n for n in self.small.accesses if kinds.get(n) == "gradient")
 
-    def bytes_of(self, names: Iterable[str], batch: int) -> int:
-        """Return what some variables take."""
-        chosen = list(names)
-        small = sum(self.small.sizes[name] for name in chosen)
-        large = sum(self.large.sizes[name] for name in chosen)
-        return small + (large - small) * (batch - self.few) // (self.more - self.few)
-
     def kept_bytes(self, kind: str) -> int:
-        """Return the bytes of what stays from step to step of a kind, whatever the batch size."""
+        """Bytes of a kind that stay from step to step, whatever the batch size."""
         kept = *self.small.persistent, *self.small.held
         names = [n for n in kept if self.small.kinds.get(n) == kind]
         return self.bytes_of((n for n in names if n not in self.inputs), self.few)
 
-    def alive(self, batch: int, without: frozenset[str] = frozenset()) -> Vector:
-        """Return the bytes alive while each function runs, some variables left out, (n,)."""
-        return self._line(_alive(self.small, without), _alive(self.large, without), batch)
-
     def born(self, names: frozenset[str]) -> Vector:
-        """Return the bytes of those of some variables that each function makes, (n,)."""
+        """Bytes of those of some variables that each function makes, (n,)."""
         made = np.zeros(len(self.small.functions))
         for name in names:
             made[self.small.accesses[name][0]] += self.small.sizes[name]
         return made
 
-    def kept_on_host(self, batch: int) -> tuple[Vector, int]:
-        """Return what is alive where saved tensors leave the device until the backward pass.
-
-        Returns:
-            (n,) bytes alive while each function runs, and the bytes that go to the host: a tensor
-            that several operations save goes as often.
-        """
-        low, few = _saved_away(self.small, self.phases, self.inputs)
-        high, more = _saved_away(self.large, self.phases, self.inputs)
-        moved = self._line([few], [more], batch)
-        return self._line(low, high, batch), int(moved[0])
-
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
-    """Return the trace of a step in several micro-batches: all passes, and then the update.
+    """The trace of a step in several micro-batches: all passes, and then the update.
 
     The first pass makes the gradients; each further one makes them anew and adds them.
 
@@ -190,61 +177,47 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
         times: Micro-batches, at least 1.
 
     Returns:
-        It, and for each of its functions which one of `trace` takes as long; a sum takes as long
-        as the last function does.
+        It, and for each of its functions the index of one of `trace` that takes as long; a sum
+        takes as long as the last function does.
     """
-    n = len(trace.functions)
-    lasting = trace.persistent
-    updating = [number for number in range(n) if iteration.phases[number] == UPDATE]
-    passing = [number for number in range(n) if iteration.phases[number] != UPDATE]
+    n, lasting = len(trace.functions), trace.persistent
     born = {name for name in iteration.gradients if name not in lasting}
     functions: list[Function] = []
     order: list[int] = []
     sizes, kinds = dict(trace.sizes), dict(trace.kinds)
+
+    def add(function: Function, like: int) -> None:
+        functions.append(function)
+        order.append(like)
+
     for time in range(times):
-        last_pass = time == times - 1
-        for number in passing:
+
+        def renamed(name: str, time: int = time) -> str:
+            # The last pass keeps the names, so that the update finds its inputs.
+            first = name in lasting or (name in born and time == 0)
+            return name if first or (time == times - 1 and name not in born) else f"{name}.{time}"
+
+        for number in np.flatnonzero(iteration.phases != UPDATE).tolist():
             function = trace.functions[number]
-
-            def name_of(name: str) -> str:
-                # The last pass keeps the names, so that the update finds what it reads.
-                keeps = name in lasting or (name in born and time == 0)  # noqa: B023
-                keeps = keeps or (last_pass and name not in born)  # noqa: B023
-                return name if keeps else f"{name}.{time}"  # noqa: B023
-
             for name in function.variables:
-                renamed = name_of(name)
-                sizes[renamed] = trace.sizes[name]
+                sizes[renamed(name)] = trace.sizes[name]
                 if name in trace.kinds:
-                    kinds[renamed] = trace.kinds[name]
-            functions.append(
-                Function(
-                    function.name,
-                    tuple(map(name_of, function.inputs)),
-                    tuple(map(name_of, function.outputs)),
-                )
+                    kinds[renamed(name)] = trace.kinds[name]
+            inputs, outputs = (
+                tuple(map(renamed, names)) for names in (function.inputs, function.outputs)
             )
-            order.append(number)
-            if time:
-                for name in function.outputs:
-                    if name in born and trace.accesses[name][0] == number:
-                        twin = f"{name}.{time}"
-                        functions.append(Function("aten.add_", (name, twin), (name,)))
-                        order.append(n - 1)
-    for number in updating:
-        functions.append(trace.functions[number])
-        order.append(number)
+            add(Function(function.name, inputs, outputs), number)
+            for name in function.outputs:
+                if time and name in born and trace.accesses[name][0] == number:
+                    add(Function("aten.add_", (name, f"{name}.{time}"), (name,)), n - 1)
+    for number in np.flatnonzero(iteration.phases == UPDATE).tolist():
+        add(trace.functions[number], number)
     last = {name: number for number, f in enumerate(functions) for name in f.variables}
-    deaths = {
-        name: number + 1 for name, number in last.items() if name.partition(".")[0] not in lasting
-    }
+    deaths = {n: number + 1 for n, number in last.items() if n.partition(".")[0] not in lasting}
     there = {*last, *trace.held}
-    return Trace(
-        tuple(functions),
-        {name: size for name, size in sizes.items() if name in there},
-        {name: kind for name, kind in kinds.items() if name in there},
-        deaths,
-    ), order
+    sizes = {name: size for name, size in sizes.items() if name in there}
+    kinds = {name: kind for name, kind in kinds.items() if name in there}
+    return Trace(tuple(functions), sizes, kinds, deaths), order
 
 
 def _alive(trace: Trace, without: frozenset[str]) -> Vector:
@@ -264,33 +237,25 @@ def _alive(trace: Trace, without: frozenset[str]) -> Vector:
     return base + np.cumsum(change[:n])
 
 
-def _saved_away(
-    trace: Trace, phases: NDArray[np.str_], inputs: frozenset[str]
-) -> tuple[Vector, int]:
-    backward = phases == BACKWARD
-    n, moved = len(phases), 0
-    alive = _alive(trace, frozenset())
+def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
+    """Bytes alive while each function runs, and those moved to the host, (n + 1,)."""
+    n, moved = len(backward), 0
     change = np.zeros(n + 1)
     for name, used in trace.accesses.items():
         size = trace.sizes[name]
-        kept = trace.kinds.get(name) not in ("gradient", "optimizer state")
-        first, later = used[0], [use for use in used if backward[use]]
-        if not later or backward[first] or not kept:
+        later = [use for use in used if backward[use]]
+        own = trace.kinds.get(name) in ("gradient", "optimizer state")
+        if not later or backward[used[0]] or own:
             continue
         moved += size * len(later)
-        if name in trace.persistent or name in inputs:
-            for use in later:  # what comes back is a copy beside it
-                change[use] += size
-                change[use + 1] -= size
-            continue
-        last = max(use for use in used if not backward[use] and use < later[0])
-        death = min(trace.lifetimes[name][1], n)
-        change[last + 1] -= size
-        change[death] += size
-        for use in later:
+        for use in later:  # a copy comes back
             change[use] += size
             change[use + 1] -= size
-    return alive + np.cumsum(change[:n]), moved
+        if name not in trace.persistent and name not in inputs:  # and the original has gone
+            last = max(use for use in used if not backward[use] and use < later[0])
+            change[last + 1] -= size
+            change[min(trace.lifetimes[name][1], n)] += size
+    return np.append(_alive(trace, _NONE) + np.cumsum(change[:n]), moved)
 
 
 def recorded(make: Callable[[int], Callable[[], object]]) -> Iteration:
@@ -310,7 +275,7 @@ def recorded(make: Callable[[int], Callable[[], object]]) -> Iteration:
 def recorded_again(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     """Record steps of one model, whose optimizer has its state, and which leave nothing behind.
 
-    One iteration of each batch size is enough then. The caller has chosen what tensors are.
+    One iteration of each batch size is enough then. The caller has chosen the kind of tensors.
 
     Raises:
         ValueError: Steps of two batch sizes differ in more than sizes.
@@ -319,9 +284,19 @@ def recorded_again(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
 
 
 def _record(step: Callable[[], object], warmup: int) -> tuple[Trace, tuple[Cost, ...]]:
-    noting = _Noting(step, warmup)
+    costs, left = _Costs(), warmup
+
+    def noting() -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            step()
+            return
+        with costs:
+            step()
+
     trace = record(noting, warmup=warmup, device="meta")
-    return trace, _aligned(trace, noting.costs.noted)
+    return trace, _aligned(trace, costs.noted)
 
 
 def _joined(recordings: list[tuple[Trace, tuple[Cost, ...]]]) -> Iteration:
@@ -333,23 +308,8 @@ def _joined(recordings: list[tuple[Trace, tuple[Cost, ...]]]) -> Iteration:
     return Iteration(*_RECORDED, small, large, costs, larger)
 
 
-class _Noting:
-    """Runs a step, and notes the costs of the last time."""
-
-    def __init__(self, step: Callable[[], object], before: int) -> None:
-        self.step, self.left, self.costs = step, before, _Costs()
-
-    def __call__(self) -> None:
-        if self.left:
-            self.left -= 1
-            self.step()
-            return
-        with self.costs:
-            self.step()
-
-
 def _aligned(trace: Trace, noted: list[Cost]) -> tuple[Cost, ...]:
-    """Return the costs of a trace's functions: of all operations it has those that touch data."""
+    """The costs of a trace's functions, which are the operations that touch data."""
     costs: list[Cost] = []
     at = 0
     for function in trace.functions:

@@ -53,13 +53,13 @@ LR = 0.01
 
 
 def snippet(prediction: Prediction) -> str:
-    """Return the code that uses a method, a few lines beside its imports.
+    """Code that uses a method: a few lines and imports.
 
-    It takes what a training loop has: `model`, `loss_fn`, `optimizer`, `loader` (of mini-batches in
-    host memory), `device`; `swap_folder` for out-of-core to a file; for θ-adaptive training a
-    loader with `set_batch_size`, `train_one_epoch` and `epochs`; for dual-batch learning
-    `make_model`, `images`, `labels` and `epochs`. Empty where the method is not for the device, or
-    nothing could be solved.
+    It uses the names of a training loop: `model`, `loss_fn`, `optimizer`, `loader` (of
+    mini-batches in host memory), `device`; `swap_folder` for out-of-core to a file; for θ-adaptive
+    training a loader with `set_batch_size`, `train_one_epoch` and `epochs`; for dual-batch learning
+    `make_model`, `images`, `labels` and `epochs`. Empty where the method is not for the device, MBS
+    refuses the step, or nothing could be solved.
     """
     given = {"batch": prediction.batch, "lr": LR, **prediction.settings}
     method = prediction.method
@@ -81,6 +81,8 @@ def snippet(prediction: Prediction) -> str:
     elif method == "save_on_cpu":
         passes = _SAVED
     elif "mbs" in method:
+        if "micro_batch" not in given:
+            return ""  # refused
         rule = ', batchnorm="deferred"' if method == "mbs_deferred" else ""
         before += _STREAMER.format(rule=rule, **given)
         passes = _STREAM

@@ -1,4 +1,4 @@
-"""What is trained: a step of any batch size, of shapes alone or of real tensors."""
+"""Training steps of any batch size, of shapes alone or of real tensors."""
 
 import copy
 import traceback
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class AdviceError(ValueError):
-    """Nothing can be foretold of what was given; the text says what to give."""
+    """Nothing can be predicted of the arguments; the text says what to give."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Workload:
     """A training step of any batch size; see `Workload.of`.
 
     Attributes:
-        name: What to call it.
-        step: Given a batch size, returns a function that trains one step; used on imagined tensors.
+        name: For texts.
+        step: Given a batch size, returns a function that trains one step; used on fake tensors.
         model: Returns the model anew; None where a step alone was given.
         samples: Returns inputs and targets of a batch size; None where a step alone was given.
         loss_fn: Called with outputs and targets; None where a step alone was given.
@@ -74,7 +74,7 @@ class Workload:
         blocks: Blocks | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> "Workload":
-        """Return what is to be trained.
+        """A workload from a model, its name, or a function that makes steps.
 
         Args:
             step_or_model: A model; its name, as of `repro.models.build`; or a function that, given
@@ -91,13 +91,13 @@ class Workload:
             optimizer: ``"sgd"`` (with momentum), ``"adam"``, ``"adamw"``, or a function that makes
                 one of parameters.
             blocks: Names of the classes of modules that checkpointing recomputes, or a function
-                that makes a model recompute what it wants, in place; left out, the outermost
-                classes that the model has more than once.
+                that makes a model recompute, in place; left out, the outermost classes that the
+                model has more than once.
             options: Of a named model, such as `num_classes`.
 
         Raises:
-            AdviceError: What was given cannot be trained, such as a model without an example
-                that does not take images.
+            AdviceError: The arguments cannot be trained, such as a model without an example that
+                does not take images.
         """
         if isinstance(step_or_model, Workload):
             return step_or_model
@@ -152,12 +152,8 @@ class Workload:
         try:
             return self._recorded(True)
         except AdviceError as error:  # such as of blocks that change what they are given
-            return f"recomputing {self.told_blocks} failed ({error}): name others by blocks="
-
-    @property
-    def told_blocks(self) -> str:
-        """What is recomputed, in words."""
-        return "by a function" if callable(self.blocks) else ", ".join(self.blocks)
+            blocks = "by a function" if callable(self.blocks) else ", ".join(self.blocks)
+            return f"recomputing {blocks} failed ({error}): name others by blocks="
 
     @cached_property
     def _shape(self) -> nn.Module:
@@ -208,9 +204,9 @@ class Workload:
             ) from error
 
     def _recordable(self, checkpointing: bool) -> Callable[[int], Step]:
-        """Return what makes steps that leave no gradient; the optimizer has its state."""
+        """A function to steps that leave no gradient; the optimizer has its state."""
         parts, step = self.built(_FIRST, checkpointing=checkpointing)
-        step()  # what gets no gradient gets no state
+        step()  # only parameters with a gradient get a state
         parts.optimizer.zero_grad(set_to_none=True)
 
         def step_of(batch: int) -> Step:
@@ -232,7 +228,7 @@ class Workload:
         device: str | torch.device | None = None,
         checkpointing: bool = False,
     ) -> tuple["Parts", Step]:
-        """Return model, optimizer and batch, and a step that trains them.
+        """Make model, optimizer and batch, and a step that trains them.
 
         Args:
             batch: Samples.
@@ -240,7 +236,7 @@ class Workload:
             checkpointing: Recompute the blocks.
         """
         assert self.model is not None and self.loss_fn is not None and self.samples is not None
-        # What initial weights are drawn by may never end on tensors without content.
+        # Drawing initial weights may never end on tensors without content.
         model = (self.model() if device is not None else _twin(self._shape)).train()
         if checkpointing:
             if callable(self.blocks):
@@ -263,15 +259,7 @@ class Workload:
 
 @dataclass
 class Parts:
-    """A model, its loss, its optimizer and one batch.
-
-    Attributes:
-        model: In training mode.
-        loss_fn: Of outputs and targets.
-        optimizer: Of the model's parameters.
-        inputs: Of the batch.
-        targets: Of the batch.
-    """
+    """A model in training mode, its loss, its optimizer and one batch."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]
@@ -280,7 +268,7 @@ class Parts:
     targets: Any
 
     def forward(self) -> Tensor:
-        """Return the loss."""
+        """Loss of the batch, ()."""
         return self.loss_fn(call_model(self.model, self.inputs), self.targets)
 
     def step(self) -> None:
@@ -291,7 +279,7 @@ class Parts:
 
 
 def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Return the outermost classes that a model has more than once, containers of torch left out.
+    """The outermost classes that a model has more than once, containers of torch left out.
 
     Where there is none, the classes of its own parts that have parts themselves.
     """
@@ -364,7 +352,7 @@ def checkpoint_blocks(
 
 
 class _Constants(TorchDispatchMode):
-    """Knows values where torch does not: of views, and of what is made of nothing."""
+    """Knows values where torch does not: of views, and of constructors such as arange."""
 
     MADE = frozenset({"arange", "zeros", "ones", "full"})
 
@@ -396,7 +384,7 @@ def _know(fake: FakeTensor, value: Tensor) -> None:
 
 @contextmanager
 def _imagined_with_values() -> Iterator[None]:
-    """As `imagined`, but that a step may ask for what follows from whole numbers of its example."""
+    """As `imagined`, but a step may ask for values computed from whole numbers of its example."""
     # torch knows values of single numbers only, unless it is told otherwise.
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
     with imagined(ones=False), limit, _Constants():
@@ -404,35 +392,29 @@ def _imagined_with_values() -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Return where in the code of a model or a loss an error began, in words."""
-    ours = tuple(
-        str(Path(__file__).parents[1] / name) for name in ("advise", "measure", "outofcore")
-    )
+    """The line in the code of a model or a loss where an error began, in words."""
+    package = Path(__file__).parents[1]
+    ours = (str(package / name) for name in ("advise", "measure", "outofcore"))
     inside = (str(Path(torch.__file__).parent), *ours)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(inside)
-    ]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if not frame.filename.startswith(inside)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy; where tensors are made without content, one without it."""
+    """A copy; where tensors are made without content, one without it."""
     if not _without_content():
         return copy.deepcopy(module)
     memo: dict[int, Any] = {}
     for part in module.modules():
-        values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-        for value in values:
-            if isinstance(value, Tensor) and id(value) not in memo:
-                if isinstance(
-                    value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer
-                ):
-                    raise AdviceError("the model has lazy parameters: run it once before")
-                empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-                trained = isinstance(value, nn.Parameter)
-                memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
+        for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
+            if not isinstance(value, Tensor) or id(value) in memo:
+                continue
+            if nn.parameter.is_lazy(value):
+                raise AdviceError("the model has lazy parameters: run it once before")
+            empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            trained = isinstance(value, nn.Parameter)
+            memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
     return copy.deepcopy(module, memo)
 
 
@@ -444,7 +426,7 @@ def _without_content() -> bool:
 def _images(
     model: nn.Module, image: int | tuple[int, int] | None
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return what makes images and their classes, for what the model makes of them."""
+    """A function from a batch size to images and classes that suit the model's outputs."""
     sides = (image, image) if isinstance(image, int) else tuple(image or (224, 224))
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
@@ -464,7 +446,7 @@ def _images(
 
 
 def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
-    """Return a batch of as many samples, an example's over and over."""
+    """A batch of so many samples, an example's over and over."""
     counts = {len(leaf) for leaf in leaves_of(example) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(counts) != 1 or 0 in counts:
         raise AdviceError(
@@ -494,7 +476,7 @@ def _first(outputs: Any) -> Tensor:
 
 
 def default_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """Return the cross-entropy; of several outputs their mean."""
+    """Cross-entropy; of several outputs their mean."""
     if isinstance(outputs, Tensor):
         return functional.cross_entropy(outputs, targets)
     tensors = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)

@@ -14,6 +14,11 @@ Example:
     >>> schedule = CyclicProgressiveSchedule([Stage(80, 0.1), Stage(40, 0.02), Stage(20, 0.004)])
     >>> result = train_dual_batch(make_model, (images, labels), plan, schedule)  # doctest: +SKIP
 
+Modules, in the order of the paper: `plan` (equations 4 to 8), `server` (pull, push, merge rules),
+`progressive` (the schedule), `shares` and `worker` (one share, step by step), `engines` (the
+training loop in one process), `cluster` and `actors` (the same on Ray). `guards`, `checks` and
+`functions` refuse trainings that would go wrong.
+
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning for Efficient
 Distributed Training".
 """
@@ -29,8 +34,9 @@ from repro.dualbatch.progressive import (
     set_dropout,
 )
 from repro.dualbatch.server import Commit, ParameterServer, Pull, ServerError
+from repro.dualbatch.shares import Share
 from repro.dualbatch.training import DualBatchResult, train_dual_batch
-from repro.dualbatch.worker import Recipe, Share, Worker
+from repro.dualbatch.worker import Recipe, Worker
 from repro.measure import CheckpointError
 
 __all__ = [

@@ -21,46 +21,30 @@ from repro.dualbatch.worker import Worker
 from repro.measure import CheckpointError, save_checkpoint
 
 Arrays = dict[str, np.ndarray]
-Optimizer = dict[int, dict[str, Any]] | None  # as `Trained` has it, with arrays for tensors
+Optimizer = dict[int, dict[str, Any]] | None  # as in `Trained`, with arrays for tensors
 
 
-def to_arrays(state: Mapping[str, Tensor]) -> Arrays:
-    """Return a state as arrays on the host, which Ray shares without a copy."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
+def to_arrays(tree: Any) -> Any:
+    """A state with arrays on the host for its tensors, which Ray shares without a copy."""
+    return _mapped(tree, Tensor, lambda tensor: tensor.detach().cpu().numpy())
 
 
-def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Return arrays as tensors of their own: what Ray delivers is read-only."""
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+def to_tensors(tree: Any) -> Any:
+    """A state with tensors of its own for its arrays: Ray delivers read-only ones."""
+    return _mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
 
 
-def on_host(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer's state with arrays on the host for its tensors."""
-    return _each(optimizer, Tensor, lambda tensor: tensor.detach().cpu().numpy())
-
-
-def of_host(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer's state with tensors of its own for its arrays."""
-    return _each(optimizer, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
-
-
-def _each(optimizer: Optimizer, kind: type, change: Callable[[Any], Any]) -> Optimizer:
-    if optimizer is None:
-        return None
-    return {
-        number: {name: change(v) if isinstance(v, kind) else v for name, v in entry.items()}
-        for number, entry in optimizer.items()
-    }
+def _mapped(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _mapped(value, kind, change) for name, value in tree.items()}
+    return change(tree) if isinstance(tree, kind) else tree
 
 
 class ServerActor:
     """The parameter server as an actor; Ray makes its methods coroutines of one process.
 
-    Args:
-        job: With the plan, the schedule and how to make the server.
-        path: The checkpoint that it starts from and keeps writing. Ray would not keep a large
-            argument for a restart.
-        fingerprint: The checkpoint's.
+    It starts from the checkpoint at `path` and keeps writing it: Ray would not keep a large
+    argument for a restart.
     """
 
     def __init__(self, job: Job, path: str, fingerprint: Fingerprint) -> None:
@@ -81,28 +65,31 @@ class ServerActor:
         running = 0.0 if self._start_s is None else time.perf_counter() - self._start_s
         return self._spent_s + running
 
+    def _has_ended(self, worker: int) -> bool:
+        return self._server.iterations[worker] >= len(self._job.schedule)
+
     def _may_start(self, worker: int) -> bool:
         # The clock starts when all are there: processes take seconds to come up.
-        done = [count >= len(self._job.schedule) for count in self._server.iterations]
-        complete = all(number in self._pids or done[number] for number in range(self._job.plan.n))
-        if complete and self._start_s is None:
+        there = (n in self._pids or self._has_ended(n) for n in range(self._job.plan.n))
+        if not all(there):
+            return False
+        if self._start_s is None:
             self._start_s = time.perf_counter()
-        return complete and self._server.may_start(worker)
+        return self._server.may_start(worker)
 
     async def pull(self, worker: int, pid: int) -> tuple[int, int, Arrays, Optimizer] | None:
-        """Return share, version, state and the optimizer's once the worker may start.
+        """Share, version, state and the optimizer's, once the worker may start.
 
         None after its last share.
         """
         async with self._changed:
             self._pids[worker] = pid
             self._changed.notify_all()
-            if self._server.iterations[worker] >= len(self._job.schedule):
+            if self._has_ended(worker):
                 return None
             await self._changed.wait_for(lambda: self._may_start(worker))
-        pull = self._server.pull(worker)
-        optimizer = on_host(self._server.optimizers.get(worker))
-        return pull.iteration, pull.version, to_arrays(pull.state), optimizer
+        pull, optimizer = self._server.pull(worker), self._server.optimizers.get(worker)
+        return pull.iteration, pull.version, to_arrays(pull.state), to_arrays(optimizer)
 
     async def push(
         self,
@@ -113,34 +100,31 @@ class ServerActor:
         factor: float,
         loss: float,
         optimizer: Optimizer,
-    ) -> bool:
-        """Merge a trained state; False where it changed nothing and the worker is to pull again."""
-        trained, before = to_tensors(state), self._server.version
-        commit = self._server.push(
+    ) -> None:
+        """Merge a trained state, unless it was pulled from a server that died, or merged before."""
+        before = self._server.version
+        self._server.push(
             worker,
             iteration,
-            trained,
+            to_tensors(state),
             factor,
             version=version,
             time_s=self._now_s,
             loss=loss,
-            optimizer=of_host(optimizer),
+            optimizer=to_tensors(optimizer),
         )
-        if commit is None:
-            return False
         epoch, rest = divmod(self._server.version, self._job.plan.n)
         if self._server.version > before and not rest:  # BSP merges once in n commits
             self._ends[epoch] = self._now()
             self._save()
         async with self._changed:
             self._changed.notify_all()
-        return True
 
     async def wait_epoch(self, epoch: int) -> tuple[Arrays, bool, list[dict[str, Any]], float]:
-        """Return the state at an epoch's end, the log so far, and seconds from the start.
+        """State at an epoch's end, the log so far, and seconds from the start.
 
-        The second value is whether it is the state of just then: a restart may have lost it, and
-        then it is the present one.
+        The second value is whether the state is of just then: a restart may have lost it, and then
+        it is the present one.
         """
         due = epoch * self._job.plan.n
         async with self._changed:
@@ -156,7 +140,7 @@ class ServerActor:
             self._save()
 
     async def status(self) -> dict[str, Any]:
-        """Return where the training stands, and the processes that work on it."""
+        """Progress of the training, and the processes that work on it."""
         return {
             "pid": os.getpid(),
             "workers": dict(self._pids),
@@ -166,8 +150,7 @@ class ServerActor:
         }
 
     def _now(self) -> Arrays:
-        state = to_arrays(self._server.state)
-        return {name: array.copy() for name, array in state.items()}
+        return {name: array.copy() for name, array in to_arrays(self._server.state).items()}
 
     def _save(self) -> None:
         content = checkpoint(self._server, self._fingerprint, self._now_s, self._history)
@@ -180,7 +163,7 @@ def checkpoint(
     wall_s: float,
     history: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return what a server starts from, in the form of the local engine's checkpoints."""
+    """The content that a server starts from, in the form of the local engine's checkpoints."""
     return {
         "fingerprint": fingerprint,
         "server": server.state_dict(with_pulls=False),
@@ -195,28 +178,25 @@ class WorkerActor:
     """A worker as an actor: pulls, trains and pushes until the server has no more shares for it."""
 
     def is_up(self) -> bool:
-        """Return, once the cluster has room for this worker."""
+        """Answer, once the cluster has room for this worker."""
         return True
 
     def run(self, number: int, job: Job, server: Any) -> list[str]:
-        """Train every share that the server has for worker `number`; return what it warned of."""
+        """Train every share that the server has for worker `number`; the result is its warnings."""
         import ray
 
         with _portable(number):
             worker = Worker(job.recipe, job.plan)
-        while True:
-            work = ray.get(server.pull.remote(number, os.getpid()))
-            if work is None:
-                return worker.warned
+        while (work := ray.get(server.pull.remote(number, os.getpid()))) is not None:
             iteration, version, arrays, before = work
             setting, state = job.setting_at(version), to_tensors(arrays)
             with _portable(number):
-                done = worker.train(number, iteration, state, setting, of_host(before))
+                done = worker.train(number, iteration, state, setting, to_tensors(before))
                 if (changed := worker.changed()) is not None:
                     raise CheckpointError(f"workers on a cluster are replaced, and {changed}")
-            arrays, loss, after = to_arrays(done.state), float(done.loss), on_host(done.optimizer)
-            push = (number, iteration, version, arrays, done.factor, loss, after)
-            ray.get(server.push.remote(*push))
+            result = to_arrays(done.state), done.factor, float(done.loss), to_arrays(done.optimizer)
+            ray.get(server.push.remote(number, iteration, version, *result))
+        return worker.warned
 
 
 @contextmanager

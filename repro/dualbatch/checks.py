@@ -1,7 +1,7 @@
 """Checks of arguments, and of states and losses that have to be finite."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -35,7 +35,7 @@ class NonFiniteError(FloatingPointError):
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Return how to make it again, for it crosses processes."""
+        """Pickle by the arguments: it crosses processes."""
         return NonFiniteError, self._arguments
 
 
@@ -55,22 +55,27 @@ def is_number(value: Any) -> bool:
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return a whole number within bounds as an int.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """A whole number within bounds as an int; anything else raises a ValueError."""
     if not is_whole(value, least, most):
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        allowed = f"at least {least:d}" if most is None else f"from {least:d} to {most}"
         raise ValueError(f"{name} is {value!r}; give a whole number, {allowed}")
     return int(value)
 
 
 def plain(value: Any) -> Any:
-    """Return a number as Python's own int or float: texts are compared of what a checkpoint has."""
+    """A number as Python's own int or float: checkpoints are compared by text."""
     if type(value) in (int, float):
         return value
     return int(value) if is_whole(value) else float(value)
+
+
+def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raise a ValueError where a value is none of those that are allowed."""
+    known = list(allowed)
+    if value not in known:
+        last = " and None" * (None in known)
+        texts = ", ".join(str(one) for one in known if one is not None)
+        raise ValueError(f"{name} is {value!r}; choose among {texts}{last}")
 
 
 def instance(name: str, value: Any, kind: type) -> None:
@@ -88,7 +93,7 @@ def function(name: str, value: Any, optional: bool = False) -> None:
 
 
 def largest(state: Mapping[str, Tensor]) -> float:
-    """Return the largest magnitude in a state's floating tensors; NaN or inf where there is one.
+    """The largest magnitude in a state's floating tensors; NaN or inf where there is one.
 
     One reduction for each tensor, and the device is waited for once.
     """
@@ -103,7 +108,7 @@ def largest(state: Mapping[str, Tensor]) -> float:
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or an infinity, None where none does."""
+    """Name of the first tensor that holds NaN or an infinity, None where none does."""
     if math.isfinite(largest(state)):
         return None
     return next(n for n, t in state.items() if t.is_floating_point() and not t.isfinite().all())

@@ -2,13 +2,11 @@
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
-Workers run the same code as on the local engine, on any number of machines, and commit in whatever
-order they end. A worker has no memory, its optimizer's state lies with the server, so that one that
-dies is replaced and its unfinished share done again. The server writes a checkpoint after each
-epoch's worth of commits; Ray starts it again when it dies, it resumes from there, and tells workers
-whose pull it no longer knows to pull again. The state of an optimizer that is kept goes over the
-network with the weights: with momentum a message is twice as large.
-A commit is identified by worker and share, so that a repeated one changes nothing.
+Workers run the same code as on the local engine, on any number of machines, and commit in the order
+in which they end. A worker that dies is replaced and its unfinished share done again: the server
+has its optimizer's state, which goes over the network with the weights. The server writes a
+checkpoint after each epoch's worth of commits; Ray starts it again when it dies, and it resumes
+from there. A commit is identified by worker and share, so that a repeated one changes nothing.
 """
 
 import contextlib
@@ -41,9 +39,9 @@ from repro.dualbatch.engines import (
     load_own_checkpoint,
 )
 from repro.dualbatch.functions import Parts, differing
+from repro.dualbatch.guards import UnsavedBuffers
 from repro.dualbatch.server import Commit
-from repro.dualbatch.unsaved import UnsavedBuffers
-from repro.dualbatch.worker import Batches, Share
+from repro.dualbatch.shares import Batches, Share
 from repro.measure import CheckpointError, accelerator, save_checkpoint
 
 SERVER_NAME = "repro-dualbatch-server"
@@ -107,15 +105,14 @@ class RayEngine:
         Raises:
             ClusterError: The server or a worker died too often, or the cluster is gone.
             NonFiniteError: A worker's loss or weights became infinite or NaN; all others are ended.
-            ValueError: The data function does not give what its shares ask for.
+            ValueError: The data function does not give the samples of its shares.
             CheckpointError: A function keeps a state that no checkpoint holds.
         """
-        job = self.job
-        recipe = job.recipe
+        job, recipe = self.job, self.job.recipe
         if not accelerator.count(recipe.device):
             recipe = replace(recipe, device="cpu")  # a head node that has none
         model = recipe.make_model()
-        recipe.make_model()  # which sees whether it shares tensors with the first
+        recipe.make_model()  # by the second one it sees whether models share tensors
         server = job.make_server(model.state_dict())
         fingerprint = job.fingerprint(server, model)
         folder = Path(tempfile.mkdtemp(prefix="repro-dualbatch-"))
@@ -125,23 +122,26 @@ class RayEngine:
         else:
             save_checkpoint(path, checkpoint(server, fingerprint, 0.0, []))
         state_bytes = sum(tensor.nbytes for tensor in server.state.values())
-        gpus = 0
-        if self.address is None and self._gpus is None:
-            gpus = accelerator.count(recipe.device)
-        needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or gpus}
         if not callable(recipe.data):
             state_bytes += sum(tensor.nbytes for tensor in recipe.data) // 8
+        gpus = job.plan.n * (self._gpus or 0.0)
+        if self.address is None and self._gpus is None:
+            gpus = accelerator.count(recipe.device)
         try:
+            needed = {"CPU": job.plan.n * self._cpus, "GPU": gpus}
             with connected(self.address, needed, state_bytes) as ray:
                 if self._gpus is None:
                     self._gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / job.plan.n)
-                self._drive(ray, model, path, fingerprint)
+                with self._actors(ray, path, fingerprint) as (server_actor, workers):
+                    self._drive(ray, model, server_actor, workers)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _drive(
-        self, ray: Any, model: torch.nn.Module, path: Path, fingerprint: Fingerprint
-    ) -> None:
+    @contextlib.contextmanager
+    def _actors(
+        self, ray: Any, path: Path, fingerprint: Fingerprint
+    ) -> Iterator[tuple[Any, "_Workers"]]:
+        """The server and the workers inside a ``with`` block; their errors get their own types."""
         from ray import exceptions
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -150,65 +150,21 @@ class RayEngine:
         bare = replace(job.recipe, data=_no_data, model_fn=torch.nn.Module)
         # Beside its checkpoints: a restart elsewhere would not find them.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        server = (
-            ray.remote(ServerActor)
-            .options(
-                name=SERVER_NAME,
-                namespace=f"repro-{os.getpid()}",
-                num_cpus=0,
-                max_restarts=self._server_restarts,
-                max_task_retries=-1,
-                max_concurrency=4 * job.plan.n + 8,
-                scheduling_strategy=node,
-            )
-            .remote(replace(job, recipe=bare), str(path), fingerprint)
-        )
+        options = {
+            "name": SERVER_NAME,
+            "namespace": f"repro-{os.getpid()}",
+            "num_cpus": 0,
+            "max_restarts": self._server_restarts,
+            "max_task_retries": -1,
+            "max_concurrency": 4 * job.plan.n + 8,
+            "scheduling_strategy": node,
+        }
+        server = ray.remote(ServerActor).options(**options)
+        server = server.remote(replace(job, recipe=bare), str(path), fingerprint)
         kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
         workers = _Workers(kind, sent, server, self._worker_restarts)
-        unanswered, unsaved, known = 0, UnsavedBuffers(model), self.job.recipe.parts()
         try:
-            earlier = ray.get(server.status.remote())["history"]
-            self.history = [EpochResult(**entry) for entry in earlier]
-            for number in range(job.plan.n):
-                workers.start(number)
-            epoch = len(self.history) + 1
-            waited = server.wait_epoch.remote(min(epoch, len(job.schedule)))
-            while True:
-                ready, _ = ray.wait([waited, *workers.running], num_returns=1, timeout=CHECK_S)
-                if not ready:
-                    # Ray itself would end this process after a minute, without an exception.
-                    unanswered = 0 if _answers(ray) else unanswered + 1
-                    if unanswered == CHECKS:
-                        raise ClusterError(
-                            f"the cluster does not answer for {CHECKS * CHECK_S:g} s at epoch "
-                            f"{epoch} and no worker ends a share; {_GO_ON}"
-                        )
-                    if not unanswered:
-                        self._check_places(ray, workers.waiting)
-                    continue
-                unanswered = 0
-                if ready[0] in workers.running:
-                    workers.end(ray, ready[0])
-                    continue
-                arrays, exact, log, wall_s = ray.get(waited)
-                self.log = [Commit(**entry) for entry in log]
-                self.state = to_tensors(arrays)
-                if epoch > len(job.schedule):
-                    return
-                model.load_state_dict(self.state)
-                unsaved.restore()
-                # The metrics of a later state would not be this epoch's.
-                ending = self.job if exact else replace(self.job, evaluate=None)
-                result = ending.end_epoch(model, self.log, epoch, float("nan"), wall_s)
-                self.history.append(result)
-                noted = server.note.remote(asdict(result))
-                self._tell(result, known)
-                if epoch == len(job.schedule):
-                    ray.wait([noted], timeout=CHECKS * CHECK_S)
-                    workers.hear(ray)
-                    return
-                epoch += 1
-                waited = server.wait_epoch.remote(epoch)
+            yield server, workers
         except exceptions.RayTaskError as error:
             cause: Any = error
             while isinstance(cause, exceptions.RayTaskError):  # of a worker that asks the server
@@ -228,8 +184,53 @@ class RayEngine:
                 with contextlib.suppress(Exception):
                     ray.kill(actor, no_restart=True)
 
+    def _drive(self, ray: Any, model: torch.nn.Module, server: Any, workers: "_Workers") -> None:
+        """Follow the training to its end: epochs, dead workers, a cluster that does not answer."""
+        schedule, unsaved, known = self.job.schedule, UnsavedBuffers(model), self.job.recipe.parts()
+        earlier = ray.get(server.status.remote())["history"]
+        self.history = [EpochResult(**entry) for entry in earlier]
+        for number in range(self.job.plan.n):
+            workers.start(number)
+        unanswered, epoch = 0, len(self.history) + 1
+        waited = server.wait_epoch.remote(min(epoch, len(schedule)))
+        while True:
+            ready, _ = ray.wait([waited, *workers.running], num_returns=1, timeout=CHECK_S)
+            if not ready:
+                # Ray itself would end this process after a minute, without an exception.
+                unanswered = 0 if _answers(ray) else unanswered + 1
+                if unanswered == CHECKS:
+                    raise ClusterError(
+                        f"the cluster does not answer for {CHECKS * CHECK_S:g} s at epoch {epoch} "
+                        f"and no worker ends a share; {_GO_ON}"
+                    )
+                if not unanswered:
+                    self._check_places(ray, workers.waiting)
+                continue
+            unanswered = 0
+            if ready[0] in workers.running:
+                workers.end(ray, ready[0])
+                continue
+            arrays, exact, log, wall_s = ray.get(waited)
+            self.log, self.state = [Commit(**entry) for entry in log], to_tensors(arrays)
+            if epoch > len(schedule):
+                return
+            model.load_state_dict(self.state)
+            unsaved.restore()
+            # The metrics of a later state would not be this epoch's.
+            ending = self.job if exact else replace(self.job, evaluate=None)
+            result = ending.end_epoch(model, self.log, epoch, float("nan"), wall_s)
+            self.history.append(result)
+            noted = server.note.remote(asdict(result))
+            self._tell(result, known)
+            if epoch == len(schedule):
+                ray.wait([noted], timeout=CHECKS * CHECK_S)
+                workers.hear(ray)
+                return
+            epoch += 1
+            waited = server.wait_epoch.remote(epoch)
+
     def _tell(self, result: EpochResult, known: Parts) -> None:
-        """Tell `on_epoch` of an epoch; what it changes in functions does not reach the workers."""
+        """Call `on_epoch`, whose changes in functions do not reach the workers."""
         if self.job.on_epoch is not None:
             self.job.on_epoch(result)
         if changed := differing(known, self.job.recipe.parts()):

@@ -2,9 +2,9 @@
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4.
 Each worker's share takes the time that the time model predicts, and the worker that ends first
-commits first, ties by number. So a run repeats bit for bit, and it is what the engine with real
-processes is compared with. Plans balance the workers, so that without jitter rounding alone decides
-who commits first, the same way in every epoch and for every seed.
+commits first, ties by number. So a run repeats bit for bit, and the engine with real processes is
+compared with it. Plans balance the workers, so that without jitter rounding alone decides who
+commits first, the same way in every epoch and for every seed.
 """
 
 import time
@@ -19,11 +19,12 @@ from torch import nn
 
 from repro.dualbatch.checks import is_number, not_finite
 from repro.dualbatch.functions import Seen, differing
+from repro.dualbatch.guards import UnsavedBuffers
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
-from repro.dualbatch.server import Commit, ParameterServer, states_of
-from repro.dualbatch.unsaved import UnsavedBuffers
-from repro.dualbatch.worker import Data, Recipe, Worker
+from repro.dualbatch.server import Commit, ParameterServer, Pull, states_of
+from repro.dualbatch.shares import Data
+from repro.dualbatch.worker import Recipe, Worker
 from repro.measure import (
     CheckpointError,
     TimeModel,
@@ -47,8 +48,8 @@ class EpochResult:
         train_loss: Mean over the epoch's commits.
         virtual_time_s: By the time model, from the start; NaN on a cluster.
         wall_time_s: Measured, from the start, without the evaluations; on a cluster, where they
-            go on beside the training, until the epoch's last commit.
-        metrics: What `evaluate` returned.
+            run during the training, until the epoch's last commit.
+        metrics: Result of `evaluate`.
     """
 
     epoch: int
@@ -62,34 +63,39 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Job:
-    """All that an engine carries out.
-
-    Attributes:
-        recipe: How a worker trains.
-        plan: Batch sizes and shares, where the schedule has none.
-        schedule: Setting of every epoch.
-        make_server: Makes the server from the initial state.
-        evaluate: Called with the global model after each epoch.
-        on_epoch: Told of each epoch as it ends.
-        checkpoint: File that is written after each epoch, and resumed from if it is there.
-    """
+    """The work of an engine: a recipe, a plan and a schedule, and the callbacks of a training."""
 
     recipe: Recipe
-    plan: DualBatchPlan
+    plan: DualBatchPlan  # where the schedule has none
     schedule: CyclicProgressiveSchedule
-    make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]
+    make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]  # from an initial state
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None
     on_epoch: Callable[[EpochResult], None] | None = None
     checkpoint: Path | None = None
 
     def setting_at(self, version: int) -> EpochSetting:
-        """Return the setting of work that starts with so many commits merged."""
+        """Setting of work that starts with so many commits merged."""
         return self.schedule.at_progress(version / self.plan.n)
+
+    def do_share(self, worker: Worker, server: ParameterServer, number: int, time_s: float) -> None:
+        """Train the share that worker `number` pulled, and push the result."""
+        pull, before = server.pulls[number], server.optimizers.get(number)
+        setting = self.setting_at(pull.version)
+        done = worker.train(number, pull.iteration, pull.state, setting, before)
+        server.push(
+            number,
+            pull.iteration,
+            done.state,
+            done.factor,
+            time_s=time_s,
+            loss=float(done.loss),
+            optimizer=done.optimizer,
+        )
 
     def end_epoch(
         self, model: nn.Module, log: Sequence[Commit], epoch: int, virtual_s: float, wall_s: float
     ) -> EpochResult:
-        """Evaluate the global model that `model` holds, and return the epoch."""
+        """Evaluate the global model in `model`, and sum the epoch up."""
         metrics: dict[str, float] = {}
         if self.evaluate is not None:
             model.eval()
@@ -101,11 +107,7 @@ class Job:
         return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
 
     def fingerprint(self, server: ParameterServer, model: nn.Module) -> Fingerprint:
-        """Return what a checkpoint must have in common with the training that resumes from it.
-
-        Of data it has shapes and some samples, of functions what `Seen` finds as they are now, of
-        the model that was made its modules with their attributes.
-        """
+        """Parts that a checkpoint and the training that resumes from it must have in common."""
         recipe = self.recipe
         settings = [
             (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
@@ -136,7 +138,7 @@ class Job:
 
 
 def _plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Return what `evaluate` returned, with Python's numbers for numpy's and tensors."""
+    """The result of `evaluate`, with Python's numbers for numpy's and tensors."""
     if not isinstance(metrics, Mapping | None):
         raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers by name")
     return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in (metrics or {}).items()}
@@ -161,10 +163,10 @@ class LocalEngine:
     """Carries a job out in this process.
 
     Args:
-        job: What to do.
-        time_models: Seconds of a step by resolution, which drive the virtual clock.
-        jitter: See `train_dual_batch`.
-        slowdowns: See `train_dual_batch`.
+        job: The training.
+        time_models: Seconds of a step by resolution, for the virtual clock.
+        jitter: See `train_dual_batch`, as for `slowdowns`.
+        slowdowns: One number for each worker.
 
     Raises:
         ValueError: Jitter or slowdowns are out of range.
@@ -190,8 +192,8 @@ class LocalEngine:
             )
         self.job, self.time_models, self.jitter = job, time_models, jitter
         self.worker = Worker(job.recipe, job.plan)
-        # What `evaluate` does to a model does not reach the worker's. Made in any case, for
-        # make_model sees by the second one whether they share tensors.
+        # A second model, for `evaluate` may change it. Made in any case: by it make_model sees
+        # whether models share tensors.
         self._evaluated = job.recipe.make_model()
         if job.evaluate is None:
             self._evaluated = self.worker.model
@@ -201,84 +203,68 @@ class LocalEngine:
         self.history: list[EpochResult] = []
         self.now_s = 0.0
         self.wall_s = 0.0
-        self._busy: dict[int, tuple[float, int]] = {}  # by worker: virtual finish, epoch
+        self._ends: dict[int, float] = {}  # by busy worker, in virtual seconds
         if job.checkpoint is not None and job.checkpoint.exists():
             self._resume(job.checkpoint)
 
     def run(self) -> None:
-        """Train to the end of the schedule.
+        """Train to the end of the schedule (section 2.3): workers pull, train and push.
 
         Raises:
             NonFiniteError: A worker's loss or weights became infinite or NaN.
-            ValueError: The data function does not give what its shares ask for.
+            ValueError: The data function does not give the samples of its shares.
         """
         job, server, n = self.job, self.server, self.job.plan.n
         start = time.perf_counter() - self.wall_s
         while len(self.history) < len(job.schedule):
+            # 1. Every worker pulls the global weights as soon as it may start (section 2.4).
             for number in range(n):
-                waiting = number not in self._busy
                 left = server.iterations[number] < len(job.schedule)
-                if waiting and left and server.may_start(number):
-                    self._start(number)
-            finish, number = min((finish, number) for number, (finish, _) in self._busy.items())
-            self.now_s = finish
-            self._finish(number)
-            if server.version < (len(self.history) + 1) * n:
-                continue
-            synchronize(job.recipe.device)
-            self.wall_s = time.perf_counter() - start
-            paused = time.perf_counter()
-            epoch, model = len(self.history) + 1, self._evaluated
-            model.load_state_dict(server.state)
-            self._unsaved.restore()
-            result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
-            self.history.append(result)
-            if (changed := self.worker.changed()) is not None:
-                if job.checkpoint is not None:
-                    raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
-                self.worker.warn(changed)
+                if number not in self._ends and left and server.may_start(number):
+                    pull = server.pull(number)
+                    self._ends[number] = self.now_s + self._duration(number, pull)
+            # 2. The worker that ends first trains its share and pushes it; the server merges.
+            self.now_s, number = min((end, number) for number, end in self._ends.items())
+            del self._ends[number]
+            job.do_share(self.worker, server, number, self.now_s)
+            # 3. n commits are an epoch.
+            if server.version >= (len(self.history) + 1) * n:
+                synchronize(job.recipe.device)
+                self.wall_s = time.perf_counter() - start
+                self._end_epoch()
+                start = time.perf_counter() - self.wall_s
+
+    def _end_epoch(self) -> None:
+        job, epoch, model = self.job, len(self.history) + 1, self._evaluated
+        model.load_state_dict(self.server.state)
+        self._unsaved.restore()
+        result = job.end_epoch(model, self.server.log, epoch, self.now_s, self.wall_s)
+        self.history.append(result)
+        if (changed := self.worker.changed()) is not None:
             if job.checkpoint is not None:
-                self._save(job.checkpoint)
-            if job.on_epoch is not None:
-                job.on_epoch(result)
-            start += time.perf_counter() - paused
+                raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
+            self.worker.warn(changed)
+        if job.checkpoint is not None:
+            self._save(job.checkpoint)
+        if job.on_epoch is not None:
+            job.on_epoch(result)
 
-    def _start(self, number: int) -> None:
-        pull = self.server.pull(number)
+    def _duration(self, number: int, pull: Pull) -> float:
         setting = self.job.setting_at(pull.version)
-        seconds = self._duration(number, pull.iteration, setting)
-        self._busy[number] = (self.now_s + seconds, setting.epoch)
-
-    def _duration(self, number: int, iteration: int, setting: EpochSetting) -> float:
         plan = setting.plan or self.job.plan
         seconds = plan.time_of(plan.kinds[number], self.time_models.get(setting.resolution))
         seconds *= self.slowdowns[number]
         if not self.jitter:
             return seconds
         # Of the share alone, so that a resumed training draws the same.
-        drawn = np.random.default_rng([self.job.recipe.seed, iteration, number])
+        drawn = np.random.default_rng([self.job.recipe.seed, pull.iteration, number])
         return seconds * (1 + self.jitter * drawn.uniform(-1, 1))
-
-    def _finish(self, number: int) -> None:
-        _, epoch = self._busy.pop(number)
-        pull, setting = self.server.pulls[number], self.job.schedule[epoch - 1]
-        before = self.server.optimizers.get(number)
-        done = self.worker.train(number, pull.iteration, pull.state, setting, before)
-        self.server.push(
-            number,
-            pull.iteration,
-            done.state,
-            done.factor,
-            time_s=self.now_s,
-            loss=float(done.loss),
-            optimizer=done.optimizer,
-        )
 
     def _save(self, path: Path) -> None:
         content = {
             "fingerprint": self._fingerprint,
             "server": self.server.state_dict(),
-            "busy": [[number, *entry] for number, entry in self._busy.items()],
+            "busy": [[number, end] for number, end in self._ends.items()],
             "now_s": self.now_s,
             "wall_s": self.wall_s,
             "history": [asdict(result) for result in self.history],
@@ -288,13 +274,14 @@ class LocalEngine:
     def _resume(self, path: Path) -> None:
         content = load_own_checkpoint(path, self._fingerprint, self.job.recipe.device)
         self.server.load_state_dict(content["server"])
-        self._busy = {number: (finish, epoch) for number, finish, epoch in content["busy"]}
+        # Older checkpoints have the epoch, too.
+        self._ends = {number: end for number, end, *_ in content["busy"]}
         self.now_s, self.wall_s = content["now_s"], content["wall_s"]
         self.history = [EpochResult(**entry) for entry in content["history"]]
 
 
 def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
-    """Train in the order of another run's commit log, such as a cluster's, and return the server.
+    """Train in the order of another run's commit log, such as a cluster's, and give the server.
 
     Each share starts from the version that it was pulled at there, so that the weights are the
     same to the bit where the device's arithmetic is.
@@ -303,17 +290,14 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
         ValueError: The log is not one of a training with this plan.
     """
     worker = Worker(job.recipe, job.plan)
-    job.recipe.make_model()  # which sees whether it shares tensors with the first
+    job.recipe.make_model()  # by the second one it sees whether models share tensors
     server = job.make_server(worker.model.state_dict())
     for number, commit in enumerate(log):
-        for later in log[number:]:
+        for later in log[number:]:  # those that pulled at the version of now
             if not 0 <= later.worker < server.workers or later.worker in server.pulls:
                 continue
-            due = (later.pulled, later.iteration) == (
-                server.version,
-                server.iterations[later.worker],
-            )
-            if due and server.may_start(later.worker):
+            now = server.version, server.iterations[later.worker]
+            if (later.pulled, later.iteration) == now and server.may_start(later.worker):
                 server.pull(later.worker)
         pull = server.pulls.get(commit.worker)
         if pull is None or (pull.version, pull.iteration) != (commit.pulled, commit.iteration):
@@ -321,18 +305,7 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
                 f"commit {number} of the log, share {commit.iteration} of worker {commit.worker} "
                 f"pulled at version {commit.pulled}, does not follow from those before it"
             )
-        setting = job.setting_at(pull.version)
-        before = server.optimizers.get(commit.worker)
-        done = worker.train(commit.worker, pull.iteration, pull.state, setting, before)
-        server.push(
-            commit.worker,
-            pull.iteration,
-            done.state,
-            done.factor,
-            time_s=commit.time_s,
-            loss=float(done.loss),
-            optimizer=done.optimizer,
-        )
+        job.do_share(worker, server, commit.worker, commit.time_s)
     return server
 
 
@@ -373,6 +346,6 @@ def load_own_checkpoint(
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error in one line."""
+    """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,10 +1,9 @@
-"""What can be seen of a user's function: by it a checkpoint tells another one, or one with a state.
+"""Visible parts of a user's function, by which a checkpoint refuses another function or state.
 
 Seen are names, code, defaults, arguments of partials, values of closures and the globals that the
 code reads; of modules and objects their classes, attributes, parameters and buffers, or those that
 the function reads by name. Not seen are the code of installed packages, iterators, containers
-beyond their first 100 entries, most values of large tensors, and globals that a class's methods
-read.
+beyond their first 100 entries, most values of large tensors, and globals that methods read.
 """
 
 import argparse
@@ -41,10 +40,7 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the paths of parts that differ. Containers may have grown, as logs do.
-
-    Code is compared where both are of the same version of Python.
-    """
+    """Paths of parts that differ; containers may grow, and code is compared by the same Python."""
 
     def same(path: str) -> bool:
         one, other = before[path], now.get(path, "")
@@ -62,7 +58,7 @@ class Seen:
 
     Args:
         name: The path's beginning.
-        value: A function, or whatever stands for one.
+        value: A function, or an object in its place.
         objects: Look into objects of users' classes, too; else at their class and generators.
         tensors: Look at the values of a module's parameters and buffers, too.
 
@@ -188,13 +184,13 @@ class Seen:
 
 
 def _names_of(code: types.CodeType) -> set[str]:
-    """Return the names of globals and attributes in code, that of functions within it, too."""
+    """Names of globals and attributes in code, that of functions within it, too."""
     inner = (_names_of(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*inner)
 
 
 def _reached(kind: type, names: frozenset[str]) -> set[str]:
-    """Return the names, and those in a user's class's methods that have one of them for theirs."""
+    """The names, and those read by methods of a user's class that are among them."""
     reached: set[str] = set()
     new = set(names)
     while new:
@@ -221,7 +217,7 @@ def _installed(value: Any) -> bool:
 
 
 def _code_of(value: Any) -> str | None:
-    """Return a digest of the code of a user's function, or of a user's class's methods."""
+    """Digest of the code of a user's function, or of the methods of a user's class."""
     if isinstance(value, types.FunctionType):
         return None if _installed(value) else _digest(_text(value.__code__))
     if isinstance(value, partial | types.MethodType):

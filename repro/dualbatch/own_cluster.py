@@ -9,10 +9,8 @@ import ipaddress
 import os
 import secrets
 import socket
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -27,7 +25,7 @@ def check_loopback() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Have Ray ask everyone for a token inside a ``with`` block: the user's own, or a new one."""
+    """Make Ray ask for a token inside a ``with`` block: the user's own, or a new one."""
     before = {name: os.environ.get(name) for name in (_MODE, *_TOKENS)}
     os.environ[_MODE] = "token"
     if not any(before[name] for name in _TOKENS):
@@ -76,9 +74,9 @@ def start(ray: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have Ray take 127.0.0.1 for its address, as it does on systems where it knows no clusters.
+    """Make Ray take 127.0.0.1 for its address, as on systems where it knows no clusters.
 
-    `ray.init` puts another one in its place where it is given 127.0.0.1.
+    `ray.init` replaces 127.0.0.1 where that is given.
     """
     from ray._private import ray_constants
 
@@ -92,32 +90,15 @@ def _on_loopback() -> Iterator[None]:
 
 
 def open_ports() -> set[str]:
-    """Return where this process and those below it listen for others than this machine.
+    """Addresses at which this process and those below it listen for other machines."""
+    import psutil  # of the cluster extra
 
-    On systems without Linux's /proc there is nothing to be seen; there Ray keeps to the loopback
-    interface by itself.
-    """
-    listening = {}  # by the socket's number in the system
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            table = Path(f"/proc/self/net/{name}").read_text(encoding="utf-8")
-            for fields in map(str.split, table.splitlines()[1:]):
-                if fields[3] == "0A" and not (address := _address(fields[1]))[0].is_loopback:
-                    listening[f"socket:[{fields[9]}]"] = f"{address[0]} port {address[1]}"
-    addresses, pids = set(), [os.getpid()]
-    for pid in pids:  # which grows
-        with contextlib.suppress(OSError):  # it has ended
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                pids += map(int, (task / "children").read_text(encoding="utf-8").split())
-            for file in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    addresses.add(listening.get(str(file.readlink())))
-    return {entry for entry in addresses if entry is not None}
-
-
-def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
-    """Return address and port of an entry of /proc/net/tcp, words in the machine's byte order."""
-    host, port = text.split(":")
-    words = [int(host[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(host), 8)]
-    address = ipaddress.ip_address(b"".join(words))
-    return getattr(address, "ipv4_mapped", None) or address, int(port, 16)
+    found = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            for connection in process.net_connections("tcp"):
+                host = ipaddress.ip_address(connection.laddr.ip or "::")
+                host = getattr(host, "ipv4_mapped", None) or host
+                if connection.status == psutil.CONN_LISTEN and not host.is_loopback:
+                    found.add(f"{host} port {connection.laddr.port}")
+    return found

@@ -11,7 +11,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any, Literal
 
-from repro.dualbatch.checks import instance, is_number, plain, whole
+from repro.dualbatch.checks import choice, instance, is_number, plain, whole
 from repro.measure import TimeModel
 from repro.measure.checks import is_whole
 
@@ -28,20 +28,20 @@ class InfeasiblePlan(ValueError):
     """No small batch exists for an extra training time ratio.
 
     Attributes:
-        k: What was given.
+        k: The ratio that was given.
         k_max: The largest k with a small batch of at least one sample; the least is just above 1.
     """
 
-    def __init__(self, k: float, k_max: float, n_small: int, n_large: int, where: str) -> None:
+    def __init__(self, k: float, k_max: float, n_small: int, n_large: int, why: str) -> None:
         self.k, self.k_max = k, k_max
-        self._arguments = (k, k_max, n_small, n_large, where)
+        self._arguments = (k, k_max, n_small, n_large, why)
         super().__init__(
-            f"k is {k:g}, for which {where}; with {n_small} small-batch and {n_large} large-batch "
+            f"k is {k:g}, for which {why}; with {n_small} small-batch and {n_large} large-batch "
             f"workers feasible k are above 1 and at most {k_max:.6g}"
         )
 
     def __reduce__(self) -> tuple[type, tuple[float, float, int, int, str]]:
-        """Return how to make it again, for it crosses processes."""
+        """Pickle by the arguments: it crosses processes."""
         return InfeasiblePlan, self._arguments
 
 
@@ -79,21 +79,20 @@ class DualBatchPlan:
 
     def __post_init__(self) -> None:
         instance("time_model", self.time_model, TimeModel)
+        counts = _counts(self.n_small, self.n_large, self.large_batch, self.samples)
         names = ("n_small", "n_large", "large_batch", "samples")
-        for name, count in zip(names, _counts(*(getattr(self, n) for n in names)), strict=True):
-            self._set(name, count)
+        values: dict[str, Any] = dict(zip(names, counts, strict=True))
         if self.small_batch is not None or self.n_small:
-            self._set("small_batch", whole("small_batch", self.small_batch, 1))
-        for name, workers in (("small_samples", self.n_small), ("large_samples", self.n_large)):
-            self._set(name, whole(name, getattr(self, name), 1 if workers else 0))
+            values["small_batch"] = whole("small_batch", self.small_batch, 1)
+        values["small_samples"] = whole("small_samples", self.small_samples, bool(self.n_small))
+        values["large_samples"] = whole("large_samples", self.large_samples, bool(self.n_large))
         for name in ("k", "update_factor"):
             value = getattr(self, name)
             if not is_number(value) or value <= 0:
                 raise ValueError(f"{name} is {value!r}; give a finite number above 0")
-            self._set(name, plain(value))
-
-    def _set(self, name: str, value: float) -> None:
-        object.__setattr__(self, name, value)  # of a frozen instance, while it is made
+            values[name] = plain(value)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # a frozen instance, while it is made
 
     @classmethod
     def solve(
@@ -106,11 +105,11 @@ class DualBatchPlan:
         samples: int,
         rounding: Rounding = "nearest",
     ) -> "DualBatchPlan":
-        """Solve equations 4 to 8 for B_S, d_S and d_L.
+        """Solve equations 4 to 8 for d_L, d_S and B_S.
 
-        d_L = k d / n (equation 4) is rounded first, then d_S from what is left (equation 6), then
-        B_S from both (equation 8); so the shares of an epoch may miss d by less than one sample a
-        worker. Without small-batch workers k plays no part: every share is d / n.
+        Each is rounded before the next is computed, so that the shares of an epoch may miss d by
+        less than one sample a worker. Without small-batch workers k plays no part: every share is
+        d / n.
 
         Args:
             time_model: Seconds of a step against the batch size, with b above 0.
@@ -127,12 +126,9 @@ class DualBatchPlan:
         """
         instance("time_model", time_model, TimeModel)
         n_small, n_large, large_batch, samples = _counts(n_small, n_large, large_batch, samples)
-        n = n_small + n_large
+        n, a, b = n_small + n_large, time_model.a, time_model.b
         if n_small and large_batch < 2:
-            raise ValueError(
-                f"large_batch is {large_batch}; give at least 1, and 2 where a smaller batch is "
-                "wanted"
-            )
+            raise ValueError(_LARGE_BATCH.format(large_batch))
         if samples < n:
             raise ValueError(f"samples is {samples}; give one for each of {n} workers")
         if rounding not in ("nearest", "floor"):
@@ -141,7 +137,6 @@ class DualBatchPlan:
         if n_small == 0:
             share = down(Fraction(samples, n))
             return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
-        a, b = time_model.a, time_model.b
         if b <= 0:
             raise ValueError(
                 f"the time model has b = {b:g} s per step: without a fixed cost per step (b > 0) a "
@@ -149,42 +144,35 @@ class DualBatchPlan:
                 "repeats, or fit with relative=True"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
-        if not isinstance(k, Real) or isinstance(k, bool):
-            raise ValueError(f"k is {k!r}; give a number above 1 and at most {k_max:.6g}")
-        try:
-            k = float(k)
-        except OverflowError:  # an int beyond the floats
-            k = math.inf
+        k = _ratio(k, k_max)
+
+        def infeasible(why: str) -> InfeasiblePlan:
+            return InfeasiblePlan(k, k_max, n_small, n_large, why)
+
         if not math.isfinite(k) or k <= 1:
-            raise InfeasiblePlan(
-                k, k_max, n_small, n_large, "a smaller batch has no extra time to take"
-            )
+            raise infeasible("a smaller batch has no extra time to take")
         if k > k_max * (1 + 1e-12):
-            raise InfeasiblePlan(k, k_max, n_small, n_large, "B_S would be below one sample")
-        # In fractions: in floating point 1.15 · 50,000 / 4 is below 14,375.
-        large_samples = down(Fraction(repr(k)) * samples / n)  # equation 4
-        small_samples = down(Fraction(samples - n_large * large_samples, n_small))  # equation 6
-        per_sample = a + b / large_batch
-        if small_samples < 1 or small_samples >= large_samples:
-            raise InfeasiblePlan(
-                k,
-                k_max,
-                n_small,
-                n_large,
-                f"rounding leaves d_S = {small_samples} and "
-                f"d_L = {large_samples} of {samples} samples",
+            raise infeasible("B_S would be below one sample")
+        # Equation 4, k (a + b/B_L) d/n = (a + b/B_L) d_L. In fractions: in floating point
+        # 1.15 · 50,000 / 4 is below 14,375.
+        d_large = down(Fraction(repr(k)) * samples / n)
+        # Equation 6, d = n_L d_L + n_S d_S.
+        d_small = down(Fraction(samples - n_large * d_large, n_small))
+        if not 1 <= d_small < d_large:
+            raise infeasible(
+                f"rounding leaves d_S = {d_small} and d_L = {d_large} of {samples} samples"
             )
-        small = b / (per_sample * large_samples / small_samples - a)  # equation 8
-        small_batch = max(1, down(small))
+        # Equation 8, which is equation 7, (a + b/B_L) d_L = (a + b/B_S) d_S, solved for B_S.
+        small_batch = max(1, down(b / ((a + b / large_batch) * d_large / d_small - a)))
         if small_batch >= large_batch:
-            raise InfeasiblePlan(
-                k, k_max, n_small, n_large, f"B_S would be {small_batch}, no smaller than B_L"
-            )
-        shares = (small_samples, large_samples if n_large else 0)
-        factor = small_samples / large_samples if n_large else 1.0
-        return cls(
-            time_model, k, n_small, n_large, samples, small_batch, large_batch, *shares, factor
-        )
+            raise infeasible(f"B_S would be {small_batch}, no smaller than B_L")
+        factor = 1.0  # section 3.4
+        if n_large:
+            factor = d_small / d_large
+        else:
+            d_large = 0
+        counts = (n_small, n_large, samples, small_batch, large_batch)
+        return cls(time_model, k, *counts, d_small, d_large, factor)
 
     @property
     def n(self) -> int:
@@ -198,7 +186,7 @@ class DualBatchPlan:
         return tuple(kinds)
 
     def batch_of(self, kind: Kind) -> int:
-        """Return the batch size of a kind of worker.
+        """Batch size of a kind of worker.
 
         Raises:
             ValueError: There is no worker of that kind.
@@ -209,7 +197,7 @@ class DualBatchPlan:
         return size
 
     def share_of(self, kind: Kind) -> int:
-        """Return the samples of an epoch for a worker of a kind; 0 where there is none.
+        """Samples of an epoch for a worker of a kind; 0 where there is none.
 
         Raises:
             ValueError: There is no such kind.
@@ -219,33 +207,26 @@ class DualBatchPlan:
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
-        """Return a worker's model-update factor (section 3.4).
+        """Model-update factor of a worker (section 3.4); that of a large-batch worker is 1.
 
         Args:
-            kind: A large-batch worker's is 1.
+            kind: Of the worker.
             scheme: ``linear``, d_S / d_L; ``sqrt``, its root; ``none``, 1.
 
         Raises:
             ValueError: There is no such scheme.
         """
-        if scheme not in FACTORS:
-            raise ValueError(f"factor is {scheme!r}; choose among {', '.join(FACTORS)}")
+        choice("factor", scheme, FACTORS)
         return FACTORS[scheme](self.update_factor) if kind == "small" else 1.0
 
-    @property
-    def imbalance(self) -> float:
-        """How much longer the slower kind of worker takes, as a share: whole batches leave some."""
-        times = [self.time_of(kind) for kind in dict.fromkeys(self.kinds)]
-        return max(times) / min(times) - 1
-
     def time_of(self, kind: Kind, time_model: TimeModel | None = None) -> float:
-        """Return the predicted seconds of a worker's share, its last batch as short as it is."""
+        """Predicted seconds of a worker's share, its last batch as short as it is."""
         model = time_model or self.time_model
         return model.pass_time(self.batch_of(kind), self.share_of(kind))
 
 
 def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: int) -> float:
-    """Return the k at which B_S is one sample, from equations 4 to 7.
+    """The k at which B_S is one sample, from equations 4 to 7.
 
     B_S = 1 asks for d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
     k n_S / (n - n_L k).
@@ -260,20 +241,29 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
 
 
+_LARGE_BATCH = "large_batch is {!r}; give at least 1, and 2 where a smaller batch is wanted"
+
+
 def _nearest(value: float | Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
 
 
+def _ratio(k: Any, k_max: float) -> float:
+    if not isinstance(k, Real) or isinstance(k, bool):
+        raise ValueError(f"k is {k!r}; give a number above 1 and at most {k_max:.6g}")
+    try:
+        return float(k)
+    except OverflowError:  # an int beyond the floats
+        return math.inf
+
+
 def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
-    """Return counts as ints: numpy's narrow ones would overflow where they are multiplied."""
+    """The counts as ints: narrow ones of numpy would overflow where they are multiplied."""
     if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or not (n_small or n_large):
         raise ValueError(
             f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "
             "numbers, and one worker in all"
         )
     if not is_whole(large_batch, 1):
-        raise ValueError(
-            f"large_batch is {large_batch!r}; give at least 1, and 2 where a smaller batch is "
-            "wanted, a whole number"
-        )
+        raise ValueError(f"{_LARGE_BATCH.format(large_batch)}, a whole number")
     return int(n_small), int(n_large), int(large_batch), whole("samples", samples, 1)

@@ -5,7 +5,7 @@ Tables 1, 7, 9.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -31,8 +31,7 @@ class SubStage:
 
     Attributes:
         resolution: Side of the images in pixels, of their short side where they are no squares
-            (`train_dual_batch` wants to be told what to do with those); None leaves them as they
-            are.
+            (see ``aspect`` of `train_dual_batch`); None leaves them as they are.
         dropout: Rate that all dropout layers of the model are set to; None leaves them.
         plan: Batch sizes and shares at this resolution; None takes those of the training.
     """
@@ -44,7 +43,7 @@ class SubStage:
 
 @dataclass(frozen=True)
 class EpochSetting:
-    """What an epoch trains with.
+    """Settings of one epoch.
 
     Attributes:
         epoch: From 1.
@@ -78,9 +77,9 @@ class EpochSetting:
 class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     """The setting of every epoch: stages of learning rates, each with all sub-stages in turn.
 
-    A stage's epochs are divided evenly; the later sub-stages get what is left over. One sub-stage
-    alone is the ordinary schedule of dual-batch learning. Workers ask it by the global progress
-    of the training, never by their own count of epochs.
+    A stage's epochs are divided evenly; the later sub-stages get the rest. One sub-stage alone is
+    the ordinary schedule of dual-batch learning. Workers ask it by the global progress of the
+    training, never by their own count of epochs.
 
     Args:
         stages: At least one, each with at least one epoch for every sub-stage.
@@ -104,50 +103,31 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         # Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
         self.stages = tuple(Stage(int(stage.epochs), plain(stage.lr)) for stage in stages)
         self.sub_stages = tuple(_plain(sub) for sub in sub_stages)
-        self.warmup_epochs = int(warmup_epochs)
-        self.warmup_start: float = plain(warmup_start)
+        self.warmup_epochs, start = int(warmup_epochs), plain(warmup_start)
         self._settings: list[EpochSetting] = []
+        parts = len(self.sub_stages)
         for number, stage in enumerate(self.stages, 1):
-            for sub_number, sub in self._divided(stage.epochs):
-                epoch = len(self._settings) + 1
-                self._settings.append(
-                    EpochSetting(
-                        epoch=epoch,
-                        stage=number,
-                        sub_stage=sub_number,
-                        lr=self._warmed_up(epoch, stage.lr),
-                        resolution=sub.resolution,
-                        dropout=sub.dropout,
-                        plan=sub.plan,
-                    )
-                )
-
-    def _divided(self, epochs: int) -> Iterator[tuple[int, SubStage]]:
-        count = len(self.sub_stages)
-        for number, sub in enumerate(self.sub_stages, 1):
-            length = epochs * number // count - epochs * (number - 1) // count
-            yield from ((number, sub) for _ in range(length))
-
-    def _warmed_up(self, epoch: int, lr: float) -> float:
-        if epoch > self.warmup_epochs:
-            return lr
-        done = (epoch - 1) / self.warmup_epochs
-        return lr * (self.warmup_start + (1 - self.warmup_start) * done)
+            for part, sub in enumerate(self.sub_stages, 1):
+                # Sub-stage i of m ends after the share i / m of its stage's epochs.
+                first, end = stage.epochs * (part - 1) // parts, stage.epochs * part // parts
+                for _ in range(end - first):
+                    epoch = len(self._settings) + 1
+                    lr = stage.lr
+                    if epoch <= self.warmup_epochs:
+                        lr *= start + (1 - start) * ((epoch - 1) / self.warmup_epochs)
+                    setting = (epoch, number, part, lr, sub.resolution, sub.dropout, sub.plan)
+                    self._settings.append(EpochSetting(*setting))
 
     def __len__(self) -> int:
-        """Return the number of epochs."""
+        """Number of epochs."""
         return len(self._settings)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the setting of epoch `index` + 1."""
+        """Setting of epoch `index` + 1."""
         return self._settings[index]
 
-    def __iter__(self) -> Iterator[EpochSetting]:
-        """Go through the epochs."""
-        return iter(self._settings)
-
     def at_progress(self, epochs_done: float) -> EpochSetting:
-        """Return the setting for work that starts when so many epochs are done in all.
+        """Setting for work that starts when so many epochs are done in all.
 
         A worker that comes first in its epoch starts the next one with a part of an epoch done,
         and already takes that one's setting. After the end it is the last epoch's.
@@ -180,7 +160,7 @@ def set_dropout(model: nn.Module, rate: float) -> None:
 
 
 def dropout_rates(model: nn.Module) -> dict[nn.modules.dropout._DropoutNd, float]:
-    """Return the rate of every dropout layer of a model."""
+    """Rate of every dropout layer of a model."""
     kind = nn.modules.dropout._DropoutNd
     return {module: module.p for module in model.modules() if isinstance(module, kind)}
 
@@ -191,9 +171,8 @@ def _is_rate(value: Any) -> bool:
 
 def _plain(sub: SubStage) -> SubStage:
     side = None if sub.resolution is None else int(sub.resolution)
-    return replace(
-        sub, resolution=side, dropout=None if sub.dropout is None else plain(sub.dropout)
-    )
+    rate = None if sub.dropout is None else plain(sub.dropout)
+    return replace(sub, resolution=side, dropout=rate)
 
 
 def _check(

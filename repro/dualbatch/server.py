@@ -1,8 +1,8 @@
 """The parameter server's core: pull, push, merge, and who has to wait for whom.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4
-and 3.4; the merge rules are those of the authors' code, the journal's version and the
-conference's, which the papers leave open.
+and 3.4; the merge rules, which the papers leave open, are those of the authors' code for the
+journal's version and the conference's.
 
 The core holds no clock, no thread and no network: an engine decides when a worker calls it.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.dualbatch.checks import NonFiniteError, is_number, not_finite, plain, whole
+from repro.dualbatch.checks import NonFiniteError, choice, is_number, not_finite, plain, whole
 from repro.measure.checks import is_whole
 
 State = Mapping[str, Tensor]
-Round = dict[int, tuple[dict[str, Tensor], "Commit"]]  # by worker, what BSP's barrier holds back
+Round = dict[int, tuple[dict[str, Tensor], "Commit"]]  # by worker, held back by BSP's barrier
 SYNCS = ("bsp", "asp", "ssp")
 MERGES = ("average", "journal", "conference", "delta")
 
@@ -31,7 +31,7 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pull:
-    """What a worker receives: the global state, and what it is to do with it.
+    """The global state that a worker receives for its next share.
 
     Attributes:
         worker: Number of the worker.
@@ -74,10 +74,7 @@ class Commit:
 class ParameterServer:
     """Global weights, merged from the weights that workers push after each share of data.
 
-    Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
-    as its counters, grow by what each worker added; those of booleans are the last worker's.
-
-    Merge rules, with w the server's weights, w_i the worker's, p_i what it pulled, f its factor:
+    Merge rules, with w the server's weights, w_i the worker's, p_i its pulled ones, f its factor:
 
     - ``average``: w ← Σ f_i w_i / Σ f_i over all workers of a round, at the barrier of BSP. With
       equal factors and one step of SGD a round, this is data-parallel training.
@@ -86,20 +83,20 @@ class ParameterServer:
     - ``delta``: w ← w + f (w_i - p_i), at each commit: nothing of a stale worker's start remains,
       but n workers make n steps.
 
+    Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
+    as its counters, grow by the sum that each worker added; those of booleans are the last
+    worker's. States with NaN or an infinity, pushed or merged, are refused.
+
     Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
     committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
     ``asp``. (The paper suspends a worker where the gap reaches s; that it may start where the gap
-    is s is what makes s = 0 BSP, as the paper has it.) BSP merges at the barrier, the others at
-    each commit. SSP with s = 0 and BSP thus have the same order of commits, as have SSP with s
-    infinite and ASP.
+    is s makes s = 0 BSP, as the paper has it.) BSP merges at the barrier, the others at each
+    commit. SSP with s = 0 and BSP thus have the same order of commits, as have SSP with s infinite
+    and ASP.
 
-    A commit is identified by worker and iteration: pushed again, it changes nothing.
-
-    Each worker's optimizer state, as its last commit left it, is kept beside the weights and never
-    merged: a worker goes on from `optimizers`, one that takes another's place does, too.
-
-    The weights stay finite: what is pushed with NaN or an infinity is refused, and so is a merge
-    that would overflow.
+    A commit is identified by worker and iteration: pushed again, it changes nothing. Each worker's
+    optimizer state after its last commit is kept in `optimizers`, beside the weights and unmerged,
+    so that another worker can take its place.
 
     Example:
         >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
@@ -136,7 +133,7 @@ class ParameterServer:
         self.version = 0
         self.iterations = [0] * int(workers)  # shares that each worker has committed
         self.log: list[Commit] = []
-        self.pulls: dict[int, Pull] = {}  # by worker, what it is working on
+        self.pulls: dict[int, Pull] = {}  # by worker, the share in work
         self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
         self._round: Round = {}
 
@@ -146,7 +143,7 @@ class ParameterServer:
         return len(self.iterations)
 
     def may_start(self, worker: int) -> bool:
-        """Return whether a worker may start its next share now.
+        """Whether a worker may start its next share now.
 
         Raises:
             ValueError: There is no such worker.
@@ -155,10 +152,7 @@ class ParameterServer:
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
     def pull(self, worker: int) -> Pull:
-        """Give a worker the global state for its next share.
-
-        A worker that pulls again, such as one that replaces a dead one, gets a new state for the
-        same share.
+        """Give a worker the global state for its next share; asked again, for the same share.
 
         Raises:
             ServerError: The worker has to wait for slower ones.
@@ -193,18 +187,16 @@ class ParameterServer:
         Args:
             worker: Number of the worker.
             iteration: That of its `Pull`.
-            state: Weights and buffers after the share; read, and not kept but for BSP's round.
+            state: Weights and buffers after the share; only read.
             factor: Model-update factor, above 0.
-            version: That of its `Pull`, where the worker may have been replaced; None: not asked.
-            time_s: For the log.
-            loss: For the log; None where there is none, which the log has as NaN.
-            optimizer: State of the worker's optimizer after the share, kept as it is; None where
-                its next share begins without one.
+            version: That of its `Pull`, where the worker may have been replaced.
+            time_s: For the log, as is `loss`.
+            loss: None is NaN in the log.
+            optimizer: State of the worker's optimizer after the share; None for none.
 
         Returns:
             The log's entry; None where nothing was merged, because the share had been committed
-            before, or has been pulled anew since, or was pulled from a server that died: the worker
-            is to pull again.
+            before, has been pulled anew since, or was pulled from a server that died.
 
         Raises:
             NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
@@ -221,27 +213,16 @@ class ParameterServer:
             return None
         self._check_state(state, factor)
         logged = math.nan if loss is None else float(loss)
-        stale, number = self.version - pull.version, len(self.log)
-        commit = Commit(
-            number, worker, iteration, pull.version, stale, float(factor), float(time_s), logged
-        )
+        number, stale = len(self.log), self.version - pull.version
+        when = float(factor), float(time_s)
+        commit = Commit(number, worker, iteration, pull.version, stale, *when, logged)
         if loss is not None and not math.isfinite(logged):
             raise _diverged(f"the loss is {logged}", commit)
         if self.sync == "bsp":
-            if (name := not_finite(state)) is not None:
-                raise _diverged(f"{name!r} is not finite", commit)
-            kept = {
-                name: state[name].to(tensor.device, copy=True)
-                for name, tensor in self.state.items()
-            }
-            waiting = self._round | {worker: (kept, commit)}
-            if len(waiting) == self.workers:
-                self._take(self._merged_round(waiting), state, commit)
-                self.version, waiting = self.version + self.workers, {}
-            self._round = waiting
+            self._hold(state, commit)
         else:
-            self._take(self._merged(self.state, state, pull.state, commit.factor), state, commit)
-            self.version += 1
+            merged = self._merged(self.state, state, pull.state, commit.factor)
+            self._take(merged, state, commit, 1)
         del self.pulls[worker]
         if optimizer is not None:
             self.optimizers[worker] = optimizer
@@ -249,14 +230,26 @@ class ParameterServer:
         self.iterations[worker] += 1
         return commit
 
-    def _take(self, merged: dict[str, Tensor], pushed: State, commit: Commit) -> None:
-        """Make a merged state the server's if it is finite."""
-        # What is merged with NaN or an infinity has one, so that one look is enough.
+    def _hold(self, state: State, commit: Commit) -> None:
+        """Keep a state until the round of BSP is complete, then merge all of them."""
+        if (name := not_finite(state)) is not None:
+            raise _diverged(f"{name!r} is not finite", commit)
+        kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
+        waiting = self._round | {commit.worker: (kept, commit)}
+        if len(waiting) == self.workers:
+            self._take(self._merged_round(waiting), state, commit, self.workers)
+            waiting = {}
+        self._round = waiting
+
+    def _take(self, merged: dict[str, Tensor], pushed: State, commit: Commit, more: int) -> None:
+        """Make a merged state the server's if it is finite, and count the commits in it."""
+        # A merge with NaN or an infinity has one, so that one look is enough.
         if (name := not_finite(merged)) is not None:
             bad = not_finite(pushed)
             what = f"merging makes {name!r} overflow" if bad is None else f"{bad!r} is not finite"
             raise _diverged(what, commit)
         self.state = merged
+        self.version += more
 
     def _merged_round(self, waiting: Round) -> dict[str, Tensor]:
         """Merge a round of BSP, in which every worker started from the state as it is now."""
@@ -271,40 +264,36 @@ class ParameterServer:
             average = torch.zeros_like(start) if start.is_floating_point() else start
             for worker in sorted(waiting):  # in a fixed order, for sums depend on it
                 state, commit = waiting[worker]
-                if average.is_floating_point():
+                if average.is_floating_point():  # w ← Σ f_i w_i / Σ f_i
                     average.add_(state[name], alpha=commit.factor / total)
                 else:
                     average = _merged_whole(average, state[name], start)
             merged[name] = average
         return merged
 
-    def _merged(
-        self, state: State, pushed: State, pulled: State, factor: float
-    ) -> dict[str, Tensor]:
+    def _merged(self, state: State, pushed: State, pulled: State, f: float) -> dict[str, Tensor]:
+        """Merge one commit: w is the server's tensor, w_i the pushed one, p_i the pulled one."""
         merged = {}
-        for name, current in state.items():
-            new = pushed[name].to(current.device)
-            if not current.is_floating_point():
-                merged[name] = _merged_whole(current, new, pulled[name])
+        for name, w in state.items():
+            w_i, p_i = pushed[name].to(w.device), pulled[name]
+            if not w.is_floating_point():
+                merged[name] = _merged_whole(w, w_i, p_i)
             elif self.merge == "delta":
-                merged[name] = current.add(new - pulled[name], alpha=factor)
+                merged[name] = w.add(w_i - p_i, alpha=f)  # w ← w + f (w_i - p_i)
+            elif self.merge == "journal":
+                merged[name] = w.lerp(w_i, f / (1 + f))  # w ← (w + f w_i) / (1 + f)
             else:
-                weight = factor / (1 + factor) if self.merge == "journal" else factor / 2
-                merged[name] = current.lerp(new, weight)
+                merged[name] = w.lerp(w_i, f / 2)  # conference: w ← ((2 - f) w + f w_i) / 2
         return merged
 
     def state_dict(self, with_pulls: bool = True) -> dict[str, Any]:
-        """Return all that a server resumes from: plain values and tensors.
+        """Everything that a server resumes from: plain values and tensors.
 
         Args:
-            with_pulls: Keep what workers have pulled, so that they may push it to the restored
-                server. Without, it is n copies of the state smaller, and they are told to pull
-                again.
+            with_pulls: Keep the n pulled states, without which workers have to pull again.
         """
         pulls = [asdict(pull) for pull in self.pulls.values()] if with_pulls else []
-        waiting = [
-            {"state": state, "commit": asdict(commit)} for state, commit in self._round.values()
-        ]
+        waiting = [{"state": s, "commit": asdict(commit)} for s, commit in self._round.values()]
         return {
             "state": {name: tensor.clone() for name, tensor in self.state.items()},
             "version": self.version,
@@ -344,10 +333,8 @@ class ParameterServer:
         self.log = [Commit(**entry) for entry in saved["log"]]
         self.pulls = {entry["worker"]: Pull(**entry) for entry in saved["pulls"]}
         self.optimizers = copy.deepcopy(saved["optimizers"])
-        self._round = {
-            entry["commit"]["worker"]: (dict(entry["state"]), Commit(**entry["commit"]))
-            for entry in saved["round"]
-        }
+        held = [(dict(entry["state"]), Commit(**entry["commit"])) for entry in saved["round"]]
+        self._round = {commit.worker: (state, commit) for state, commit in held}
 
     def _check_worker(self, worker: int) -> int:
         if not is_whole(worker, 0, self.workers - 1):
@@ -357,28 +344,22 @@ class ParameterServer:
     def _check_state(self, state: State, factor: float) -> None:
         if not is_number(factor) or factor <= 0:
             raise ValueError(f"factor is {factor!r}; give a finite number above 0")
-        wrong = sorted(
-            name
-            for name in self.state.keys() | state.keys()
-            if name not in self.state
-            or name not in state
-            or state[name].shape != self.state[name].shape
-        )
+        ours, theirs = ({n: t.shape for n, t in one.items()} for one in (self.state, state))
+        names = ours.keys() | theirs.keys()
+        wrong, how = sorted(n for n in names if ours.get(n) != theirs.get(n)), "names or shapes"
+        if not wrong:
+            types = {name: (state[name].dtype, t.dtype) for name, t in self.state.items()}
+            wrong = [f"{name} ({a}, not {b})" for name, (a, b) in types.items() if a != b]
+            how = "types"
         if wrong:
             raise ValueError(
-                f"the state differs in names or shapes from the server's: {', '.join(wrong[:5])}; "
-                "push what model.state_dict() gives for the model that was pulled"
-            )
-        types = {name: (state[name].dtype, tensor.dtype) for name, tensor in self.state.items()}
-        if other := [f"{name} ({a}, not {b})" for name, (a, b) in types.items() if a != b]:
-            raise ValueError(
-                f"the state differs in types from the server's: {', '.join(other[:5])}; push what "
+                f"the state differs in {how} from the server's: {', '.join(wrong[:5])}; push what "
                 "model.state_dict() gives for the model that was pulled"
             )
 
 
 def states_of(saved: Mapping[str, Any]) -> list[State]:
-    """Return all states of a server's `state_dict`: its own, pulled ones, a round's."""
+    """All states of a server's `state_dict`: its own, pulled ones, a round's."""
     return [saved["state"], *(entry["state"] for entry in [*saved["pulls"], *saved["round"]])]
 
 
@@ -412,8 +393,7 @@ def _check_initial(state: State) -> None:
 def _check(workers: int, sync: str, staleness: float | None, merge: str | None) -> None:
     if not is_whole(workers, 1):
         raise ValueError(f"workers is {workers!r}; give at least 1, a whole number")
-    if sync not in SYNCS:
-        raise ValueError(f"sync is {sync!r}; choose among {', '.join(SYNCS)}")
+    choice("sync", sync, SYNCS)
     bound = is_whole(staleness, 0)
     if isinstance(staleness, float):
         bound = staleness == math.inf or (staleness >= 0 and staleness.is_integer())
@@ -422,8 +402,8 @@ def _check(workers: int, sync: str, staleness: float | None, merge: str | None) 
             f"staleness is {staleness!r} with sync={sync!r}; give 0 or more with 'ssp', a whole "
             "number or math.inf, and None else"
         )
-    if merge is not None and merge not in MERGES:
-        raise ValueError(f"merge is {merge!r}; choose among {', '.join(MERGES)}")
+    if merge is not None:
+        choice("merge", merge, MERGES)
     if merge == "average" and sync != "bsp":
         raise ValueError(
             f"merge='average' is of a whole round and needs sync='bsp', not {sync!r}; choose "

@@ -6,7 +6,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.dualbatch.checks import function, instance
+from repro.dualbatch.checks import choice, function, instance
 from repro.dualbatch.engines import EpochResult, Job, LocalEngine, TimeModels, replay
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
-from repro.dualbatch.worker import Data, Passes, Recipe, resized
+from repro.dualbatch.shares import Data, resized
+from repro.dualbatch.worker import Passes, Recipe
 from repro.measure import TimeModel
 
 ENGINES = ("local", "ray")
@@ -27,7 +28,7 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class DualBatchResult:
-    """What a training gives.
+    """Weights, history and log of a training.
 
     Attributes:
         state: The server's weights and buffers; `model.load_state_dict` takes them.
@@ -85,8 +86,8 @@ def train_dual_batch(
     """Train with small-batch and large-batch workers on a parameter server.
 
     In each epoch every worker pulls the global weights, trains its share of the data in batches of
-    its own size, and pushes what came out. The plan says how many workers of each kind, their batch
-    sizes and shares; with n_small = 0 this is the baseline. The schedule says learning rate,
+    its own size, and pushes the result. The plan has the number of workers of each kind, their
+    batch sizes and shares; with n_small = 0 this is the baseline. The schedule has learning rate,
     resolution and dropout; with several sub-stages it is cyclic progressive learning, and with
     plans of both kinds of worker in the sub-stages the hybrid scheme. A worker takes the setting of
     the epoch that the training as a whole is in when it pulls.
@@ -95,13 +96,13 @@ def train_dual_batch(
     knows, a fast one under ``asp`` ends early, and late epochs are the slow ones' alone; ``ssp``
     bounds that.
 
-    A training that diverges ends with a named error at the first loss, or the first share, that is
-    not finite; nothing of that share is merged.
-
     Differs from the paper: the text does not say what becomes of a worker's momentum when it pulls
     new weights. By default each worker keeps its own, as workers of torch's DDP and Ray Train do:
     begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
     the fewest a share. The shares of an epoch together are the data.
+
+    `loss_fn`, `optimizer_fn`, `device` and the options from `autocast` to `optimizer_state` are
+    those of `Recipe`.
 
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
@@ -115,29 +116,14 @@ def train_dual_batch(
         factor: Scheme of the model-update factor: ``linear``, ``sqrt`` or ``none`` (section 3.4).
         engine: ``local``, all workers in turn on one device; or ``ray``, processes on any number
             of machines (the `cluster` extra).
-        loss_fn: Mean loss of (outputs, targets). Each worker has its own buffers of a module; see
-            `Recipe`.
-        optimizer_fn: Given the list of parameters and a learning rate, makes an optimizer of them;
-            by default SGD with momentum 0.9 and weight decay 5e-4.
-        seed: Of weights, order, augmentation, dropout. On the local engine the same seed gives the
-            same run: bit for bit on a CPU with the same number of threads, on a GPU as far as its
-            kernels repeat (`torch.use_deterministic_algorithms`).
-        device: Of every worker.
-        autocast: `torch.bfloat16` in the forward pass; None for none.
-        channels_last: Lay images and weights out with channels last.
-        aspect: Where the schedule has resolutions, and the data is a tensor of images that are no
-            squares: ``keep`` resizes their short side to the resolution and the other one in
-            proportion, ``squash`` both to the resolution. None refuses such images.
-        allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
-        passes_fn: Given a worker's model and `loss_fn`, makes what computes a mini-batch's mean
-            loss and gradients, as to stream micro-batches; see `Recipe`.
-        optimizer_state: ``kept``, each worker goes on with its own optimizer's state, such as the
-            momentum, from share to share; or ``restarted``, it begins from nothing in each.
-        time_models: By resolution, what drives the virtual clock of the local engine; by default
-            the plan's own.
-        jitter: The part, from 0 up to below 1, by which the virtual clock of the local engine
-            varies the time of each share up or down at most, drawn evenly by `seed`. So each seed
-            has an order of commits of its own, as real workers would.
+        seed: Of all that is random. On the local engine the same seed gives the same run: bit for
+            bit on a CPU with the same number of threads, on a GPU as far as its kernels repeat
+            (`torch.use_deterministic_algorithms`).
+        time_models: By resolution, for the virtual clock of the local engine; by default the
+            plan's own.
+        jitter: Largest share, from 0 up to below 1, by which the virtual clock varies the time of
+            each worker's share up or down, drawn evenly by `seed`. So each seed has an order of
+            commits of its own, as real workers would.
         slowdowns: How many times as long the shares of each worker take by that clock, one number
             above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
         evaluate: Called after each epoch with a model of the global weights, which is its own; its
@@ -150,56 +136,29 @@ def train_dual_batch(
         **cluster: Options of the engine ``ray``: see `repro.dualbatch.cluster.RayEngine`.
 
     Raises:
-        ValueError: An argument is out of range, or the data function does not give what its shares
-            ask for.
+        ValueError: An argument is out of range, or the data function does not give the samples of
+            its shares.
         NonFiniteError: A worker's loss or weights became infinite or NaN.
         CheckpointError: The checkpoint cannot be read, is of another training, or of one that
             diverged; or a function keeps a state that no checkpoint holds.
         ClusterError: A cluster cannot be reached, or died, or an exception cannot come from it.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}; choose among {', '.join(ENGINES)}")
-    instance("plan", plan, DualBatchPlan)
-    instance("schedule", schedule, CyclicProgressiveSchedule)
+    choice("engine", engine, ENGINES)
     function("evaluate", evaluate, optional=True)
     function("on_epoch", on_epoch, optional=True)
-    for setting in schedule:
-        epoch_plan = setting.plan or plan
-        if epoch_plan.kinds != plan.kinds or epoch_plan.samples != plan.samples:
-            raise ValueError(
-                f"the plan of epoch {setting.epoch} has {epoch_plan.n_small} small-batch and "
-                f"{epoch_plan.n_large} large-batch workers for {epoch_plan.samples} samples, the "
-                f"training's {plan.n_small} and {plan.n_large} for {plan.samples}; give plans of "
-                "the same"
-            )
+    _check_schedule(plan, schedule)
     if isinstance(model_fn, nn.Module):
         raise ValueError(
             "model_fn is a model; give a function that makes a new one each time, such as "
             "lambda: copy.deepcopy(model)"
         )
-    tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
-    if not callable(data) and not (tensors and len(data) == 2):
-        raise ValueError(
-            f"data is of type {type(data).__name__}; give a pair of tensors (inputs, targets), or "
-            "a function from a Share to its mini-batches"
-        )
-    if not callable(data) and not len(data[0]) == len(data[1]) == plan.samples:
-        raise ValueError(
-            f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
-            f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
-        )
-    unused = {
-        "follow": follow is not None and engine == "ray",
-        "time_models": time_models is not None and (engine == "ray" or follow is not None),
-        "jitter": jitter != 0 and (engine == "ray" or follow is not None),
-        "slowdowns": slowdowns is not None and (engine == "ray" or follow is not None),
-        "evaluate": evaluate is not None and follow is not None,
-        "on_epoch": on_epoch is not None and follow is not None,
-        "checkpoint": checkpoint is not None and follow is not None,
-    }
-    if given := [name for name, is_unused in unused.items() if is_unused]:
-        way = f"engine={engine!r}" if engine == "ray" else "follow="
-        raise ValueError(f"{', '.join(given)} cannot be used with {way}; leave it out")
+    _check_data(data, plan)
+    of_the_clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
+    of_the_end = {"evaluate": evaluate, "on_epoch": on_epoch, "checkpoint": checkpoint}
+    if engine == "ray":
+        _check_unused({"follow": follow, **of_the_clock}, "engine='ray'")
+    elif follow is not None:
+        _check_unused({**of_the_clock, **of_the_end}, "follow=")
     recipe = Recipe(
         model_fn,
         data,
@@ -238,18 +197,51 @@ def train_dual_batch(
                 f"follow has {len(follow)} commits, {plan.n} workers and {len(schedule)} epochs "
                 f"make {plan.n * len(schedule)}; give the whole log of a run"
             )
-        server = replay(replace(job, evaluate=None, on_epoch=None), follow)
+        server = replay(job, follow)
         return DualBatchResult(server.state, [], server.log, engine)
-    by_resolution = _time_models(time_models, plan, schedule)
-    local = LocalEngine(job, by_resolution, jitter, slowdowns)
+    local = LocalEngine(job, _time_models(time_models, plan, schedule), jitter, slowdowns)
     local.run()
     return DualBatchResult(local.server.state, local.history, local.server.log, engine)
+
+
+def _check_schedule(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
+    instance("plan", plan, DualBatchPlan)
+    instance("schedule", schedule, CyclicProgressiveSchedule)
+    for setting in schedule:
+        own = setting.plan or plan
+        if own.kinds != plan.kinds or own.samples != plan.samples:
+            raise ValueError(
+                f"the plan of epoch {setting.epoch} has {own.n_small} small-batch and "
+                f"{own.n_large} large-batch workers for {own.samples} samples, the training's "
+                f"{plan.n_small} and {plan.n_large} for {plan.samples}; give plans of the same"
+            )
+
+
+def _check_data(data: Any, plan: DualBatchPlan) -> None:
+    if callable(data):
+        return
+    tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
+    if not tensors or len(data) != 2:
+        raise ValueError(
+            f"data is of type {type(data).__name__}; give a pair of tensors (inputs, targets), or "
+            "a function from a Share to its mini-batches"
+        )
+    if not len(data[0]) == len(data[1]) == plan.samples:
+        raise ValueError(
+            f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
+            f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
+        )
+
+
+def _check_unused(options: Mapping[str, Any], mode: str) -> None:
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"{', '.join(given)} cannot be used with {mode}; leave it out")
 
 
 def _time_models(
     given: TimeModels | None, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule
 ) -> dict[int | None, TimeModel]:
-    """Return a time model for each resolution of the schedule."""
+    """A time model for each resolution of the schedule."""
     for resolution, model in (given or {}).items():
         instance(f"time_models[{resolution!r}]", model, TimeModel)
     unknown = set(given or {}) - {setting.resolution for setting in schedule}

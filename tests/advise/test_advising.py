@@ -1,6 +1,7 @@
 """All methods beside each other, and the lines that use each."""
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,9 +10,8 @@ from commands import command_line
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.advise import METHODS, PAIRS, AdviceError, advise, snippet
-from repro.advise.advising import _ranked
-from repro.advise.asking import parse_memory, parse_sides
+from repro.advise import METHODS, PAIRS, AdviceError, Speed, Workload, advise, snippet
+from repro.advise.advising import _ranked, parse_memory, parse_sides
 from repro.advise.predicting import Prediction
 
 MEMORY, BATCH = 300_000, 24
@@ -42,9 +42,13 @@ class Loader:
         return zip(*(tensor.split(self.batch_size) for tensor in data()), strict=True)
 
 
+@cache
+def workload() -> Workload:
+    return Workload.of(network(), example=tuple(tensor[:4] for tensor in data()))
+
+
 def told(device: str, methods: Any = (*METHODS, *PAIRS), batch=BATCH, memory=MEMORY) -> Any:
-    options = {"probe_seconds": 0, "example": tuple(tensor[:4] for tensor in data())}
-    return advise(network(), batch, memory, device=device, methods=methods, **options)
+    return advise(workload(), batch, memory, device=device, methods=methods, probe_seconds=0)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,7 @@ def test_ranked_by_what_fits_and_then_by_time(advices):
         assert others == sorted(others)
         times = [r.slowdown for r in rows if r.fits and r.slowdown and r.method not in apart]
         assert times == pytest.approx(sorted(times), rel=1e-9)
+        assert all(row.bound is None or row.bound <= row.slowdown for row in rows)
         assert advice.best is rows[0] and advice["mbs"].fits and not advice["undivided"].fits
     advice = advices["H100"]
     assert not advice["outofcore_file"].fits and snippet(advice["outofcore_file"]) == ""
@@ -156,9 +161,8 @@ def test_too_little_memory_is_told_and_code_keeps_its_block():
 
 
 def test_a_device_that_is_here_is_measured():
-    found = advise(
-        network(), 8, 10**9, probe_seconds=0.3, example=data(), methods=["undivided", "mbs"]
-    )
+    measured = ["undivided", "mbs"]
+    found = advise(workload(), 8, 10**9, probe_seconds=0.3, methods=measured)
     assert "measured on this CPU" in found.grounds and "2" in found.grounds
     assert found["undivided"].seconds > 0 and found["undivided"].slowdown == 1
 
@@ -181,15 +185,21 @@ def test_refused_before_anything_is_recorded(given, message):
         advise(**asked)
 
 
+def test_what_mbs_refuses_has_no_code():
+    speed = Speed(**vars(Speed.of("cpu")) | {"streaming_refused": "its loss"})
+    for method in ("mbs", "mbs_in_outofcore", "checkpointing_mbs"):
+        found = advise(workload(), BATCH, MEMORY, speed=speed, methods=[method])
+        assert not found[method].fits and found.code(method) == "" and found.to_json()
+
+
 def test_memory_and_sides_as_text():
-    for text, nbytes in (("16GiB", 2**34), ("1.5 MiB", 3 * 2**19), ("800MB", 8 * 10**8), ("7", 7),
-                         ("2gib", 2**31)):  # fmt: skip
-        assert parse_memory(text) == nbytes
+    sizes = {"16GiB": 2**34, "1.5 MiB": 3 * 2**19, "800MB": 8 * 10**8, "7": 7, "2gib": 2**31}
+    assert {text: parse_memory(text) for text in sizes} == sizes
     for text in ("", "GiB", "-1GiB", "16 G i B", "0", "0.1", "1e9", "16PiB"):
         with pytest.raises(AdviceError, match="give bytes with a unit"):
             parse_memory(text)
-    assert parse_sides(None) is None and parse_sides("224") == (224, 224)
-    assert parse_sides("512x1024") == (512, 1024)
+    sides = {None: None, "224": (224, 224), "512x1024": (512, 1024)}
+    assert {text: parse_sides(text) for text in sides} == sides
     for text in ("0", "12x", "a", "-3", "1.5"):
         with pytest.raises(AdviceError, match="give pixels"):
             parse_sides(text)

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.advise import (
-    METHODS,
-    AdviceError,
-    Speed,
-    Workload,
-    checkpoint_blocks,
-    predict,
-    probe,
-)
+from repro.advise import AdviceError, Speed, Workload, checkpoint_blocks, predict, probe
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryMeter
 from repro.models import build
@@ -387,14 +379,6 @@ def test_operations_on_lists_need_no_more_than_their_largest_element(options):
     assert least <= 1.4 * plain[0] and most >= plain[1]
 
 
-def test_every_method_answers():
-    for device in ("cpu", "cuda"):
-        for method in METHODS:
-            told = predict(workload("transformer"), method, 64, 10**6, device=device)
-            assert told.method == method and told.peak_bytes > 0
-            assert told.bound is None or told.bound <= told.slowdown
-
-
 def test_normalisation_of_each_sample_is_none_of_the_batch():
     def has(norm: nn.Module) -> bool:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.LazyLinear(2))
@@ -410,9 +394,8 @@ def test_an_accelerators_budget_leaves_room_for_kernels():
     here, there = (predict(own, "outofcore", 16, limit, device=d) for d in ("cpu", "cuda"))
     assert here.settings["budget_bytes"] == limit
     assert there.settings["budget_bytes"] == int(0.8 * limit)
-    fits = [
-        predict(own, "outofcore", there.largest + more, limit, device="cuda") for more in (0, 1)
-    ]
+    batches = there.largest, there.largest + 1
+    fits = [predict(own, "outofcore", batch, limit, device="cuda") for batch in batches]
     assert fits[0].fits and not fits[1].fits
 
 

@@ -1,7 +1,11 @@
+import copy
 import math
+import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +15,9 @@ from trainings import (
     SYNCS,
     TIMES,
     Recorder,
+    Stop,
     epochs,
+    interrupt,
     make_data,
     make_model,
     make_plan,
@@ -59,14 +65,6 @@ class TestRepeats:
             (worker, iteration) for worker in range(3) for iteration in range(4)
         ]
 
-    def test_whatever_the_global_random_state(self):
-        torch.manual_seed(11)
-        before = torch.get_rng_state()
-        one = train(evaluate=lambda model: {"loss": 1.0})
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(12)
-        assert same(train().state, one.state)
-
     def test_training_learns(self):
         images = torch.zeros(SAMPLES, 2, 6, 6)
         labels = torch.arange(SAMPLES) % 3
@@ -100,23 +98,15 @@ class TestDataParallel:
         images, labels = (tensor[:40] for tensor in make_data())
         images = images.double()
         schedule = CyclicProgressiveSchedule([Stage(3, 0.3), Stage(2, 0.05)], warmup_epochs=2)
-        result = train(
-            plan,
-            model_fn=make_double,
-            data=(images, labels),
-            schedule=schedule,
-            sync="bsp",
-            factor="none",
-            optimizer_fn=plain_sgd,
-            seed=3,
-        )
+        options = {"data": (images, labels), "factor": "none", "optimizer_fn": plain_sgd, "seed": 3}
+        result = train(plan, model_fn=make_double, schedule=schedule, sync="bsp", **options)
         # Four workers with a fourth of the data each: the mean of their gradients is the
         # gradient of all the data.
         with torch.random.fork_rng():
             torch.manual_seed(3)
             model = make_double()
-        losses = []
-        for lr in (0.06, 0.18, 0.3, 0.05, 0.05):
+        losses, rates = [], [0.06, 0.18, 0.3, 0.05, 0.05]
+        for lr in rates:
             loss = functional.cross_entropy(model(images), labels)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             losses.append(float(loss.detach()))
@@ -126,9 +116,7 @@ class TestDataParallel:
         for name, tensor in model.state_dict().items():
             assert torch.allclose(result.state[name], tensor, rtol=1e-10, atol=1e-12)
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
-        assert [entry.lr for entry in result.history] == pytest.approx(
-            [0.06, 0.18, 0.3, 0.05, 0.05]
-        )
+        assert [entry.lr for entry in result.history] == pytest.approx(rates)
 
     def test_factors_weigh_the_round(self):
         # One epoch, and its shares trained by hand.
@@ -138,12 +126,8 @@ class TestDataParallel:
         for scheme, factor in [("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)]:
             data.shares.clear()
             result = train(EQUAL, factor=scheme, optimizer_fn=plain_sgd, **options)
-            assert [c.factor for c in sorted(result.log, key=lambda c: c.worker)] == [
-                factor,
-                factor,
-                1.0,
-                1.0,
-            ]
+            factors = [c.factor for c in sorted(result.log, key=lambda c: c.worker)]
+            assert factors == [factor, factor, 1.0, 1.0]
             total, expected = 0.0, 0.0
             for commit, share in zip(result.log, data.shares, strict=True):
                 with torch.random.fork_rng():
@@ -157,9 +141,9 @@ class TestDataParallel:
 
 
 class TestShares:
+    @pytest.mark.parametrize("samples", [480, 61])
     @pytest.mark.parametrize("workers", [(1, 3), (2, 1), (3, 0), (0, 3)])
-    def test_of_a_pass_are_the_data(self, workers):
-        samples = 480
+    def test_of_a_pass_are_the_data(self, workers, samples):
         plan = make_plan(*workers, samples=samples)
         data = Recorder(samples)
         train(plan, data=data, sync="bsp", count=3)
@@ -188,12 +172,6 @@ class TestShares:
             taken.append({(s.seed, tuple(s.indices.tolist())) for s in data.shares})
         assert taken[0] == taken[1] == taken[2]
 
-    def test_a_pass_may_miss_a_sample_to_rounding(self):
-        data = Recorder(61)
-        train(make_plan(2, 2, 61), data=data, sync="bsp", count=1)
-        counts = torch.cat([share.indices for share in data.shares]).bincount(minlength=61)
-        assert abs(int(counts.sum()) - 61) < 4
-
 
 class TestClock:
     @pytest.mark.parametrize("k", [1.05, 1.1])
@@ -201,13 +179,8 @@ class TestClock:
     def test_small_and_large_workers_end_together(self, k, n_small):
         # The paper's plans; nothing is trained but one weight.
         plan = DualBatchPlan.solve(GTX_1080, k, n_small, 4 - n_small, 500, 50_000, "floor")
-        result = train(
-            plan,
-            model_fn=lambda: nn.Linear(1, 1),
-            data=one_by_one,
-            loss_fn=functional.mse_loss,
-            count=3,
-        )
+        options = {"model_fn": lambda: nn.Linear(1, 1), "data": one_by_one}
+        result = train(plan, loss_fn=functional.mse_loss, count=3, **options)
         small, large = plan.time_of("small"), plan.time_of("large")
         assert small == pytest.approx(large, rel=0.01)
         for epoch, entry in enumerate(result.history, 1):
@@ -263,13 +236,7 @@ class TestJitter:
         assert one == order(jitter=0.01) != other
         whole = train(jitter=0.3)
         path = tmp_path / "training.pt"
-
-        def stop(entry):
-            if entry.epoch == 2:
-                raise Stop
-
-        with pytest.raises(Stop):
-            train(jitter=0.3, checkpoint=path, on_epoch=stop)
+        interrupt(path, 2, jitter=0.3)
         resumed = train(jitter=0.3, checkpoint=path)
         assert resumed.log == whole.log and same(resumed.state, whole.state)
 
@@ -278,11 +245,6 @@ class TestJitter:
         times = [c.time_s for c in train(plan, jitter=0.1, count=1).log]
         assert len(set(times)) == 3
         assert max(abs(s / plan.time_of("large") - 1) for s in times) <= 0.1
-
-    @pytest.mark.parametrize("value", [-0.1, 1, math.nan, "0.1", None, True])
-    def test_other_values_are_refused(self, value):
-        with pytest.raises(ValueError, match=r"jitter is .*; give a share from 0 up to below 1"):
-            train(jitter=value)
 
 
 class TestStraggler:
@@ -322,24 +284,10 @@ class TestStraggler:
         lead, waited, _ = self.run(sync="asp")
         assert lead > 2 and waited == pytest.approx(0)
 
-    @pytest.mark.parametrize("value", [[1, 1], [1, 1, 0], [1, 1, math.inf], "123", [1, 1, -1]])
-    def test_other_values_are_refused(self, value):
-        with pytest.raises(ValueError, match=r"slowdowns is .*; give 3 numbers above 0, one for"):
-            train(slowdowns=value)
-
-    @pytest.mark.parametrize("given", [{"jitter": 0.1}, {"slowdowns": [1, 1, 1]}])
-    def test_of_the_local_engines_clock_alone(self, given):
-        for way in ({"engine": "ray"}, {"follow": []}):
-            with pytest.raises(ValueError, match=rf"{next(iter(given))} cannot be used with"):
-                train(**given, **way)
-
-
-class Stop(Exception):
-    """The end of a training that is to be resumed."""
-
 
 def weighted(outputs, targets, weight=None):
-    return functional.cross_entropy(outputs, targets, torch.as_tensor(weight))
+    weight = None if weight is None else torch.as_tensor(weight)
+    return functional.cross_entropy(outputs, targets, weight)
 
 
 class Focal:
@@ -394,6 +342,15 @@ OTHER_FUNCTIONS = {
     "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
     "another slope": ("model_fn", lambda s: activated(nn.LeakyReLU(s)), 0.1, 0.2,
                       r"model.2.negative_slope"),
+    "an array": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)),
+                 np.array(EVEN, np.float32), np.array(UNEVEN, np.float32), r"loss_fn.w"),
+    "a set": ("loss_fn", lambda s: (lambda o, t: weighted(o, t) * len(s)), {1}, {2},
+              r"loss_fn.s\[1\]"),
+    "a namespace": ("loss_fn", lambda n: (lambda o, t: weighted(o, t) * n.by),
+                    SimpleNamespace(by=1), SimpleNamespace(by=2), r"loss_fn.n.by"),
+    "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
+                    torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
+                    r"loss_fn.g"),
     "other data": ("data", lambda f: partial(scaled, factor=f), 1.0, 2.0, r"data\(factor\)"),
 }  # fmt: skip
 
@@ -448,15 +405,7 @@ class TestResume:
         options = options | {"schedule": schedule}
         whole = train(**options)
         path = tmp_path / "training.pt"
-        calls = []
-
-        def stop(entry):
-            calls.append(entry)
-            if len(calls) == 4:
-                raise Stop
-
-        with pytest.raises(Stop):
-            train(checkpoint=path, on_epoch=stop, **options)
+        interrupt(path, 4, **options)
         assert same(train(checkpoint=path, **options).state, whole.state)
 
     def test_damaged_checkpoints(self, tmp_path):
@@ -465,9 +414,7 @@ class TestResume:
         content = path.read_bytes()
         for damaged in (b"", b"nonsense", content[: len(content) // 2], content[:-100]):
             path.write_bytes(damaged)
-            with pytest.raises(
-                CheckpointError, match=r"(?s)training.pt cannot be read \(.*move this"
-            ):
+            with pytest.raises(CheckpointError, match=r"training.pt cannot be read \(.*move this"):
                 train(checkpoint=path, count=1)
             assert path.read_bytes() == damaged
         for position in range(0, len(content), len(content) // 40):
@@ -492,6 +439,7 @@ class TestResume:
             ({"plan": make_plan(1, 2)}, "plan"),
             ({"plan": make_plan(1, 1)}, "plan"),
             ({"loss_fn": nn.functional.multi_margin_loss}, "loss and optimizer"),
+            ({"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))}, "model"),
         ],
     )
     def test_checkpoints_of_another_training(self, change, tmp_path):
@@ -537,18 +485,6 @@ class TestResume:
         seen.clear()
         assert same(train(**options).state, whole.state)
 
-    def test_checkpoints_of_another_model(self, tmp_path):
-        path = tmp_path / "training.pt"
-        train(checkpoint=path, count=2)
-        content = path.read_bytes()
-        with pytest.raises(CheckpointError, match=r"training.pt"):
-            train(
-                checkpoint=path,
-                count=2,
-                model_fn=lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)),
-            )
-        assert path.read_bytes() == content
-
     def test_a_function_that_fails_leaves_the_checkpoint(self, tmp_path):
         path = tmp_path / "training.pt"
         calls = []
@@ -587,13 +523,8 @@ class TestSettings:
         schedule = CyclicProgressiveSchedule(
             [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(4, 0.3, large), SubStage(6, 0.5)]
         )
-        result = train(
-            small,
-            model_fn=lambda: Watched(*make_model()),
-            schedule=schedule,
-            optimizer_fn=optimizer_fn,
-            sync="bsp",
-        )
+        options = {"schedule": schedule, "optimizer_fn": optimizer_fn}
+        result = train(small, model_fn=lambda: Watched(*make_model()), sync="bsp", **options)
         assert rates == [0.1] * 4 + [0.01] * 4
         assert {(shape[2], p) for _, shape, p in Watched.seen} == {(4, 0.3), (6, 0.5)}
         assert all(training for training, _, _ in Watched.seen)
@@ -601,33 +532,22 @@ class TestSettings:
         for _, shape, _ in Watched.seen:
             largest.setdefault(shape[2], []).append(shape[0])
         assert max(largest[4]) == 6 and max(largest[6]) == 10
-        assert [(e.resolution, e.lr) for e in result.history] == [
-            (4, 0.1),
-            (6, 0.1),
-            (4, 0.01),
-            (6, 0.01),
-        ]
+        found = [(e.resolution, e.lr) for e in result.history]
+        assert found == [(4, 0.1), (6, 0.1), (4, 0.01), (6, 0.01)]
 
     def test_images_are_resized(self):
         seen = []
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.w = nn.Parameter(torch.ones(1))
-
-            def forward(self, images):
-                seen.append(images.clone())
-                return images.mean((1, 2, 3)) * self.w
+        def data_seen(outputs, targets):
+            return (outputs * 0).mean()
 
         images = torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 1, 8, 8).clone()
-        train(
-            DualBatchPlan.solve(TIMES, 1, 0, 1, 4, 4),
-            model_fn=Net,
-            data=(images, torch.zeros(4)),
-            schedule=CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(5)]),
-            loss_fn=functional.mse_loss,
-        )
+        model = nn.Sequential(nn.Flatten(), nn.Linear(25, 1))
+        model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
+        plan = DualBatchPlan.solve(TIMES, 1, 0, 1, 4, 4)
+        schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(5)])
+        options = {"data": (images, torch.zeros(4)), "schedule": schedule, "loss_fn": data_seen}
+        train(plan, model_fn=lambda: copy.deepcopy(model), **options)
         assert [tuple(x.shape) for x in seen] == [(4, 1, 5, 5)]
         # Each image of one value stays what it is.
         assert sorted(seen[0][:, 0, 2, 2].tolist()) == pytest.approx([0, 1, 2, 3], abs=1e-5)
@@ -653,13 +573,12 @@ class TestSettings:
         assert len(result.history) == 4 and result.engine == "local"
         assert result.virtual_time_s == result.history[-1].virtual_time_s > 0
         assert result.wall_time_s == result.history[-1].wall_time_s > 0
-        assert len(result.history) == 4
+        assert len(train(schedule=epochs(1)).history) == 1
 
     def test_evaluation_takes_no_time(self):
-        import time
-
+        begun = time.perf_counter()
         result = train(evaluate=lambda model: time.sleep(0.3) or {}, count=2)
-        assert result.wall_time_s < 0.3
+        assert time.perf_counter() - begun - result.wall_time_s >= 0.6
 
     def test_autocast_and_channels_last(self):
         seen = []
@@ -703,26 +622,14 @@ class TestFollow:
             order = [pending[i] for i in torch.randperm(len(pending), generator=generator)]
             done, pulled, made = [0, 0, 0], [0, 0, 0], []
             for number, worker in enumerate(order):
-                made.append(
-                    replace(
-                        log[0],
-                        number=number,
-                        worker=worker,
-                        iteration=done[worker],
-                        pulled=pulled[worker],
-                    )
-                )
+                of = {"number": number, "worker": worker}
+                made.append(replace(log[0], iteration=done[worker], pulled=pulled[worker], **of))
                 done[worker] += 1
                 pulled[worker] = number + 1
             followed = train(plan, follow=made)
             assert [c.worker for c in followed.log] == order
             assert [c.staleness for c in followed.log] == [c.number - c.pulled for c in made]
             assert same(train(plan, follow=followed.log).state, followed.state)
-
-    @pytest.mark.parametrize("name", ["evaluate", "on_epoch"])
-    def test_neither_evaluates_nor_tells(self, name):
-        with pytest.raises(ValueError, match=rf"{name} cannot be used with follow="):
-            train(count=1, follow=[], **{name: print})
 
     @pytest.mark.parametrize(
         "change",
@@ -749,58 +656,10 @@ class TestFollow:
             train(plan, sync="ssp", staleness=0, follow=log)
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"engine": "spark"}, r"engine is 'spark'; choose among local, ray"),
-            ({"factor": "cubic"}, r"factor is 'cubic'; choose among linear, sqrt, none"),
-            ({"sync": "no"}, r"sync is 'no'; choose among"),
-            ({"merge": "average"}, r"needs sync='bsp'"),
-            ({"sync": "ssp", "staleness": -1}, r"staleness is -1"),
-            ({"address": "auto"}, r"address: unknown, or an option of engine='ray' alone"),
-            ({"data": make_data(59)}, r"59 inputs and 59 targets, the plan is for 60 samples"),
-            (
-                {"data": (make_data()[0], make_data(59)[1])},
-                r"60 inputs and 59 targets",
-            ),
-            (
-                {
-                    "schedule": CyclicProgressiveSchedule(
-                        [Stage(2, 0.1)], [SubStage(plan=make_plan(1, 2))]
-                    )
-                },
-                r"the plan of epoch 1 has 1 small-batch and 2 large-batch workers for 60 samples, "
-                r"the training's 2 and 1 for 60",
-            ),
-            (
-                {
-                    "schedule": CyclicProgressiveSchedule(
-                        [Stage(2, 0.1)], [SubStage(), SubStage(plan=make_plan(samples=90))]
-                    )
-                },
-                r"the plan of epoch 2 .* for 90 samples",
-            ),
-            (
-                {
-                    "model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)),
-                    "schedule": CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(6, 0.2)]),
-                },
-                r"Sequential has no dropout layer",
-            ),
-        ],
-    )
-    def test_arguments(self, given, message):
-        with pytest.raises(ValueError, match=message):
-            train(**given)
+def test_what_a_function_raises_comes_through():
+    def fail(*arguments):
+        raise Stop
 
-    def test_what_a_function_raises_comes_through(self):
-        def fail(*arguments):
-            raise Stop
-
-        for name in ("loss_fn", "optimizer_fn", "model_fn", "evaluate", "on_epoch", "data"):
-            with pytest.raises(Stop):
-                train(**{name: fail})
-
-    def test_schedule_of_one_epoch(self):
-        assert len(train(schedule=epochs(1)).history) == 1
+    for name in ("loss_fn", "optimizer_fn", "model_fn", "evaluate", "on_epoch", "data"):
+        with pytest.raises(Stop):
+            train(**{name: fail})

@@ -153,32 +153,54 @@ class TestOneByOne:
             train(seed=2**64)
 
 
+SUB_STAGES = [  # of which the training's plan cannot be a part
+    ([SubStage(plan=make_plan(1, 2))], r"the plan of epoch 1 has 1 small-batch and 2 large-batch "
+     r"workers for 60 samples, the training's 2 and 1 for 60"),
+    ([SubStage(), SubStage(plan=make_plan(samples=90))], r"the plan of epoch 2 .* for 90 samples"),
+]  # fmt: skip
+TRAININGS = [
+    ({"plan": 4}, r"plan is of type int; give a DualBatchPlan"),
+    ({"schedule": [Stage(1, 0.1)]}, r"schedule is of type list; give a CyclicProgressive"),
+    ({"loss_fn": None}, r"loss_fn is of type NoneType; give a function$"),
+    ({"optimizer_fn": "sgd"}, r"optimizer_fn is of type str; give a function or None"),
+    ({"evaluate": 1}, r"evaluate is of type int; give a function or None"),
+    ({"on_epoch": []}, r"on_epoch is of type list; give a function or None"),
+    ({"model_fn": "resnet"}, r"model_fn is of type str; give a function$"),
+    ({"aspect": "crop"}, r"aspect is 'crop'; choose among keep, squash and None"),
+    *(({"optimizer_state": value}, rf"optimizer_state is {value!r}; choose among kept, restarted")
+      for value in ("keep", None, True)),
+    ({"model_fn": make_model()}, r"such as lambda: copy.deepcopy\(model\)"),
+    ({"model_fn": lambda: 3}, r"model_fn returns int; give a function to a model"),
+    ({"autocast": torch.float16}, r"autocast is torch.float16; give torch.bfloat16 or None"),
+    ({"time_models": {None: 1.0}}, r"time_models\[None\] is of type float; give a TimeModel"),
+    ({"time_models": {8: TIMES}}, r"resolutions \['8'\], which the schedule has not; it has \['N"),
+    ({"sync": "ssp", "staleness": 1.5}, r"staleness is 1.5 with sync='ssp'; give 0 or more"),
+    ({"engine": "ray", "address": 6379}, r"address is 6379; give HOST:PORT, 'auto', or None"),
+    ({"engine": "ray", "address": ""}, r"address is ''; give HOST:PORT"),
+    ({"engine": "spark"}, r"engine is 'spark'; choose among local, ray"),
+    ({"factor": "cubic"}, r"factor is 'cubic'; choose among linear, sqrt, none"),
+    ({"address": "auto"}, r"address: unknown, or an option of engine='ray' alone"),
+    ({"data": 3}, r"data is of type int; give a pair of tensors"),
+    ({"data": make_data(59)}, r"59 inputs and 59 targets, the plan is for 60 samples"),
+    ({"data": (make_data()[0], make_data(59)[1])}, r"60 inputs and 59 targets"),
+    *(({"schedule": CyclicProgressiveSchedule([Stage(2, 0.1)], subs)}, message)
+      for subs, message in SUB_STAGES),
+    ({"schedule": CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(6, 0.2)]),
+      "model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))}, r"has no dropout layer"),
+    *(({"jitter": value}, r"jitter is .*; give a share from 0 up to below 1")
+      for value in (-0.1, 1, NAN, "0.1", None, True)),
+    *(({"slowdowns": value}, r"slowdowns is .*; give 3 numbers above 0, one for")
+      for value in ([1, 1], [1, 1, 0], [1, 1, INF], "123")),
+    *((given | mode, rf"{name} cannot be used with {shown}; leave it out")
+      for given, name in (({"jitter": 0.1}, "jitter"), ({"slowdowns": [1, 1, 1]}, "slowdowns"))
+      for mode, shown in (({"engine": "ray"}, "engine='ray'"), ({"follow": []}, "follow="))),
+    *(({name: print, "follow": []}, rf"{name} cannot be used with follow=")
+      for name in ("evaluate", "on_epoch")),
+]  # fmt: skip
+
+
 class TestOtherArguments:
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"plan": 4}, r"plan is of type int; give a DualBatchPlan"),
-            ({"schedule": [Stage(1, 0.1)]}, r"schedule is of type list; give a CyclicProgressive"),
-            ({"loss_fn": None}, r"loss_fn is of type NoneType; give a function$"),
-            ({"optimizer_fn": "sgd"}, r"optimizer_fn is of type str; give a function or None"),
-            ({"evaluate": 1}, r"evaluate is of type int; give a function or None"),
-            ({"on_epoch": []}, r"on_epoch is of type list; give a function or None"),
-            ({"model_fn": "resnet"}, r"model_fn is of type str; give a function$"),
-            (
-                {"time_models": {None: 1.0}},
-                r"time_models\[None\] is of type float; give a TimeModel",
-            ),
-            (
-                {"sync": "ssp", "staleness": 1.5},
-                r"staleness is 1.5 with sync='ssp'; give 0 or more",
-            ),
-            (
-                {"engine": "ray", "address": 6379},
-                r"address is 6379; give HOST:PORT, 'auto', or None",
-            ),
-            ({"engine": "ray", "address": ""}, r"address is ''; give HOST:PORT"),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "message"), TRAININGS)
     def test_of_a_training(self, given, message):
         with pytest.raises(ValueError, match=message):
             train(**given)

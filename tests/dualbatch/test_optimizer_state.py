@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional
-from trainings import SYNCS, Recorder, make_model, make_plan, same, train
+from trainings import SYNCS, Recorder, interrupt, make_model, make_plan, same, train
 
-from repro.dualbatch import CheckpointError, ParameterServer, Recipe
+from repro.dualbatch import CheckpointError, ParameterServer
 
 # Shares of unequal times, so that states are stale.
 PLAN = replace(make_plan(), small_samples=12, large_samples=36)
@@ -88,24 +88,11 @@ class Own(torch.optim.SGD):
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
     path, whole = tmp_path / "training.pt", train(**options)
-
-    def stop(entry):
-        if entry.epoch == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        train(checkpoint=path, on_epoch=stop, **options)
+    interrupt(path, 2, **options)
     resumed = train(checkpoint=path, **options)
     assert same(resumed.state, whole.state) and resumed.log == whole.log
     with pytest.raises(CheckpointError, match="optimizer_state differ"):
         train(checkpoint=path, optimizer_state="restarted", **options)
-
-
-@pytest.mark.parametrize("options", SYNCS)
-def test_a_log_is_followed_with_it(options):
-    result = train(PLAN, **options)
-    followed = train(PLAN, follow=result.log, **options)
-    assert same(followed.state, result.state) and followed.log == result.log
 
 
 def test_passes_of_ones_own_keep_it():
@@ -140,15 +127,6 @@ def test_a_share_that_is_not_merged_leaves_it():
     again = ParameterServer({"w": torch.zeros(2)}, 2)
     again.load_state_dict(server.state_dict(with_pulls=False))
     assert again.optimizers == server.optimizers
-
-
-@pytest.mark.parametrize("value", ["keep", None, True])
-def test_other_values_are_refused(value):
-    message = rf"optimizer_state is {value!r}; choose among kept, restarted"
-    with pytest.raises(ValueError, match=message):
-        train(optimizer_state=value)
-    with pytest.raises(ValueError, match=message):
-        Recipe(make_model, Recorder(), optimizer_state=value)
 
 
 def two_groups(parameters, lr):

@@ -5,121 +5,75 @@ from torch import nn
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage, set_dropout
 from repro.measure import TimeModel
 
-CIFAR_LR = [(80, 0.2), (40, 0.02), (20, 0.002)]
-IMAGENET_LR = [(60, 0.2), (30, 0.02), (15, 0.002)]
-CIFAR_SUB = [(24, 0.1, 41.89, 600), (32, 0.2, 30.79, 560)]
-IMAGENET_SUB = [(160, 0.1, 39.94, 2330), (224, 0.2, 29.99, 1110), (288, 0.3, 17.756, 740)]
-# Tables 7 and 9: the last epoch of each part, learning rate, resolution, dropout, B_L, B_S (n_S=1)
-TABLE_7 = [
-    (40, 0.2, 24, 0.1, 600, 130),
-    (80, 0.2, 32, 0.2, 560, 102),
-    (100, 0.02, 24, 0.1, 600, 130),
-    (120, 0.02, 32, 0.2, 560, 102),
-    (130, 0.002, 24, 0.1, 600, 130),
-    (140, 0.002, 32, 0.2, 560, 102),
+CIFAR = 50_000, [(80, 0.2), (40, 0.02), (20, 0.002)]  # d, then epochs and rates of the stages
+IMAGENET = 1_281_167, [(60, 0.2), (30, 0.02), (15, 0.002)]
+# Tables 7 and 9, n_S = 1: resolution, dropout, b / a, B_L, B_S of the sub-stages.
+CIFAR_SUB = [(24, 0.1, 41.89, 600, 130), (32, 0.2, 30.79, 560, 102)]
+IMAGENET_SUB = [
+    (160, 0.1, 39.94, 2330, 156),
+    (224, 0.2, 29.99, 1110, 112),
+    (288, 0.3, 17.756, 740, 67),
 ]
-TABLE_9 = [
-    (20, 0.2, 160, 0.1, 2330, 156),
-    (40, 0.2, 224, 0.2, 1110, 112),
-    (60, 0.2, 288, 0.3, 740, 67),
-    (70, 0.02, 160, 0.1, 2330, 156),
-    (80, 0.02, 224, 0.2, 1110, 112),
-    (90, 0.02, 288, 0.3, 740, 67),
-    (95, 0.002, 160, 0.1, 2330, 156),
-    (100, 0.002, 224, 0.2, 1110, 112),
-    (105, 0.002, 288, 0.3, 740, 67),
-]
+# The last epoch of each part.
+ENDS_7 = [40, 80, 100, 120, 130, 140]
+ENDS_9 = [20, 40, 60, 70, 80, 90, 95, 100, 105]
 
 
 def stages(pairs):
     return [Stage(epochs, lr) for epochs, lr in pairs]
 
 
-def sub_stages(rows, samples):
-    return [
-        SubStage(
-            resolution,
-            dropout,
-            DualBatchPlan.solve(TimeModel(1.0, ratio), 1.05, 1, 3, large_batch, samples),
-        )
-        for resolution, dropout, ratio, large_batch in rows
-    ]
-
-
-def rows(schedule):
-    return [(s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch) for s in schedule]
-
-
-def by_epoch(table):
-    listed, start = [], 0
-    for end, *row in table:
-        listed += [tuple(row)] * (end - start)
-        start = end
-    return listed
+def plan(ratio, large_batch, samples, n_small=1):
+    times = TimeModel(1.0, ratio)
+    return DualBatchPlan.solve(times, 1.05, n_small, 4 - n_small, large_batch, samples)
 
 
 class TestPapersTables:
     @pytest.mark.parametrize(
-        ("pairs", "subs", "samples", "table"),
+        ("training", "subs", "ends"),
         [
-            (CIFAR_LR, CIFAR_SUB, 50_000, TABLE_7),
-            (IMAGENET_LR, IMAGENET_SUB, 1_281_167, TABLE_9),
+            (CIFAR, CIFAR_SUB, ENDS_7),
+            (IMAGENET, IMAGENET_SUB, ENDS_9),
+            (CIFAR, CIFAR_SUB[-1:], [80, 120, 140]),  # dual-batch learning alone
+            (IMAGENET, IMAGENET_SUB[-1:], [60, 90, 105]),
         ],
     )
-    def test_hybrid_scheme_of_tables_7_and_9(self, pairs, subs, samples, table):
-        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages(subs, samples))
-        assert len(schedule) == table[-1][0]
-        assert rows(schedule) == by_epoch(table)
-        assert [s.epoch for s in schedule] == list(range(1, len(schedule) + 1))
-        for number, (start, end) in enumerate(
-            zip([0, *[row[0] for row in table]], [row[0] for row in table], strict=False)
-        ):
-            part = schedule[start:end]
-            assert {s.stage for s in part} == {number // len(subs) + 1}
-            assert {s.sub_stage for s in part} == {number % len(subs) + 1}
-
-    @pytest.mark.parametrize(
-        ("pairs", "sub", "samples", "ends"),
-        [
-            (CIFAR_LR, CIFAR_SUB[-1], 50_000, (80, 120, 140)),
-            (IMAGENET_LR, IMAGENET_SUB[-1], 1_281_167, (60, 90, 105)),
-        ],
-    )
-    def test_dual_batch_learning_of_tables_7_and_9(self, pairs, sub, samples, ends):
-        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages([sub], samples))
-        small = {560: 102, 740: 67}[sub[3]]
-        row = (sub[0], sub[1], sub[3], small)
-        lrs = (0.2, 0.02, 0.002)
-        table = [(end, lr, *row) for end, lr in zip(ends, lrs, strict=True)]
-        assert rows(schedule) == by_epoch(table)
-
-    def test_table_1(self):
-        # Two stages of two sub-stages: learning rates do not depend on the sub-stage, and
-        # resolution, dropout and batch sizes go through the same cycle in each stage.
-        pairs = [(4, 0.5), (2, 0.05)]
-        hybrid = CyclicProgressiveSchedule(stages(pairs), sub_stages(CIFAR_SUB, 50_000))
-        first, second = (24, 0.1, 600, 130), (32, 0.2, 560, 102)
-        assert rows(hybrid) == [
-            *[(0.5, *first)] * 2,
-            *[(0.5, *second)] * 2,
-            (0.05, *first),
-            (0.05, *second),
+    def test_tables_7_and_9(self, training, subs, ends):
+        samples, pairs = training
+        sub_stages = [SubStage(r, p, plan(ratio, b, samples)) for r, p, ratio, b, _ in subs]
+        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages)
+        expected = []
+        for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            stage, sub = divmod(part, len(subs))
+            resolution, dropout, _, large, small = subs[sub]
+            row = (stage + 1, sub + 1, pairs[stage][1], resolution, dropout, large, small)
+            expected += [row] * (end - start)
+        found = [
+            (s.stage, s.sub_stage, s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch)
+            for s in schedule
         ]
-        # Cyclic progressive learning: one batch size.
-        baselines = [
-            SubStage(r, d, DualBatchPlan.solve(TimeModel(1.0, ratio), 1, 0, 4, large, 50_000))
-            for r, d, ratio, large in CIFAR_SUB
-        ]
-        cyclic = CyclicProgressiveSchedule(stages(pairs), baselines)
-        assert rows(cyclic)[1:3] == [(0.5, 24, 0.1, 600, None), (0.5, 32, 0.2, 560, None)]
-        # Dual-batch learning: two batch sizes, one resolution.
-        dual = CyclicProgressiveSchedule(stages(pairs), sub_stages(CIFAR_SUB[1:], 50_000))
-        assert rows(dual) == [(0.5, *second)] * 4 + [(0.05, *second)] * 2
+        assert found == expected
+        assert [s.epoch for s in schedule] == list(range(1, ends[-1] + 1))
+
+    def test_rows_of_table_1(self):
+        """Cyclic progressive learning has one batch size in a sub-stage, the hybrid scheme two."""
+        for n_small, smalls in ((0, (None, None)), (1, (130, 102))):
+            sub_stages = [
+                SubStage(r, p, plan(ratio, b, 50_000, n_small)) for r, p, ratio, b, _ in CIFAR_SUB
+            ]
+            schedule = CyclicProgressiveSchedule(stages([(4, 0.5), (2, 0.05)]), sub_stages)
+            first, second = (24, 0.1, 600, smalls[0]), (32, 0.2, 560, smalls[1])
+            found = [
+                (s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch) for s in schedule
+            ]
+            assert found == [
+                (0.5, *first), (0.5, *first), (0.5, *second), (0.5, *second),
+                (0.05, *first), (0.05, *second),
+            ]  # fmt: skip
 
     def test_warm_up_of_section_5_1_3(self):
-        schedule = CyclicProgressiveSchedule(
-            stages([(80, 0.1), (40, 0.02), (20, 0.004)]), warmup_epochs=5
-        )
+        pairs = [(80, 0.1), (40, 0.02), (20, 0.004)]
+        schedule = CyclicProgressiveSchedule(stages(pairs), warmup_epochs=5)
         assert len(schedule) == 140
         rates = [s.lr for s in schedule]
         assert rates[:6] == pytest.approx([0.02, 0.036, 0.052, 0.068, 0.084, 0.1])
@@ -206,7 +160,6 @@ class TestErrors:
             CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))
 
     def test_plans_of_different_workers(self):
-        model = TimeModel(1.0, 30.0)
-        plans = [DualBatchPlan.solve(model, 1.05, i, 4 - i, 500, 5000) for i in (1, 2)]
+        plans = [plan(30.0, 500, 5000, n_small) for n_small in (1, 2)]
         with pytest.raises(ValueError, match=r"the plans .* have different workers"):
-            CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(plan=plan) for plan in plans])
+            CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(plan=one) for one in plans])

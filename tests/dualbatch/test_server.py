@@ -10,6 +10,7 @@ from repro.dualbatch import Commit, ParameterServer, ServerError
 
 INF = math.inf
 SYNCS = [("bsp", None), ("asp", None), ("ssp", 0), ("ssp", 1), ("ssp", 2), ("ssp", INF)]
+AT_EACH_COMMIT = ["journal", "conference", "delta"]
 
 
 def make_state(seed=0):
@@ -32,6 +33,17 @@ def close(state, expected):
     return True
 
 
+def assert_same(one, other):
+    def flat(value):
+        if isinstance(value, dict):
+            return {key: flat(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [flat(item) for item in value]
+        return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
+
+    assert flat(one) == flat(other)
+
+
 def trained(pull, seed):
     """What a worker might push: other weights, and a counter that has grown."""
     state = make_state(seed)
@@ -39,37 +51,36 @@ def trained(pull, seed):
     return state
 
 
-def drive(server, steps, seed=0, finish=None):
-    """Let random workers go on in turn, as far as the server lets them; return what was left."""
+def pulled(workers, *sync, **options):
+    """A server from which every worker has pulled, and the pulls."""
+    server = ParameterServer(make_state(), workers, *sync, **options)
+    return server, [server.pull(worker) for worker in range(workers)]
+
+
+def push(server, worker, **options):
+    pull = server.pulls[worker]
+    # A seed for each share, so that the same order gives the same pushes.
+    state = trained(pull, 1 + 10 * pull.iteration + worker)
+    return server.push(worker, pull.iteration, state, 0.5 + worker / 4, **options)
+
+
+def drive(server, steps, seed=0):
+    """Let random workers go on in turn, as far as the server lets them."""
     rng = random.Random(seed)
-    for step in range(steps):
+    for _ in range(steps):
         free = [w for w in range(server.workers) if w not in server.pulls and server.may_start(w)]
-        busy = sorted(server.pulls)
-        # A name for each share, so that the same order gives the same pushes.
-        worker = rng.choice(free + busy)
-        if worker in busy:
+        worker = rng.choice(free + sorted(server.pulls))
+        if worker in server.pulls:
             push(server, worker)
         else:
             server.pull(worker)
-        if finish is not None:
-            finish(step)
-
-
-def push(server, worker, factor=None, **options):
-    pull = server.pulls[worker]
-    seed = 1 + 10 * pull.iteration + worker
-    return server.push(
-        worker, pull.iteration, trained(pull, seed), factor or 0.5 + worker / 4, **options
-    )
 
 
 class TestMergeRules:
-    FACTOR = 0.7
-
     @pytest.mark.parametrize("sync", ["asp", "ssp"])
-    @pytest.mark.parametrize("merge", ["journal", "conference", "delta", None])
+    @pytest.mark.parametrize("merge", [*AT_EACH_COMMIT, None])
     def test_at_each_commit(self, sync, merge):
-        f = self.FACTOR
+        f = 0.7
         rules = {
             "journal": lambda w, pushed, pulled: (w + f * pushed) / (1 + f),
             "conference": lambda w, pushed, pulled: ((2 - f) * w + f * pushed) / 2,
@@ -96,45 +107,32 @@ class TestMergeRules:
 
     def test_average_of_a_round_with_factors(self):
         factors = [0.5, 1.0, 0.25]
-        start = make_state()
-        server = ParameterServer(start, 3, "bsp")
+        server, w = ParameterServer(make_state(), 3, "bsp"), arrays(make_state())
         assert server.merge == "average"
-        w = arrays(start)
         for number in range(2):
             pulls = [server.pull(worker) for worker in range(3)]
             pushed = [trained(pull, 1 + 3 * number + i) for i, pull in enumerate(pulls)]
+            kept = [arrays(state) for state in pushed]
             for worker in (2, 0, 1):
                 assert close(server.state, w)  # nothing is merged before the barrier
                 assert server.version == 3 * number
                 server.push(worker, number, pushed[worker], factors[worker])
-                pushed[worker]["weight"] = pushed[worker]["weight"].clone()
+                pushed[worker]["weight"].fill_(99.0)  # what was pushed may change
             for name in ("weight", "mean"):
-                total = sum(f * p[name].numpy() for f, p in zip(factors, pushed, strict=True))
-                w[name] = total / 1.75
+                w[name] = sum(f * p[name] for f, p in zip(factors, kept, strict=True)) / 1.75
             w["count"] = w["count"] + sum(1 + 3 * number + i for i in range(3))
             assert close(server.state, w)
             assert server.version == 3 * (number + 1)
 
-    @pytest.mark.parametrize("merge", ["journal", "conference", "delta"])
+    @pytest.mark.parametrize("merge", AT_EACH_COMMIT)
     def test_rules_of_a_commit_at_the_barrier(self, merge):
-        start = make_state()
-        server = ParameterServer(start, 2, "bsp", merge=merge)
-        one_by_one = ParameterServer(start, 2, "asp", merge=merge)
-        for each in (server, one_by_one):
-            pulls = [each.pull(0), each.pull(1)]
-            each.push(1, 0, trained(pulls[1], 7), 0.4)
-            each.push(0, 0, trained(pulls[0], 2), 0.9)
-        assert close(server.state, arrays(one_by_one.state))
-
-    def test_what_is_pushed_may_change_before_the_barrier(self):
-        server = ParameterServer(make_state(), 2, "bsp")
-        pulls = [server.pull(0), server.pull(1)]
-        pushed = trained(pulls[0], 1)
-        expected = (pushed["weight"] + trained(pulls[1], 2)["weight"]) / 2
-        server.push(0, 0, pushed)
-        pushed["weight"].fill_(99.0)
-        server.push(1, 0, trained(pulls[1], 2))
-        assert torch.allclose(server.state["weight"], expected)
+        states = []
+        for sync in ("bsp", "asp"):
+            server, pulls = pulled(2, sync, merge=merge)
+            server.push(1, 0, trained(pulls[1], 7), 0.4)
+            server.push(0, 0, trained(pulls[0], 2), 0.9)
+            states.append(server.state)
+        assert close(states[0], arrays(states[1]))
 
     def test_a_pull_is_a_copy(self):
         server = ParameterServer(make_state(), 1)
@@ -145,8 +143,7 @@ class TestMergeRules:
         for sync, merge in [("asp", "journal"), ("asp", "delta"), ("bsp", "average")]:
             server = ParameterServer({"count": torch.tensor(5)}, 2, sync, merge=merge)
             for number in range(3):
-                pulls = [server.pull(0), server.pull(1)]
-                for pull in pulls:
+                for pull in [server.pull(0), server.pull(1)]:
                     server.push(pull.worker, number, {"count": pull.state["count"] + 4}, 0.3)
             assert server.state["count"] == 5 + 3 * 2 * 4
 
@@ -154,23 +151,18 @@ class TestMergeRules:
         state = {"mask": torch.tensor([True, False]), "weight": torch.ones(2)}
         for sync in ("asp", "bsp"):
             server = ParameterServer(state, 1, sync)
-            server.push(0, 0, server.pull(0).state)
-            assert server.state["mask"].tolist() == [True, False]
+            server.push(0, 0, server.pull(0).state | {"mask": torch.tensor([False, True])})
+            assert server.state["mask"].tolist() == [False, True]
 
 
 class TestSynchronisation:
     def test_bsp(self):
-        server = ParameterServer(make_state(), 3, "bsp")
-        for worker in range(3):
-            server.pull(worker)
+        server, _ = pulled(3, "bsp")
         for done in ([], [2], [2, 0]):
             assert [server.may_start(w) for w in range(3)] == [w not in done for w in range(3)]
             for worker in done:
-                with pytest.raises(
-                    ServerError,
-                    match=rf"worker {worker} is to wait: it has committed 1 .* the slowest 0, and "
-                    r"the bound is 0; ask may_start first",
-                ):
+                message = rf"worker {worker} is to wait: it has committed 1 .* the slowest 0, and "
+                with pytest.raises(ServerError, match=message + "the bound is 0; ask may_start"):
                     server.pull(worker)
             push(server, (2, 0, 1)[len(done)])
         assert all(server.may_start(w) for w in range(3))
@@ -196,11 +188,10 @@ class TestSynchronisation:
         for _ in range(50):
             server.pull(0)
             push(server, 0)
-        assert server.may_start(0)
-        assert server.iterations == [50, 0]
+        assert server.may_start(0) and server.iterations == [50, 0]
 
     @pytest.mark.parametrize("seed", range(4))
-    @pytest.mark.parametrize("merge", ["journal", "conference", "delta"])
+    @pytest.mark.parametrize("merge", AT_EACH_COMMIT)
     @pytest.mark.parametrize(
         ("one", "other"), [(("bsp", None), ("ssp", 0)), (("asp", None), ("ssp", INF))]
     )
@@ -226,8 +217,7 @@ class TestSynchronisation:
 
 class TestLog:
     def test_staleness(self):
-        server = ParameterServer(make_state(), 3)
-        server.pull(0), server.pull(1), server.pull(2)
+        server, _ = pulled(3)
         push(server, 0)  # 0
         server.pull(0)  # at version 1
         push(server, 1, time_s=2.5, loss=0.75)  # 1: of worker 0
@@ -254,8 +244,7 @@ class TestLog:
         server = ParameterServer(make_state(), 3, "ssp", bound)
         drive(server, 400, seed=bound)
         # The others can each commit at most 2 s + 1 shares while one of a worker's lasts.
-        worst = max(c.staleness for c in server.log)
-        assert 0 < worst <= 2 * (2 * bound + 1)
+        assert 0 < max(c.staleness for c in server.log) <= 2 * (2 * bound + 1)
         done = [0, 0, 0]
         for commit in server.log:
             done[commit.worker] += 1
@@ -265,30 +254,26 @@ class TestLog:
 class TestRepeatedPushes:
     @pytest.mark.parametrize(("sync", "staleness"), SYNCS)
     def test_the_same_share_twice(self, sync, staleness):
-        server = ParameterServer(make_state(), 2, sync, staleness)
-        pull, _ = server.pull(0), server.pull(1)
-        pushed = trained(pull, 3)
-        assert server.push(0, 0, pushed, version=0) is not None
+        server, (pull, _) = pulled(2, sync, staleness)
+        state = trained(pull, 3)
+        assert server.push(0, 0, state, version=0) is not None
         before = server.state_dict()
         for version in (0, None):
-            assert server.push(0, 0, pushed, version=version) is None
+            assert server.push(0, 0, state, version=version) is None
         assert_same(server.state_dict(), before)
         # Nor when the next share of the worker is under way.
         push(server, 1)
         server.pull(0)
         before = server.state_dict()
-        assert server.push(0, 0, pushed) is None
+        assert server.push(0, 0, state) is None
         assert_same(server.state_dict(), before)
 
     def test_a_share_pulled_anew(self):
         # Worker 0 dies, another one takes its place, and the first push arrives late.
-        server = ParameterServer(make_state(), 2)
-        old = server.pull(0)
-        server.pull(1)
+        server, (old, _) = pulled(2)
         push(server, 1)
         new = server.pull(0)
-        assert (old.iteration, old.version) == (0, 0)
-        assert (new.iteration, new.version) == (0, 1)
+        assert (old.iteration, old.version, new.iteration, new.version) == (0, 0, 0, 1)
         before = arrays(server.state)
         assert server.push(0, 0, trained(old, 8), version=old.version) is None
         assert close(server.state, before)
@@ -297,9 +282,8 @@ class TestRepeatedPushes:
         assert server.iterations == [1, 1]
 
     def test_after_a_restart_without_pulls(self):
-        server = ParameterServer(make_state(), 2)
-        pull = server.pull(0)
-        restarted = ParameterServer(make_state(9), 2)
+        server, (pull, _) = pulled(2)
+        restarted, kept = (ParameterServer(make_state(9), 2) for _ in range(2))
         restarted.load_state_dict(server.state_dict(with_pulls=False))
         assert restarted.push(0, 0, trained(pull, 3), version=0) is None
         assert restarted.log == []
@@ -307,7 +291,6 @@ class TestRepeatedPushes:
         assert close(again.state, arrays(pull.state))
         assert restarted.push(0, 0, trained(again, 3), version=0).number == 0
         # With them it may go on.
-        kept = ParameterServer(make_state(9), 2)
         kept.load_state_dict(server.state_dict())
         assert kept.push(0, 0, trained(pull, 3), version=0).number == 0
         assert close(kept.state, arrays(restarted.state))
@@ -318,19 +301,6 @@ class TestRepeatedPushes:
         server.pull(0)
         assert server.push(0, 1, make_state()) is None
         assert server.log == [] and server.iterations == [0, 0]
-
-
-def assert_same(one, other):
-    def flat(value):
-        if isinstance(value, dict):
-            return {key: flat(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [flat(item) for item in value]
-        if isinstance(value, torch.Tensor):
-            return value.tolist()
-        return repr(value)
-
-    assert flat(one) == flat(other)
 
 
 class TestStateDict:
@@ -350,27 +320,27 @@ class TestStateDict:
         assert len(server.log) > 10
 
     def test_in_the_middle_of_a_round(self):
-        server = ParameterServer(make_state(), 3, "bsp")
-        for worker in range(3):
-            server.pull(worker)
+        server, _ = pulled(3, "bsp")
         push(server, 1), push(server, 2)
         other = ParameterServer(make_state(9), 3, "bsp")
-        other.load_state_dict(server.state_dict(with_pulls=False))
+        saved = server.state_dict(with_pulls=False)
+        other.load_state_dict(saved)
         assert [other.may_start(w) for w in range(3)] == [True, False, False]
         other.pull(0)
         push(server, 0), push(other, 0)
         assert close(other.state, arrays(server.state))
         assert other.version == 3 and repr(other.log) == repr(server.log)
+        with pytest.raises(ValueError, match=r"of a round of 'bsp', this server's sync is 'asp'"):
+            ParameterServer(make_state(), 3).load_state_dict(saved)
 
     def test_is_a_copy(self):
         server = ParameterServer(make_state(), 2)
         server.pull(0)
         saved = server.state_dict()
-        other = ParameterServer(make_state(9), 2)
+        other, third = (ParameterServer(make_state(9), 2) for _ in range(2))
         other.load_state_dict(saved)
         drive(server, 20), drive(other, 20)
         server.state["weight"].zero_()
-        third = ParameterServer(make_state(5), 2)
         third.load_state_dict(saved)
         assert third.version == 0 and third.log == [] and list(third.pulls) == [0]
         assert close(third.state, arrays(make_state()))
@@ -380,9 +350,7 @@ class TestStateDict:
         saved = ParameterServer(make_state(), 2).state_dict()
         with pytest.raises(ValueError, match=r"checkpoint is of 2 workers, this server has 3"):
             ParameterServer(make_state(), 3).load_state_dict(saved)
-        other = make_state()
-        other["weight"] = torch.zeros(3, 3)
-        server = ParameterServer(other, 2)
+        server = ParameterServer(make_state() | {"weight": torch.zeros(3, 3)}, 2)
         with pytest.raises(ValueError, match=r"differs in names or shapes .*: weight; "):
             server.load_state_dict(saved)
         assert server.state["weight"].sum() == 0
@@ -407,35 +375,25 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             ParameterServer(make_state(), **({"workers": 2} | given))
 
-    @pytest.mark.parametrize("worker", [-1, 2])
-    def test_workers_that_are_not_there(self, worker):
-        server = ParameterServer(make_state(), 2)
-        for call in (server.pull, lambda w: server.push(w, 0, make_state())):
-            with pytest.raises(ValueError, match=rf"worker is {worker}; there are 0 to 1"):
-                call(worker)
-
-    @pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-    def test_states_of_other_models(self, change):
-        server = ParameterServer(make_state(), 2)
-        state = server.pull(0).state
-        if change == "missing":
-            name, _ = "mean", state.pop("mean")
-        elif change == "unknown":
-            name = "other"
-            state[name] = torch.zeros(1)
-        else:
-            name = "weight"
-            state[name] = torch.zeros(2, 3)
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"mean": None}, r"differs in names or shapes .*: mean; push what"),
+            ({"other": torch.zeros(1)}, r"differs in names or shapes .*: other; push what"),
+            ({"weight": torch.zeros(2, 3)}, r"differs in names or shapes .*: weight; push what"),
+            ({"mean": torch.zeros(2)}, r"types .*: mean \(torch.float32, not torch.float64\)"),
+        ],
+    )
+    def test_what_cannot_be_merged_changes_nothing(self, change, message):
+        server, (pull, _) = pulled(2)
         before = server.state_dict()
-        with pytest.raises(ValueError, match=rf"differs in names or shapes .*: {name}; push what"):
+        state = {n: t for n, t in (pull.state | change).items() if t is not None}
+        with pytest.raises(ValueError, match=message):
             server.push(0, 0, state)
-        assert_same(server.state_dict(), before)
-
-    @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
-    def test_factors(self, factor):
-        server = ParameterServer(make_state(), 2)
-        pull = server.pull(0)
-        before = server.state_dict()
-        with pytest.raises(ValueError, match=rf"factor is {factor}; give a finite number above 0"):
-            server.push(0, 0, pull.state, factor)
+        for factor in (0.0, math.inf):
+            with pytest.raises(ValueError, match=rf"factor is {factor}; give a finite number abov"):
+                server.push(0, 0, pull.state, factor)
+        for call in (server.pull, lambda worker: server.push(worker, 0, pull.state)):
+            with pytest.raises(ValueError, match=r"worker is 2; there are 0 to 1"):
+                call(2)
         assert_same(server.state_dict(), before)

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,7 @@ from repro.dualbatch import (
     CyclicProgressiveSchedule,
     DualBatchPlan,
     DualBatchResult,
+    EpochResult,
     Share,
     Stage,
     train_dual_batch,
@@ -20,11 +23,7 @@ from repro.measure import TimeModel
 
 SAMPLES = 60
 TIMES = TimeModel(1e-3, 1e-2)
-SYNCS: list[dict[str, Any]] = [
-    {"sync": "asp"},
-    {"sync": "bsp"},
-    {"sync": "ssp", "staleness": 1},
-]
+SYNCS: list[dict[str, Any]] = [{"sync": "asp"}, {"sync": "bsp"}, {"sync": "ssp", "staleness": 1}]
 
 
 def make_model() -> nn.Module:
@@ -55,9 +54,8 @@ def make_plan(n_small: int = 2, n_large: int = 1, samples: int = SAMPLES) -> Dua
 def epochs(count: int) -> CyclicProgressiveSchedule:
     """Return a schedule whose learning rate falls after the first half."""
     half = count // 2
-    return CyclicProgressiveSchedule(
-        [Stage(count - half, 0.1), *([Stage(half, 0.02)] * (half > 0))]
-    )
+    second = [Stage(half, 0.02)] * (half > 0)
+    return CyclicProgressiveSchedule([Stage(count - half, 0.1), *second])
 
 
 def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> DualBatchResult:
@@ -69,6 +67,21 @@ def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> 
         "schedule": epochs(count),
     }
     return train_dual_batch(**(given | options))
+
+
+class Stop(Exception):
+    """The end of a training that is to be resumed."""
+
+
+def interrupt(path: Path, epoch: int, **options: Any) -> None:
+    """Train with a checkpoint, and stop after an epoch."""
+
+    def stop(entry: EpochResult) -> None:
+        if entry.epoch == epoch:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(checkpoint=path, on_epoch=stop, **options)
 
 
 class Recorder:
@@ -91,7 +104,5 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def without_wall_time(result: DualBatchResult) -> list[Any]:
     """Return the history with the measured seconds set to 0; they must be some."""
-    assert all(
-        entry.wall_time_s > 0 and math.isfinite(entry.wall_time_s) for entry in result.history
-    )
+    assert all(0 < entry.wall_time_s < math.inf for entry in result.history)
     return [replace(entry, wall_time_s=0.0) for entry in result.history]

@@ -18,7 +18,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
-from repro.dualbatch.worker import resized
+from repro.dualbatch.shares import resized
 from repro.experiments.captured import CapturedPasses
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier

@@ -23,7 +23,7 @@ from repro.dualbatch import (
     largest_k,
     train_dual_batch,
 )
-from repro.dualbatch.worker import Batches
+from repro.dualbatch.shares import Batches
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
 from repro.experiments.dualbatch.measuring import fitted

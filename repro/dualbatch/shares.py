@@ -1,0 +1,173 @@
+"""Shares: a worker's part of a shuffled pass over the data, its mini-batches and their images.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3.3, 4.1.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from repro.dualbatch.plan import DualBatchPlan
+from repro.dualbatch.progressive import EpochSetting
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+ASPECTS = ("keep", "squash")
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of one shuffled pass over the data, which one worker trains in one go.
+
+    Its mini-batches have `batch_size` samples each, and the last one the rest: with 25 samples and
+    batches of 10 they have 10, 10 and 5.
+
+    Attributes:
+        indices: int64, (d_S,) or (d_L,): which samples, in order.
+        batch_size: B_S or B_L.
+        resolution: Side of the images in pixels, of their short side where they are no squares;
+            None for their own.
+        seed: Of augmentation and dropout; another one for each share of each worker.
+    """
+
+    indices: Tensor
+    batch_size: int
+    resolution: int | None
+    seed: int
+
+
+Data = tuple[Tensor, Tensor] | Callable[[Share], Batches]
+
+
+def share_of(
+    plan: DualBatchPlan, worker: int, iteration: int, setting: EpochSetting, seed: int
+) -> Share:
+    """A worker's part of the shuffled pass number `iteration` (equation 6).
+
+    The shares of a pass follow each other in one permutation, so that together they are the data,
+    each sample once: d = n_L d_L + n_S d_S but for rounding. Differs from the authors' code, where
+    each worker draws from a shuffle of its own.
+    """
+    kind = plan.kinds[worker]
+    start = sum(plan.share_of(other) for other in plan.kinds[:worker])
+    drawn = np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(drawn[0] >> np.uint64(1)))
+    order = torch.randperm(plan.samples, generator=generator)
+    # Rounding up may ask for a few more samples than there are.
+    places = (start + torch.arange(plan.share_of(kind))) % plan.samples
+    own_seed = int(np.random.SeedSequence([seed, iteration, worker]).generate_state(1)[0])
+    return Share(order[places], plan.batch_of(kind), setting.resolution, own_seed)
+
+
+def batches_of(
+    data: Data, share: Share, aspect: str | None, allow_enlarging: bool, whose: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the mini-batches of a share, (B, ...) each; messages of errors name its owner.
+
+    Raises:
+        ValueError: A data function gives others than the share's, or images cannot be resized.
+    """
+    if callable(data):
+        yield from _checked(data(share), share, whose)
+        return
+    inputs, targets = data
+    size = resized(inputs.shape, share.resolution, aspect, allow_enlarging)
+    for index in share.indices.to(inputs.device).split(share.batch_size):
+        batch = inputs[index]
+        if size is not None and batch.shape[2:] != size:
+            batch = functional.interpolate(
+                batch, size, mode="bilinear", antialias=True, align_corners=False
+            )
+        yield batch, targets[index]
+
+
+def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass on a data function's mini-batches while they are the share's."""
+    left, step = len(share.indices), 0
+    due = f"a share of {left} samples in batches of {share.batch_size} ({whose})"
+    if not isinstance(batches, Iterable):
+        raise ValueError(
+            f"the data function gives {type(batches).__name__} for {due}; give mini-batches, such "
+            "as by yield"
+        )
+    for step, batch in enumerate(batches, 1):
+        if wrong := _wrong(batch, share, left):
+            given, advice = wrong
+            raise ValueError(f"the data function gives {given} at step {step} of {due}{advice}")
+        left -= len(batch[0])
+        yield batch[0], batch[1]
+    if left:
+        raise ValueError(
+            f"the data function ends after step {step} of {due}, {left} samples too early; give "
+            "all samples of share.indices"
+        )
+
+
+def _wrong(batch: Any, share: Share, left: int) -> tuple[str, str] | None:
+    """What is wrong with a mini-batch, and advice; None where it is the next one of its share."""
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        kind = f"{len(batch)} things" if isinstance(batch, tuple | list) else str(type(batch))
+        return kind, "; give pairs of tensors, inputs and targets"
+    inputs, targets = batch
+    for what, value in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(value, Tensor) or not value.dim():
+            kind = "a single number" if isinstance(value, Tensor) else str(type(value))
+            advice = (
+                "; give one tensor (B, ...), such as by torch.as_tensor, with the samples first"
+            )
+            return f"{kind} as {what}", advice
+    wanted, side = min(share.batch_size, left), share.resolution
+    if not len(inputs) == len(targets) == wanted or not wanted:
+        due = f"{wanted} of each are due there" if wanted else "the share has ended before"
+        return f"{len(inputs)} inputs and {len(targets)} targets", (
+            f": {due}; give the samples of share.indices, share.batch_size at a time, and the rest "
+            "last (what changes the batch size goes around the training: a plan for each size)"
+        )
+    if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
+        return f"inputs of shape {tuple(inputs.shape)}", (
+            f", which asks for {side} pixels; resize the short side to share.resolution"
+        )
+    return None
+
+
+def resized(
+    shape: Sequence[int], side: int | None, aspect: str | None, allow_enlarging: bool
+) -> tuple[int, int] | None:
+    """Height and width of images at a resolution; None leaves them as they are.
+
+    Args:
+        shape: Of the images, (N, C, H, W).
+        side: The resolution, None for their own.
+        aspect: See `Recipe`.
+        allow_enlarging: See `Recipe`.
+
+    Raises:
+        ValueError: They are no images, are no squares and `aspect` is None, or would be enlarged
+            unasked.
+    """
+    if side is None:
+        return None
+    if len(shape) != 4:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the inputs {tuple(shape)} are no images "
+            "(N, C, H, W); leave resolution=None, or give a function as data"
+        )
+    height, width = shape[2:]
+    if height != width and aspect is None:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the images of {height}x{width} pixels are no "
+            "squares; give aspect='keep' (their short side becomes the resolution) or 'squash'"
+        )
+    short = min(height, width)
+    if side > short and not allow_enlarging:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the images have {height}x{width} pixels; "
+            "give lower resolutions, larger images, or allow_enlarging=True"
+        )
+    if aspect == "squash":
+        return side, side
+    return max(side, round(height * side / short)), max(side, round(width * side / short))
