@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         noise_scale,
         stable_batch,
     )
-    from repro.adaptive.loss_check import LossCheckError
     from repro.adaptive.optimizers import WholeStepError
     from repro.adaptive.processes import (
         NoLoopbackError,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
     from repro.adaptive.stopping import NoImprovement
     from repro.measure import CheckpointError, load_checkpoint, save_checkpoint
+    from repro.measure.loss_parts import LossCheckError
 
 # Imported when they are first used: `repro.adaptive.scaling` needs no torch.
 _HOMES = {
@@ -94,7 +94,6 @@ _HOMES = {
         "noise_scale",
         "stable_batch",
     ),
-    "repro.adaptive.loss_check": ("LossCheckError",),
     "repro.adaptive.optimizers": ("WholeStepError",),
     "repro.adaptive.processes": (
         "NoLoopbackError",
@@ -119,6 +118,7 @@ _HOMES = {
     ),
     "repro.adaptive.stopping": ("NoImprovement",),
     "repro.measure": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
+    "repro.measure.loss_parts": ("LossCheckError",),
 }
 
 __all__ = [

@@ -27,8 +27,7 @@ from repro.adaptive.averaging import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.loss_check import Checks, LossCheck
-from repro.adaptive.losses import parts_of, weighted
+from repro.adaptive.loss_check import Checks, LossCheck, parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
 from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers

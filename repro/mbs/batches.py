@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
-from repro.mbs.losses import KnownLoss
 from repro.mbs.transaction import same_memory, version_of
 from repro.measure.batches import (
     Batch,
@@ -25,6 +24,7 @@ from repro.measure.batches import (
     replaced,
     split_by,
 )
+from repro.measure.loss_parts import KnownLoss
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class Piece:
     batch: Batch | None
     split: SplitFunction | None = None
 
+    @property
+    def weighed_by_part(self) -> bool:
+        """Whether weights were given for micro-batches."""
+        return self.weights is not None and len(self.weights) != self.num_samples
+
     def without_weights(self) -> "Piece":
         """Return the same piece, its samples weighed equally."""
         return dataclasses.replace(self, weights=None)
@@ -76,12 +81,10 @@ class Piece:
 
         Weights per micro-batch were counted for full micro-batches and a rest, as the paper's are.
         """
-        if not as_in_paper and (self.weights is None or len(self.weights) == self.num_samples):
+        if not as_in_paper and not self.weighed_by_part:
             return bounds(self.num_samples, micro_batch_size, fewest)
-        return [
-            (start, min(start + micro_batch_size, self.num_samples))
-            for start in range(0, self.num_samples, micro_batch_size)
-        ]
+        ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
+        return list(itertools.pairwise(ends))
 
     def plan(
         self,
@@ -112,14 +115,14 @@ class Piece:
             assert self.split is not None
             with named_errors():
                 parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
-            ends = list(itertools.accumulate(count for _, _, count in parts))
+            ends = list(itertools.accumulate((count for _, _, count in parts), initial=0))
+            ranges = list(itertools.pairwise(ends))
             if ends[-1] != self.num_samples:
                 raise UnsplittableBatchError(
                     f"split returned micro-batches of {ends[-1]} samples in all for at most "
                     f"{micro_batch_size} each, but of {self.num_samples} where any size would do; "
                     f"each sample has to be in one of them, and in one only"
                 )
-            ranges = list(zip([0, *ends[:-1]], ends, strict=True))
 
             def part(number: int) -> Any:
                 return parts[number][:2]
@@ -367,58 +370,3 @@ def concatenate(
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:
     """Return the targets of micro-batches as those of one, None where there are none."""
     return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
-
-
-# Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
-# computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-
-
-class Sketch:
-    """A few numbers for each sample of an output, by which a second one is compared.
-
-    The outputs of the first of two passes are gone when the second is computed. A random
-    projection of each sample's outputs shows any difference but by a chance like that of a random
-    vector being orthogonal to a given one, and takes two numbers a sample.
-    """
-
-    def __init__(self, autocast: torch.dtype | None) -> None:
-        self._least = _TOLERANCE.get(autocast, 0.0) if autocast is not None else 0.0
-        self._signs: dict[Any, torch.Tensor] = {}
-
-    def of(self, outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-        """Return projection and size of each sample, (n,) each, and the tolerance, by leaf."""
-        sketches = []
-        for leaf in leaves_of(outputs):
-            if (
-                not isinstance(leaf, torch.Tensor)
-                or leaf.dim() == 0
-                or leaf.layout != torch.strided
-            ):
-                continue
-            value = leaf.detach()
-            tolerance = max(_TOLERANCE.get(value.dtype, 1e-9), self._least)
-            value = torch.view_as_real(value) if value.is_complex() else value
-            wide = torch.promote_types(value.dtype, torch.float32)
-            rows = value.reshape(len(value), -1).to(wide)
-            key = (rows.shape[1], rows.dtype, rows.device)
-            if key not in self._signs:
-                generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
-                self._signs[key] = torch.randn(
-                    rows.shape[1], generator=generator, dtype=rows.dtype, device=rows.device
-                )
-            sketches.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
-        return sketches
-
-    def differ(
-        self,
-        one: list[tuple[torch.Tensor, torch.Tensor, float]],
-        other: list[tuple[torch.Tensor, torch.Tensor, float]],
-    ) -> torch.Tensor | None:
-        """Return the largest difference over its tolerance, None where there is nothing."""
-        worst = []
-        for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
-            difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)
-            same = (a == b) | (a.isnan() & b.isnan())
-            worst.append(torch.where(same, 0.0, difference).nan_to_num(torch.inf).max())
-        return torch.stack([value.double() for value in worst]).max() if worst else None

@@ -30,6 +30,7 @@ from repro.mbs.errors import (
     checked_size,
     explained,
     lazy_layer,
+    named_errors,
     resolve_device,
 )
 from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph, modules_in
@@ -170,53 +171,35 @@ class MicroBatchStreamer:
         check_prefetch(prefetch)
         check_headroom(headroom)
         self._size = checked_size(micro_batch_size)
-        self._model = model
-        self.loss_fn = loss_fn
-        self.device = resolve_device(model, device)
-        self._batchnorm = batchnorm
-        self._two_pass = two_pass
+        self._model, self.loss_fn = model, loss_fn
+        self.device = device = resolve_device(model, device)
+        self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
+        self._parameters: list[nn.Parameter] = []
+        self._buffers, self._hooks = Buffers([]), DeferredHooks([])
         self._collector: Collector | None = None
         self._leaves: list[TensorWeakRef] = []  # that neither model nor loss has as a parameter
         self._transactions: list[Transaction] = []
         self._state_due = self._connected = False
         self._weighing = Weighing(normalization, two_pass, loss_fn)
-        self._precision = Precision(self.device, autocast, scaler)
-        self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
-        self._stager = Stager(self.device, prefetch, trace)
-        self._trace = trace
+        self._precision = Precision(device, autocast, scaler)
+        self._sizer = AutoSizer(device, headroom) if self._size is None else None
+        self._stager = Stager(device, prefetch, trace)
         self._reader = Reader(shared, split)
-        self._randomness = Randomness(self.device, generators)
-        self._processes = Processes(model, self.device)
+        self._randomness = Randomness(device, generators)
+        self._processes = Processes(model, device)
+        self._module = self._processes.module
         if self._processes.sharded and self._sizer is not None:
             raise DistributedModelError(
                 "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
                 "sharded model computes in all processes together; give a whole number"
             )
-        self._module = self._processes.module
-        self._parameters: list[nn.Parameter] = []
-        self._buffers = Buffers([])
-        self._hooks = DeferredHooks([])
         undone = partial(self._transaction, keep=False)
         self._compare = SelfCheck(
-            self._module,
-            self._modules,
-            self._call_loss,
-            undone,
-            self.device,
-            self._precision.forward,
-            autocast,
+            self._module, self._modules, self._call_loss, undone, device, self._precision
         )
         self._verification = Verification(
-            check,
-            self._weighing.known is not None,
-            two_pass,
-            self._weighing.normalization,
-            self._processes.sharded,
-            self._compare,
-            self._weighing.plan,
-            undone,
-            self.device,
+            check, two_pass, self._processes.sharded, self._weighing, self._compare
         )
         self._tries = Tries(
             self._size,
@@ -225,11 +208,11 @@ class MicroBatchStreamer:
             self._stager,
             self._processes,
             self._module,
-            self.device,
+            device,
         )
         self._passes = TwoPass(
             self._module,
-            self.device,
+            device,
             self._stager,
             self._randomness,
             self._processes,
@@ -316,9 +299,7 @@ class MicroBatchStreamer:
                 "many micro-batches there are; give the whole mini-batch, not an iterable"
             )
         self._stager.reset()
-        changed = self._weighing.read(self.loss_fn)
-        known = self._weighing.known is not None
-        self._verification.begin(known, self._weighing.normalization, changed)
+        self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
         self._read_modules()
         piece = None if pieces is not None else self._reader.read(inputs, targets, weights)
@@ -343,6 +324,78 @@ class MicroBatchStreamer:
         if totals.num_micro_batches > 1:
             self._verification.warn()
         return totals.result(self._weighing.divisor(totals.weight))
+
+    def _accumulate(
+        self, model: nn.Module, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
+    ) -> Totals:
+        """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches that lines 1 to 6 cut.
+
+        Args:
+            model: The model, with the wrapper that synchronises gradients.
+            plan: Micro-batches and weights, see `Weighing.plan` (lines 1 to 6).
+            divisor: Each loss counts by its weight over this: 1 / N_Sμ in the paper, n_μ / N_B
+                by default.
+            synchronize: Whether the last backward pass averages gradients over processes.
+        """
+        totals = Totals.over(plan.bounds)
+        # A sharded model computes in all processes, and so also where nothing counts.
+        counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
+        last = max((index for index, counted in enumerate(counts) if counted), default=-1)
+        synchronize = synchronize and not self._local
+        # Lines 7, 8 and 13: micro-batch i, streamed to the device.
+        for index, (inputs, targets) in enumerate(self._stager.stream(plan.parts())):
+            weight, is_last = plan.weights[index], synchronize and index == last
+            if not counts[index]:
+                self._pass_uncounted(inputs, plan.bounds[index])
+                continue
+            with self._processes.synchronization(is_last):
+                # Lines 9 and 10: forward propagation, and the loss.
+                loss = self._pass(model, inputs, targets, plan.bounds[index], plan, weight)
+                if loss.requires_grad:
+                    leaves = self._meet([loss])
+                    if is_last:
+                        loss = self._processes.complete(loss, leaves)
+                    # Lines 11 and 12: normalise it, and accumulate gradients.
+                    self._precision.backward(loss * (weight / divisor))
+            totals.add(loss.detach(), weight)
+            del loss, inputs, targets  # with what its graph still holds
+        if last < 0:
+            totals.add(torch.zeros((), device=self.device), 0.0)
+            if synchronize and self._processes.several:
+                self._processes.synchronize(self._parameters)
+        return totals
+
+    def _pass(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Any,
+        bound: tuple[int, int],
+        plan: Plan,
+        weight: float,
+    ) -> torch.Tensor:
+        """Return the loss of a micro-batch, kept for comparison where that is due."""
+        with self._precision.forward(), explained(bound, plan.bounds[-1][1]):
+            outputs = call_model(model, inputs)
+            if self._collector is not None:
+                outputs = self._collector.watch(outputs, bound[1] - bound[0], weight)
+            loss = self._loss(outputs, targets)
+            self._look_for_state()
+            if not loss.requires_grad:
+                loss = loss + zero_of(outputs)  # constant: no sample of these counts
+        if self._collector is not None:
+            self._collector.note(loss)
+        return loss.nan_to_num() * 0 if weight == 0 else loss
+
+    def _pass_uncounted(self, inputs: Any, bound: tuple[int, int]) -> None:
+        """Run a micro-batch of weight 0, such as one of padding alone, whose loss is 0 / 0.
+
+        BatchNorm still sees the samples, and dropout draws.
+        """
+        with self._precision.forward():
+            outputs = call_model(self._module, inputs)
+        if self._collector is not None:
+            self._collector.watch(outputs, bound[1] - bound[0], 0.0)
 
     def _check_inputs(self, piece: Piece) -> None:
         check_no_parameter(piece.batch, self._parameters)
@@ -519,14 +572,8 @@ class MicroBatchStreamer:
         if self._local:
             self._processes.synchronize(self._parameters)
 
-    # Micro-batches
-
     def _accumulate_checked(
-        self,
-        piece: Piece,
-        plan: Plan,
-        divisor: float | torch.Tensor,
-        synchronize: bool = True,
+        self, piece: Piece, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
     ) -> Totals:
         """Accumulate, and compare with the whole where that is due."""
         self._collector = self._verification.collector()
@@ -540,59 +587,6 @@ class MicroBatchStreamer:
             self._verification.conclude(piece, plan, collector, scale)
         return totals
 
-    def _accumulate(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        divisor: float | torch.Tensor,
-        synchronize: bool = True,
-    ) -> Totals:
-        """Algorithm 1, lines 7 to 14: each loss counts by its weight over `divisor`."""
-        totals = Totals.over(plan.bounds)
-        # A sharded model computes in all processes, and so also where nothing counts.
-        counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
-        last = max((index for index, counted in enumerate(counts) if counted), default=-1)
-        synchronize = synchronize and not self._local
-        total = plan.bounds[-1][1]
-        for index, (inputs, targets) in enumerate(self._stager.stream(plan.parts())):
-            weight = plan.weights[index]
-            if not counts[index]:
-                # The loss of no tokens is 0 / 0. It does not count; BatchNorm still sees the
-                # samples, and dropout draws.
-                with self._precision.forward():
-                    outputs = call_model(self._module, inputs)
-                if self._collector is not None:
-                    self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
-                del outputs
-                continue
-            with self._processes.synchronization(synchronize and index == last):
-                with self._precision.forward(), explained(plan.bounds[index], total):
-                    outputs = call_model(model, inputs)
-                    if self._collector is not None:
-                        count = _count(plan.bounds[index])
-                        outputs = self._collector.watch(outputs, count, weight)
-                    loss = self._loss(outputs, targets)
-                    self._look_for_state()
-                    if not loss.requires_grad:
-                        loss = loss + zero_of(outputs)  # constant: no sample of these counts
-                    del outputs
-                if self._collector is not None:
-                    self._collector.note(loss)
-                if weight == 0:
-                    loss = loss.nan_to_num() * 0
-                if loss.requires_grad:
-                    leaves = self._meet([loss])
-                    if synchronize and index == last:
-                        loss = self._processes.complete(loss, leaves)
-                    self._precision.backward(loss * (weight / divisor))
-            totals.add(loss.detach(), weight)
-            del loss, inputs, targets  # with what its graph still holds
-        if last < 0:
-            totals.add(torch.zeros((), device=self.device), 0.0)
-            if synchronize and self._processes.several:
-                self._processes.synchronize(self._parameters)
-        return totals
-
     def _call_loss(self, *arguments: Any) -> torch.Tensor:
         return self.loss_fn(*arguments)  # the one there is then
 
@@ -600,7 +594,8 @@ class MicroBatchStreamer:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
         known = self._weighing.known
         if known is not None and tensors and not self._two_pass:
-            known.check(outputs, targets)
+            with named_errors():
+                known.check(outputs, targets)
         loss = check_loss(
             self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
         )
@@ -635,7 +630,3 @@ class MicroBatchStreamer:
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.
         return DeferredBatchNorm(self._module if self._batchnorm == "deferred" else nn.Module())
-
-
-def _count(bound: tuple[int, int]) -> int:
-    return bound[1] - bound[0]

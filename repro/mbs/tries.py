@@ -1,6 +1,7 @@
 """Tries of micro-batch sizes: smaller ones after an out-of-memory error, in all processes alike."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,37 +19,24 @@ from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import leaves_of
 
 
+@dataclass
 class Tries:
     """Runs a mini-batch or a piece of it at a micro-batch size that fits.
 
-    Args:
+    Attributes:
         size: The size where it was given, else None.
         sizer: Chooses the size where none was given.
-        measure: Returns what `AutoSizer.probe` asks for, of a piece and a size.
-        stager: What the micro-batches go through.
-        processes: The processes that compute.
-        module: The model.
-        device: The device.
+        measure: Measures a piece at a size, see `AutoSizer.probe`.
     """
 
-    def __init__(
-        self,
-        size: int | None,
-        sizer: AutoSizer | None,
-        measure: Callable[[Piece, int], tuple[int, int, int]],
-        stager: Stager,
-        processes: Processes,
-        module: nn.Module,
-        device: torch.device,
-    ) -> None:
-        self._size = size
-        self._sizer = sizer
-        self._measure = measure
-        self._stager = stager
-        self._processes = processes
-        self._module = module
-        self._device = device
-        self._too_large: int | None = None
+    size: int | None
+    sizer: AutoSizer | None
+    measure: Callable[[Piece, int], tuple[int, int, int]]
+    stager: Stager
+    processes: Processes
+    module: nn.Module
+    device: torch.device
+    _too_large: int | None = None
 
     def run(
         self, piece: Piece, run: Callable[[int], Any], totals: Totals, together: bool = False
@@ -61,33 +49,33 @@ class Tries:
             totals: Of the mini-batch.
             together: Whether all processes run the same size, and try again if one has to.
         """
-        if self._sizer is None:
-            assert self._size is not None
-            done, touched = run(self._size)
+        if self.sizer is None:
+            assert self.size is not None
+            done, touched = run(self.size)
             totals.merge(done)
             return touched
-        marks = len(self._stager.marks)
+        marks = len(self.stager.marks)
         self._too_large = None
-        first = self._sizer.needs_probe(piece.num_samples)
+        first = self.sizer.needs_probe(piece.num_samples)
         problem: Exception | None = None
         if first:
             try:
-                self._sizer.probe(piece.num_samples, partial(self._measure, piece))
+                self.sizer.probe(piece.num_samples, partial(self.measure, piece))
             except Exception as error:
                 if not together:
                     raise
                 problem = error
         versions = _versions(piece)
         while True:
-            del self._stager.marks[marks:]  # what probes and failed tries left
-            size = self._sizer.size_for(piece.num_samples)
+            del self.stager.marks[marks:]  # what probes and failed tries left
+            size = self.sizer.size_for(piece.num_samples)
             if together:
-                size = self._processes.agreed_size(size, piece.num_samples, problem)
+                size = self.processes.agreed_size(size, piece.num_samples, problem)
             try:
                 if first:
-                    with MemoryMeter(self._device, resident=self._module) as meter:
+                    with MemoryMeter(self.device, resident=self.module) as meter:
                         done, touched = run(size)
-                    self._sizer.observed(done.micro_batch_size, meter.peak_bytes)
+                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
                 else:
                     done, touched = run(size)
                 break
@@ -103,11 +91,11 @@ class Tries:
                     "micro_batch_size"
                 )
             # Outside the except block: the error's traceback holds the failed try's tensors.
-            self._stager.release()
-            release_memory(self._device)
-            self._sizer.failed(size)
+            self.stager.release()
+            release_memory(self.device)
+            self.sizer.failed(size)
             totals.retries += 1
-        self._sizer.succeeded()
+        self.sizer.succeeded()
         totals.merge(done)
         return touched
 
@@ -124,7 +112,7 @@ class Tries:
         except Exception as error:
             problem = error
         kind = 0 if problem is None else 1 if is_out_of_memory(problem) else 2
-        worst, negative = self._processes.most(kind, -largest if kind == 1 else -float("inf"))
+        worst, negative = self.processes.most(kind, -largest if kind == 1 else -float("inf"))
         self._too_large = int(-negative) if worst == 1 else None
         if worst:
             raise problem if kind == worst and problem else error_of_a_peer(worst == 1)
