@@ -124,14 +124,6 @@ def check_prefetch(prefetch: Any) -> None:
         )
 
 
-def check_headroom(headroom: Any) -> None:
-    """Raise a ValueError unless `headroom` is None or a share of the memory."""
-    if headroom is not None and not (isinstance(headroom, int | float) and 0 <= headroom < 1):
-        raise ValueError(
-            f"headroom is {headroom!r}; give a share of the memory, 0 <= share < 1, or None"
-        )
-
-
 def check_weights_usable(two_pass: bool, normalization: str) -> None:
     """Raise a `MicroBatchError` where weights were given and would not be used."""
     if not two_pass and normalization == "exact":

@@ -12,6 +12,7 @@ from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memo
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
 _MOST_PATIENCE = 512
+_HEADROOM = 0.05  # share of the free memory left unused, for fragmentation
 # What models and losses raise that take other numbers of samples.
 _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
@@ -59,13 +60,10 @@ class AutoSizer:
 
     Args:
         device: Where the memory is.
-        headroom: Share of the free memory left unused, 0 <= headroom < 1; None for 0 under a
-            simulated limit, whose bytes are exact, and 0.05 elsewhere, for fragmentation.
     """
 
-    def __init__(self, device: torch.device, headroom: float | None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._headroom = headroom
         self._model: LinearMemoryModel | None = None
         self._start_bytes = 0
         self._overhead_bytes = 0
@@ -147,9 +145,7 @@ class AutoSizer:
     def _limit_bytes(self) -> int:
         # In the terms of the probes' peaks, which began from `_start_bytes`.
         state = memory_state(self._device)
-        headroom = self._headroom
-        if headroom is None:
-            headroom = 0.0 if state.simulated else 0.05
+        headroom = 0.0 if state.simulated else _HEADROOM
         # The limit is one on what the allocator holds, which is more than what lives in it.
         free = int(state.free_bytes * (1 - headroom))
         return self._start_bytes + free - self._overhead_bytes

@@ -1,7 +1,7 @@
 """All-or-nothing gradients: what lets a mini-batch be tried again after it ran out of memory."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,66 @@ class Transaction:
             self.buffers.write(self._saved_buffers)
             self.randomness.set(self._states)
         del self._gradients, self._saved_buffers, self._included
+
+
+class Ledger:
+    """The tensors that backward passes add gradients to, and the transactions under way.
+
+    Args:
+        randomness: The random number generators.
+        copy_gradients: See `Transaction`.
+        gathered: Whether a fully sharded model gathers parameters, so that those in its graphs are
+            not the ones that keep gradients.
+    """
+
+    def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
+        self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered
+        self._active: list[Transaction] = []
+        self.begin([])
+
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """Start a mini-batch: parameters and buffers are those of these modules as they are now."""
+        self.parameters, self.buffers = parameters_of(modules), Buffers(modules)
+        self._others: list[TensorWeakRef] = []  # that no module has as a parameter
+
+    def end(self) -> None:
+        """Forget the tensors that no module has as a parameter."""
+        self._others = []
+
+    def transaction(self, keep: bool = True) -> Transaction:
+        """Return a transaction on all tensors that are known now."""
+        given = self.parameters, self.buffers, self._randomness, self._others, self._active
+        return Transaction(*given, keep, self._copy)
+
+    def meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves of a backward pass; those not known yet join all transactions."""
+        if self._gathered:
+            return []
+        self._others = [reference for reference in self._others if reference() is not None]
+        known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
+        leaves = leaves_of_graph(tensors)
+        for leaf in leaves:
+            if id(leaf) not in known:
+                known.add(id(leaf))
+                self._others.append(TensorWeakRef(leaf))
+                for transaction in self._active:
+                    transaction.include(leaf)
+        return leaves
+
+    def divide(self, divisor: float | torch.Tensor) -> None:
+        """Divide all gradients."""
+        others = [leaf for reference in self._others if (leaf := reference()) is not None]
+        gradients = [g.grad for g in (*self.parameters, *others) if g.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, divisor)
+
+    def touched(self) -> list[nn.Parameter]:
+        """Return the parameters that have a gradient."""
+        return [p for p in self.parameters if isinstance(p.grad, torch.Tensor)]
+
+    def changed_buffers(self) -> list[str]:
+        """Return the names of what has changed since the outermost transaction began."""
+        return self._active[0].changed_buffers()
 
 
 class Buffers:
@@ -188,6 +248,22 @@ def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     """
     parameters = (p for module in modules for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
+
+
+def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from `tensors` adds a gradient."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen, leaves = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        following = node.next_functions
+        for function, _ in following:
+            if function is not None and function not in seen:
+                seen.add(function)
+                waiting.append(function)
+        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            leaves.append(leaf)
+    return leaves
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

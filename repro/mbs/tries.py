@@ -1,6 +1,6 @@
 """Tries of micro-batch sizes: smaller ones after an out-of-memory error, in all processes alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from repro.mbs.batches import Piece
+from repro.mbs.batches import Piece, Plan, Values
 from repro.mbs.distributed import Processes, error_of_a_peer
 from repro.mbs.errors import NondeterministicModelError
 from repro.mbs.results import Totals
 from repro.mbs.sizing import AutoSizer, release_memory
 from repro.mbs.staging import Stager
-from repro.mbs.transaction import version_of
+from repro.mbs.transaction import Ledger, version_of
+from repro.mbs.weighing import Weighing
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import leaves_of
+from repro.measure.untouched import Snapshot
 
 
 @dataclass
@@ -26,16 +28,20 @@ class Tries:
     Attributes:
         size: The size where it was given, else None.
         sizer: Chooses the size where none was given.
-        measure: Measures a piece at a size, see `AutoSizer.probe`.
+        accumulate: Runs micro-batches of a model, each loss over a divisor.
+        roots: Returns the model and the modules of the loss.
     """
 
-    size: int | None
-    sizer: AutoSizer | None
-    measure: Callable[[Piece, int], tuple[int, int, int]]
-    stager: Stager
-    processes: Processes
     module: nn.Module
     device: torch.device
+    stager: Stager
+    processes: Processes
+    size: int | None
+    sizer: AutoSizer | None
+    weighing: Weighing
+    ledger: Ledger
+    accumulate: Callable[[nn.Module, Plan, float], Any]
+    roots: Callable[[], Sequence[nn.Module]]
     _too_large: int | None = None
 
     def run(
@@ -60,7 +66,7 @@ class Tries:
         problem: Exception | None = None
         if first:
             try:
-                self.sizer.probe(piece.num_samples, partial(self.measure, piece))
+                self.sizer.probe(piece.num_samples, partial(self._measure, piece))
             except Exception as error:
                 if not together:
                     raise
@@ -98,6 +104,34 @@ class Tries:
         self.sizer.succeeded()
         totals.merge(done)
         return touched
+
+    def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
+        """Measure the memory of micro-batches that leave no trace, see `AutoSizer.probe`.
+
+        From the second on they find gradients in memory, as most of a mini-batch's do, and as
+        many are streamed as are ever on the device at once.
+        """
+        plan = self.weighing.plan(piece.without_weights(), size, as_in_paper=True)
+        count = max(2, self.stager.ring_length)
+        values = Values(next(plan.parts()), self.device)
+        attributes = Snapshot(*self.roots(), tensors=False)
+        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
+        try:
+            with (
+                MemoryMeter(self.device, resident=self.module) as meter,
+                self.ledger.transaction(keep=False),
+            ):
+                self.accumulate(self.module, sample, 1.0)
+        finally:
+            values.restored()
+            attributes.restore()
+        if names := self.ledger.buffers.changed_frozen():
+            raise NondeterministicModelError(
+                f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "
+                f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
+                f"buffer, update it outside forward, or give a whole number"
+            )
+        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
         """Run in processes that compute by themselves; where it fails in one, fail in all.

@@ -1,6 +1,6 @@
 """The two passes of a loss that needs the outputs of the whole mini-batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import Totals
 from repro.mbs.staging import Stager
-from repro.mbs.transaction import Buffers
+from repro.mbs.transaction import Ledger
 from repro.measure.batches import call_model, leaves_of, to_device
 
 # Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
@@ -31,19 +31,18 @@ class TwoPass:
         module: The model, in no wrapper of processes.
         loss: Takes the loss of outputs and targets.
         check_finite: Refuses a mini-batch whose loss is not finite.
-        meet: Called with tensors before a backward pass from them.
         forward_ended: Called after each forward pass of the first pass.
     """
 
     module: nn.Module
     device: torch.device
     stager: Stager
-    randomness: Randomness
     processes: Processes
+    randomness: Randomness
     precision: Precision
+    ledger: Ledger
     loss: Callable[[Any, Any], torch.Tensor]
     check_finite: Callable[[Totals], None]
-    meet: Callable[[Sequence[torch.Tensor]], Any]
     forward_ended: Callable[[], None]
     _sketches: dict[torch.dtype | None, "Sketch"] = field(default_factory=dict)
 
@@ -53,7 +52,6 @@ class TwoPass:
         piece: Piece,
         plan: Plan,
         updates: DeferredBatchNorm,
-        module_buffers: Buffers,
     ) -> Totals:
         """Accumulate the gradient of a mini-batch, each process that of its own samples.
 
@@ -62,13 +60,12 @@ class TwoPass:
             piece: The mini-batch.
             plan: Its micro-batches.
             updates: Of BatchNorm's statistics, made by the second pass.
-            module_buffers: Those that the first pass may change.
 
         Raises:
             NondeterministicModelError: The second pass had other outputs.
         """
         # First pass: all outputs, without a graph.
-        buffers = module_buffers.copies()
+        buffers = self.ledger.buffers.copies()
         states, outputs, sketches = [], [], []
         dtype = self.precision.dtype
         sketch = self._sketches.setdefault(dtype, Sketch(dtype))
@@ -81,7 +78,7 @@ class TwoPass:
                 self.forward_ended()
                 sketches.append(sketch.of(outputs[-1]))
         # The second pass updates buffers and moments, and needs weights cast with a graph.
-        module_buffers.write(buffers)
+        self.ledger.buffers.write(buffers)
         updates.moments.clear()
         torch.clear_autocast_cache()
 
@@ -98,7 +95,7 @@ class TwoPass:
         if not self.processes.several:
             self.check_finite(totals)
         if loss.requires_grad:
-            self.meet([loss])
+            self.ledger.meet([loss])
             with self.processes.synchronization(False):  # parameters may take part in the loss
                 self.precision.backward(loss)
         gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
@@ -122,7 +119,7 @@ class TwoPass:
                     if gradient is not None and leaf.requires_grad
                 ]
                 if pairs:
-                    self.meet([pair[0] for pair in pairs])
+                    self.ledger.meet([pair[0] for pair in pairs])
                     with self.precision.without_autocast():
                         torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
                 del leaves, pairs

@@ -352,7 +352,7 @@ def simulated(capacity, fixed=100, per_sample=10, unused=0):
 @pytest.mark.parametrize("capacity", [110, 119, 120, 139, 140, 180, 500, 1049])
 def test_sizer_against_brute_force(capacity):
     with MemoryBudget(capacity):
-        sizer = AutoSizer(CPU, None)
+        sizer = AutoSizer(CPU)
         sizer.probe(64, simulated(capacity))
         size = sizer.size_for(64)
         largest = max(b for b in range(1, 65) if 100 + 10 * b <= capacity)
@@ -365,22 +365,15 @@ def test_sizer_against_brute_force(capacity):
 
 def test_sizer_compares_what_is_held_with_the_limit():
     with MemoryBudget(1100):
-        sizer = AutoSizer(CPU, None)
+        sizer = AutoSizer(CPU)
         sizer.probe(200, simulated(1100, unused=200))
         assert sizer.size_for(200) == (1100 - 200 - 100) // 10
         assert sizer.sizing.limit_bytes == 900
 
 
-def test_sizer_headroom_leaves_memory_unused():
-    with MemoryBudget(1100):
-        sizer = AutoSizer(CPU, 0.5)
-        sizer.probe(64, simulated(1100))
-        assert sizer.size_for(64) == (1100 // 2 - 100) // 10
-
-
 def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
     with MemoryBudget(10_000):
-        sizer = AutoSizer(CPU, None)
+        sizer = AutoSizer(CPU)
         sizer.probe(64, simulated(10_000))
         assert sizer.size_for(64) == 64
         sizer.failed(64)
@@ -402,7 +395,7 @@ def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
 
 def test_sizer_without_a_model_grows_from_what_fitted():
     with MemoryBudget(125):
-        sizer = AutoSizer(CPU, None)
+        sizer = AutoSizer(CPU)
         sizer.probe(64, simulated(125))  # only 2 fits
         assert sizer.sizing.model is None
         assert not sizer.needs_probe(64)
