@@ -18,18 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast
 from repro.adaptive.allreduce import Allreduce
-from repro.adaptive.averaging import (
-    METHODS,
-    Hook,
-    Method,
-    OverlappedAverager,
-    StepTiming,
+from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.loss_check import Checks, LossCheck, parts_of, weighted
+from repro.adaptive.optimizers import (
+    check_hooks,
+    check_in_parts,
+    check_optimizer,
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.loss_check import Checks, LossCheck, parts_of, weighted
-from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
+from repro.adaptive.reading import Hook
 from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
 from repro.measure import accelerator
 from repro.measure.batches import bounds, call_model, leaves_of, read_batch, to_device
@@ -61,11 +60,11 @@ class DataParallel:
     groups) calls `finish` before reading or changing them, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
-    every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
-    other optimizer (LAMB, LARS), a replaced `step`, and hooks around it are refused. With
-    ``overlap=False`` any optimizer will do: every gradient is there before `step` steps it once.
-    The same holds where the gradient's norm is clipped or a `GradScaler` is used, which need all
-    gradients before the first update: then communication hides under the backward pass alone.
+    every parameter by itself: torch's own but LBFGS. Any other (LAMB, LARS), a replaced `step`, and
+    hooks around it are refused. With ``overlap=False`` any optimizer will do: every gradient is
+    there before `step` steps it once. The same holds where the gradient's norm is clipped or a
+    `GradScaler` is used, which need all gradients before the first update: then communication hides
+    under the backward pass alone.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
     communicates is not pinned to a core. It also sums, so that an allgather overlaps computation,
@@ -76,10 +75,10 @@ class DataParallel:
         model: On its device. Parameters and buffers become those of rank 0.
         loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
             ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
-            a mean by class weights or over targets that are not ignored. A loss that is no mean,
-            such as a contrastive one, is not that of the whole mini-batch, see `check`.
+            a mean by class weights or over targets that are not ignored. Any other has to be a mean
+            over samples (or by `weights`), see `check`.
         optimizer: Of the model's parameters.
-        averaging: The way.
+        averaging: One of the three.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
             pieces whose gradients add up. None for no limit.
         bucket_bytes: Gradients that are communicated together. None for 1 MiB on a CPU, and 25 MiB
@@ -90,14 +89,13 @@ class DataParallel:
         scaler: A `torch.amp.GradScaler` for it, whose `step` and `update` are called here; all
             processes see the same averaged gradients, and so skip the same steps.
         clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
-        shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
-            `repro.measure.batches.read_batch`.
+        shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
+            see `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
             with that of its parts, for which the model is called in evaluation mode before the
             step; a loss that is not torch's own again where a mini-batch shows something new, such
             as padding (on an accelerator one step later). It also warns of a model that compares
-            samples, or changes buffers outside BatchNorm. ``"off"`` trusts that the loss is a mean
-            over samples, or that `weights` are right.
+            samples, or changes buffers outside BatchNorm. ``"off"`` checks nothing.
 
     Attributes:
         rank: This process, from 0.
@@ -132,30 +130,16 @@ class DataParallel:
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(
-                f"model is a {type(model).__name__}, which is no module; give the model itself, "
-                "and micro_batch= to compute a mini-batch in parts"
-            )
-        if averaging not in METHODS:
-            raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+        _check_arguments(model, averaging, micro_batch, autocast, check)
         check_initialized(model, trained=True)
+        self._device = next(model.parameters()).device
         if bucket_bytes is None:
-            device = next(model.parameters()).device
-            bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(device)]
+            bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(self._device)]
         if bucket_bytes < 0 or timeout_s <= 0:
             raise ValueError(
                 f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "
                 "more than 0"
             )
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
-        if check not in ("first", "off"):
-            raise ValueError(f"check is {check!r}; choose first, off")
-        if isinstance(model, DistributedDataParallel):
-            raise ValueError("the model is a DistributedDataParallel; give the model within it")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
@@ -171,7 +155,6 @@ class DataParallel:
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
         if self.processes > 1:
             check_layers(model)
-        self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._unchanged = Unchanged(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
@@ -208,13 +191,9 @@ class DataParallel:
             self._averager = OverlappedAverager(
                 model, self.optimizer, averaging, group, bucket_bytes, timeout_s
             )
-            self._finish_before_states()
-
-    def _finish_before_states(self) -> None:
-        """Finish before the optimizer's state is read or written, which may be a step old."""
-        finish = Hook(self, "_finish")
-        self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
-        self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
+            finish = Hook(self, "_finish")  # the optimizer's state may be a step old
+            self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
+            self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
 
     def _finish(self, *_: Any) -> None:
         self.finish()
@@ -307,17 +286,13 @@ class DataParallel:
             self._agreement = None
         mine = share(batch.num_samples, self.rank, self.processes, shares)
         count = mine.stop - mine.start
-        pieces = (
-            [(mine.start + a, mine.start + b) for a, b in bounds(count, self.micro_batch or count)]
-            if count
-            else [(0, 0)]
-        )
+        ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
+        pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
         parts: Sequence[float | Tensor] = [1.0]
-        if self.processes > 1 or len(pieces) > 1:
+        repeated = len(pieces) > 1
+        if self.processes > 1 or repeated:  # else a backward pass is the whole one
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
-        if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, expected=self._averager is not None)
-            repeated = len(pieces) > 1
             due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
             if self._checks and due:
                 self.finish()
@@ -406,10 +381,8 @@ class DataParallel:
         with nullcontext() if last or ddp is None else ddp.no_sync():
             with self._precision():
                 outputs = call_model(network, to_device(inputs, self._device))
-                if targets is None:
-                    loss = self.loss_fn(outputs)
-                else:
-                    loss = self.loss_fn(outputs, to_device(targets, self._device))
+                given = () if targets is None else (to_device(targets, self._device),)
+                loss = self.loss_fn(outputs, *given)
                 # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
                 known = not isinstance(part, Tensor) or part.device.type == "cpu"
                 if known and part == 0 and not loss.isfinite():
@@ -429,14 +402,11 @@ class DataParallel:
         )
 
     def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
-        if self._averager is not None:
+        if (averager := self._averager) is not None:
             # Communications that ended within this step: mostly those of the step before.
-            averager = self._averager
-            timing = StepTiming(
-                total_s, averager.communication_s, averager.summation_s, averager.blocked_s
-            )
+            times = averager.communication_s, averager.summation_s, averager.blocked_s
             averager.communication_s = averager.summation_s = 0.0
-            return timing
+            return StepTiming(total_s, *times)
         communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
         return StepTiming(total_s, communication_s, 0.0, blocked_s)
 
@@ -514,6 +484,27 @@ class DataParallel:
             for handle in self._handles:
                 handle.remove()
             self._averager = self._allreduce = None
+
+
+def _check_arguments(
+    model: Any, averaging: str, micro_batch: int | None, autocast: Any, check: str
+) -> None:
+    """Refuse arguments of `DataParallel` that are out of range."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which is no module; give the model itself, "
+            "and micro_batch= to compute a mini-batch in parts"
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("the model is a DistributedDataParallel; give the model within it")
+    if averaging not in METHODS:
+        raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+    if check not in ("first", "off"):
+        raise ValueError(f"check is {check!r}; choose first, off")
 
 
 def _connected(loss: Tensor, outputs: Any) -> Tensor:
