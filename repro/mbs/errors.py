@@ -1,4 +1,4 @@
-"""What can be wrong with a mini-batch or an argument, by name, and the checks that find it."""
+"""Named errors about mini-batches and arguments, and the checks that raise them."""
 
 import math
 import operator

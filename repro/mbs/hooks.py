@@ -1,4 +1,4 @@
-"""Hooks on parameters, which a mini-batch in one piece would call once."""
+"""Hooks on parameters, held back to be called once per mini-batch."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -19,7 +19,7 @@ _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a micro-batch size was chosen. All memory is in bytes, peaks above the model included.
+    """How a micro-batch size was chosen; all memory in bytes, of the model too.
 
     Attributes:
         micro_batch_size: The size chosen for the first mini-batch.
@@ -137,7 +137,7 @@ class AutoSizer:
         return None
 
     def needs_probe(self, num_samples: int) -> bool:
-        """Whether no model stands yet and `num_samples` are enough for a new try."""
+        """Whether there is no memory model yet and `num_samples` are enough for a new try."""
         if self._model is not None or self._ran_out:
             return False
         return self.sizing is None or num_samples > self.sizing.probes[-1][0]
