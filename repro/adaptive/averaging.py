@@ -92,12 +92,7 @@ def average(
 
 
 class Bucket:
-    """Gradients that are averaged in one go, padded to a multiple of the processes.
-
-    Args:
-        parameters: Of one type and device.
-        processes: P.
-    """
+    """Gradients that are averaged in one go, padded to a multiple of the processes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
         self.parameters = list(parameters)
@@ -146,16 +141,7 @@ def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bu
 
 
 class OverlappedAverager:
-    """Averages gradients of a model over processes, one step behind its forward passes.
-
-    Args:
-        model: Its parameters are the same in every process.
-        optimizer: Makes the updates, bucket by bucket where `defer` is called.
-        method: ``"all_to_all"`` or ``"reduce_scatter"``.
-        group: The processes; used by this averager's thread alone while steps are under way.
-        bucket_bytes: Gradients that are communicated together; 0 for one parameter at a time.
-        timeout_s: After which waiting for a bucket gives up.
-    """
+    """Averages gradients of a model over processes, one step behind its forward passes."""
 
     def __init__(
         self,

@@ -176,20 +176,9 @@ def check_loss_adds_up(
     training mode where its outputs are of another form there). Nothing stays changed: parameters,
     buffers, modes and generators are as before.
 
-    Args:
-        model: On the device.
-        loss_fn: The loss.
-        batch: The mini-batch; of it those samples that differ most in what losses tend to weigh
-            by, such as ignored labels.
-        weights: What each sample counts, or None.
-        device: The device.
-        precision: Makes the context of the forward pass.
-        modes: In which to call the model, False for evaluation, until it can be called.
-        new: Labels that no mini-batch before had.
-
-    Returns:
-        Whether the check could be made. It says nothing of fewer than three samples, and of losses
-        that are not finite.
+    `modes` are those in which to call the model until it can be called, False for evaluation;
+    `new` are labels that no mini-batch before had. Returns False for fewer than three samples and
+    for losses that are not finite, of which nothing can be said.
 
     Raises:
         LossCheckError: They differ.
@@ -304,12 +293,7 @@ def check_model(
     The model is called in its own mode, but for normalisation by batches (which is known to see
     each piece alone) and dropout. Nothing stays changed.
 
-    Args:
-        model: On the device.
-        batch: Of it a few samples are taken, at once and in parts.
-        device: The device.
-        precision: Makes the context of the forward pass.
-        repeated: Whether a process calls the model several times for a mini-batch.
+    With `repeated` a process calls the model several times for a mini-batch.
     """
     order, ends = _some(batch)
 

@@ -153,10 +153,7 @@ def check_optimizer(
 ) -> None:
     """Refuse an optimizer that would not train the model.
 
-    Args:
-        optimizer: Of the model's parameters.
-        model: Its parameters that require a gradient are all to be in the optimizer.
-        others: Parameters beside the model's that the optimizer may have.
+    Parameters of the model that require a gradient are all to be in it, and no other but `others`.
 
     Raises:
         ValueError: A parameter of one is not in the other, the model has nothing to train, the
@@ -204,10 +201,6 @@ def check_optimizer(
 
 def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
     """Refuse hooks that are called for every part of a gradient.
-
-    Args:
-        names: Of the parameters.
-        expected: How many on each belong to the averaging.
 
     Raises:
         ValueError: There are others.

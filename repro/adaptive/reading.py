@@ -44,10 +44,6 @@ class Parameters(dict[str, Any]):
 
     A module's attributes are read from here, and so are `parameters()` and `state_dict()`. A copy,
     pickled or not, is finished and a dictionary like any other.
-
-    Args:
-        members: By name.
-        owner: Has a method `ready`; kept weakly.
     """
 
     def __init__(self, members: dict[str, Any], owner: Any) -> None:

@@ -29,15 +29,10 @@ from repro.measure.loss_parts import KnownLoss
 
 @dataclass(frozen=True)
 class Plan:
-    """A piece cut into micro-batches.
+    """A piece cut into micro-batches."""
 
-    Attributes:
-        bounds: The sample range of each.
-        weights: What each counts.
-    """
-
-    bounds: list[tuple[int, int]]
-    weights: list[float]
+    bounds: list[tuple[int, int]]  # the sample range of each
+    weights: list[float]  # of each in the mini-batch's loss
     _part: Callable[[int], Any]
 
     def parts(self) -> Iterator[Any]:
@@ -135,11 +130,7 @@ class Piece:
         return Plan(ranges, self.weights_of(ranges) if weights is None else weights, part)
 
     def weights_of(self, bounds: list[tuple[int, int]]) -> list[float]:
-        """Return the weight of each micro-batch: its samples' sum, or their number.
-
-        Raises:
-            MicroBatchError: The weights fit neither the samples nor the micro-batches.
-        """
+        """Return the weight of each micro-batch: its samples' sum, or their number."""
         if self.weights is None:
             return [float(stop - start) for start, stop in bounds]
         if self.batch is not None and len(self.weights) == self.num_samples:
@@ -158,12 +149,7 @@ _ALL = 2**31 - 1  # more samples than any mini-batch has
 
 
 class Reader:
-    """Reads mini-batches.
-
-    Args:
-        shared: What belongs to all samples, see `read_batch`.
-        split: The user's function that makes micro-batches, None to find the samples.
-    """
+    """Reads mini-batches."""
 
     def __init__(self, shared: Sequence[Any] = (), split: SplitFunction | None = None) -> None:
         one = isinstance(shared, str | int | torch.Tensor)
@@ -177,14 +163,7 @@ class Reader:
             )
 
     def read(self, inputs: Any, targets: Any, weights: Any) -> Piece:
-        """Check a mini-batch, or a part of one.
-
-        Raises:
-            EmptyBatchError: No sample.
-            BatchSizeMismatchError: First dimensions differ.
-            UnsplittableBatchError: It cannot be told what belongs to which sample.
-            MicroBatchError: No batched tensor, or unusable weights.
-        """
+        """Check a mini-batch, or a part of one."""
         checked = _checked_weights(weights)
         if self._split is not None:
             with named_errors():
@@ -297,12 +276,7 @@ def zero_of(outputs: Any) -> torch.Tensor:
 
 
 class Values:
-    """The values of a micro-batch, put back where a forward pass changes them in place.
-
-    Args:
-        micro_batch: Tensors in any structure.
-        device: Where the model computes; what lies elsewhere is copied before it computes.
-    """
+    """The values of a micro-batch, put back where a forward pass changes them in place."""
 
     def __init__(self, micro_batch: Any, device: torch.device) -> None:
         self._micro_batch = micro_batch
@@ -332,9 +306,6 @@ def concatenate(
     """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
 
     Without `bounds` a sample may have any number of rows, as a graph has of nodes.
-
-    Raises:
-        MicroBatchError: An output tensor does not have its micro-batch's samples first.
     """
     columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
     if not any(isinstance(column[0], torch.Tensor) for column in columns):

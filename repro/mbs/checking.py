@@ -63,22 +63,13 @@ _OFF = "check='off' computes it all the same"
 
 @dataclass(frozen=True)
 class Sample:
-    """Two groups of samples of a mini-batch, and both together.
+    """Two groups of samples of a mini-batch, and both together."""
 
-    Attributes:
-        parts: (inputs, targets) of each group.
-        whole: Likewise of both; its inputs are None where they cannot be put together.
-        twice: The inputs of the first group twice, None where there are none.
-        counts: Samples of each group.
-        factors: The share of each group's gradient in the gradient of both.
-        weighted: Whether the user gave weights.
-    """
-
-    parts: tuple[Any, Any]
-    whole: Any
-    twice: Any
+    parts: tuple[Any, Any]  # (inputs, targets) of each group
+    whole: Any  # of both; inputs are None where they cannot be put together
+    twice: Any  # the inputs of the first group twice, None where there are none
     counts: tuple[int, int]
-    factors: tuple[float, float]
+    factors: tuple[float, float]  # the share of each group's gradient in that of both
     weighted: bool = False
 
 
@@ -90,14 +81,6 @@ class SelfCheck:
     evaluation mode as a whole and in parts, where a tensor that was divided although all samples
     need it shows; and in training mode beside other samples, with the same random numbers, where a
     model that compares samples shows. No backward pass through the model is made.
-
-    Args:
-        module: The model.
-        modules: It and the loss, if that is a module, with all that they contain.
-        loss_fn: The loss.
-        undone: Makes a context that leaves no trace.
-        device: The device.
-        precision: Of forward passes.
 
     Attributes:
         hidden_state: Whether a forward pass changed what the next one computed from the same
@@ -122,11 +105,7 @@ class SelfCheck:
     def run(self, sample: Sample, loss: bool, mixing: bool, through: bool = False) -> bool:
         """Return whether the check could be made.
 
-        Args:
-            sample: What to compute.
-            loss: Whether to check the loss.
-            mixing: Whether to check that the model treats samples one by one.
-            through: Whether the loss takes more from the model than its outputs.
+        With `through` the loss takes more from the model than its outputs.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -266,14 +245,8 @@ class SelfCheck:
         Return whether that could be done: not where the loss takes something else than the outputs
         and the targets, such as an attribute of the model, or random numbers.
 
-        Args:
-            collector: Outputs, losses and gradients of the micro-batches.
-            targets: Of each micro-batch kept.
-            whole_targets: Of all of them.
-            exact: Whether they are weighed; else they are summed.
-            scale: The factor of a loss in the backward pass, over its weight.
-            weighted: Whether the user gave weights.
-            uneven: Whether samples may have different numbers of rows.
+        `scale` is the factor of a loss in the backward pass, over its weight; with `uneven` samples
+        may have different numbers of rows.
 
         Raises:
             LossCheckError: The losses do not add up.

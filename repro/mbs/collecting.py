@@ -66,9 +66,6 @@ class Collector:
 
     The gradient is that by the outputs as the loss takes them: where one output is computed from
     another, what reaches the first through the second is not in it.
-
-    Args:
-        most_bytes: Of outputs; the first micro-batches that fit are kept.
     """
 
     def __init__(self, most_bytes: int) -> None:

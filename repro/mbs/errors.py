@@ -162,10 +162,6 @@ def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
 def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
     """Say what is wrong with a micro-batch that a model or a loss could not compute.
 
-    Args:
-        bound: Its samples.
-        total: Samples of the mini-batch.
-
     Raises:
         MixedSamplesError: It has another number of samples than what belongs to the whole.
     """
@@ -197,11 +193,7 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
 
 
 def check_no_graph(tree: Any, what: str) -> None:
-    """Raise where inputs or targets wait for a gradient, which they would not receive.
-
-    Raises:
-        InputGradientError: One, or something it was computed from, requires a gradient.
-    """
+    """Raise where inputs or targets wait for a gradient, which they would not receive."""
     for leaf in batches.leaves_of(tree):
         tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -248,10 +240,7 @@ def check_loss(loss: Any) -> torch.Tensor:
 def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> None:
     """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device.
 
-    Args:
-        loss: This process's loss.
-        of_all: The sum of the losses of all processes, which share one gradient.
-        num_samples: Samples of this process.
+    `of_all` is the sum of the losses of all processes, which share one gradient.
     """
     if math.isfinite(of_all.item()):
         return

@@ -57,9 +57,6 @@ class AutoSizer:
     that the size follows what else takes and returns memory. An out-of-memory error halves the
     size; after several mini-batches without another it doubles again, up to what the model
     admits. Each failure after a doubling makes the next try wait twice as long.
-
-    Args:
-        device: Where the memory is.
     """
 
     def __init__(self, device: torch.device) -> None:

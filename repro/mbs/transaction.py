@@ -95,14 +95,7 @@ class Transaction:
 
 
 class Ledger:
-    """The tensors that backward passes add gradients to, and the transactions under way.
-
-    Args:
-        randomness: The random number generators.
-        copy_gradients: See `Transaction`.
-        gathered: Whether a fully sharded model gathers parameters, so that those in its graphs are
-            not the ones that keep gradients.
-    """
+    """The tensors that backward passes add gradients to, and the transactions under way."""
 
     def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
         self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered

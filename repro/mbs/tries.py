@@ -23,25 +23,18 @@ from repro.measure.untouched import Snapshot
 
 @dataclass
 class Tries:
-    """Runs a mini-batch or a piece of it at a micro-batch size that fits.
-
-    Attributes:
-        size: The size where it was given, else None.
-        sizer: Chooses the size where none was given.
-        accumulate: Runs micro-batches of a model, each loss over a divisor.
-        roots: Returns the model and the modules of the loss.
-    """
+    """Runs a mini-batch or a piece of it at a micro-batch size that fits."""
 
     module: nn.Module
     device: torch.device
     stager: Stager
     processes: Processes
-    size: int | None
+    size: int | None  # None where the sizer chooses
     sizer: AutoSizer | None
     weighing: Weighing
     ledger: Ledger
     accumulate: Callable[[nn.Module, Plan, float], Any]
-    roots: Callable[[], Sequence[nn.Module]]
+    roots: Callable[[], Sequence[nn.Module]]  # the model and the modules of the loss
     _too_large: int | None = None
 
     def run(
@@ -49,11 +42,8 @@ class Tries:
     ) -> Any:
         """Run at the size given or chosen, smaller where memory runs out; add to `totals`.
 
-        Args:
-            piece: What is run.
-            run: Runs it at a size; returns its totals, and what this returns.
-            totals: Of the mini-batch.
-            together: Whether all processes run the same size, and try again if one has to.
+        `run` takes a size and returns totals and the touched parameters; with `together` all
+        processes run the same size, and try again if one has to.
         """
         if self.sizer is None:
             assert self.size is not None
@@ -134,12 +124,7 @@ class Tries:
         return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        """Run in processes that compute by themselves; where it fails in one, fail in all.
-
-        Args:
-            run: The micro-batches.
-            largest: Samples of the largest.
-        """
+        """Run in processes that compute by themselves; where it fails in one, fail in all."""
         problem: Exception | None = None
         try:
             totals = run()

@@ -25,16 +25,9 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 @dataclass
 class TwoPass:
-    """Computes outputs first, the loss of all of them next, and the parameters' gradients last.
+    """Computes outputs first, the loss of all of them next, and the parameters' gradients last."""
 
-    Attributes:
-        module: The model, in no wrapper of processes.
-        loss: Takes the loss of outputs and targets.
-        check_finite: Refuses a mini-batch whose loss is not finite.
-        forward_ended: Called after each forward pass of the first pass.
-    """
-
-    module: nn.Module
+    module: nn.Module  # in no wrapper of processes
     device: torch.device
     stager: Stager
     processes: Processes
@@ -42,7 +35,7 @@ class TwoPass:
     precision: Precision
     ledger: Ledger
     loss: Callable[[Any, Any], torch.Tensor]
-    check_finite: Callable[[Totals], None]
+    check_finite: Callable[[Totals], None]  # before the first backward pass
     forward_ended: Callable[[], None]
     _sketches: dict[torch.dtype | None, "Sketch"] = field(default_factory=dict)
 
@@ -54,12 +47,6 @@ class TwoPass:
         updates: DeferredBatchNorm,
     ) -> Totals:
         """Accumulate the gradient of a mini-batch, each process that of its own samples.
-
-        Args:
-            model: The model, with the wrapper that synchronises gradients.
-            piece: The mini-batch.
-            plan: Its micro-batches.
-            updates: Of BatchNorm's statistics, made by the second pass.
 
         Raises:
             NondeterministicModelError: The second pass had other outputs.

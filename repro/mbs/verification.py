@@ -20,15 +20,7 @@ _CHECKED = {
 
 
 class Verification:
-    """Checks mini-batches where that is due, and remembers what has been checked.
-
-    Args:
-        check: ``"first"``, ``"always"`` or ``"off"``.
-        two_pass: Whether the loss is computed over the whole mini-batch.
-        sharded: Whether the processes compute together.
-        weighing: Cuts mini-batches and weighs their parts.
-        compare: Computes and compares.
-    """
+    """Checks mini-batches where that is due, and remembers what has been checked."""
 
     def __init__(
         self, check: str, two_pass: bool, sharded: bool, weighing: Weighing, compare: SelfCheck
@@ -55,10 +47,7 @@ class Verification:
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
         """Check what can be checked before the micro-batches: model, and loss of one micro-batch.
 
-        Args:
-            piece: The mini-batch, or a part of one.
-            size: Of its micro-batches.
-            alone: Whether the piece is a whole mini-batch.
+        With `alone` the piece is a whole mini-batch.
         """
         # What `split` makes of a mini-batch is known to the user alone.
         unknown = self._weighing.known is None or piece.weights is not None or piece.batch is None
@@ -95,11 +84,7 @@ class Verification:
     def conclude(self, piece: Piece, plan: Plan, collector: Collector | None, scale: float) -> None:
         """Compare the micro-batches' losses with that of the whole.
 
-        Args:
-            piece: The mini-batch, or a part of one.
-            plan: Its micro-batches.
-            collector: Their outputs, losses and gradients.
-            scale: The factor of a loss in the backward pass, over its weight.
+        `scale` is the factor of a loss in the backward pass, over its weight.
 
         Raises:
             LossCheckError: The losses do not add up.

@@ -17,10 +17,6 @@ class Weighing:
     Attributes:
         known: One of torch's losses, without hooks; None for any other.
         normalization: The one that the loss needs, as it is now: a sum's parts are summed.
-
-    Raises:
-        LossReductionError: The loss has ``reduction="none"``.
-        UnsupportedLossError: The loss has no such normalisation.
     """
 
     known: KnownLoss | None

@@ -1534,15 +1534,6 @@ class TestOneProcess:
         with pytest.raises(ValueError, match=r"0.weight, 0.bias, .* have no shape yet"):
             DataParallel(model, F.cross_entropy, optimizer)
 
-    @pytest.mark.parametrize("name", WHOLE)
-    def test_any_optimizer_will_do(self, name):
-        model = make()
-        parallel = DataParallel(model, F.cross_entropy, WHOLE[name](model.parameters()))
-        for number in range(4):
-            parallel.step(*batch(number))
-        wanted = described(*plainly(WHOLE[name])[:2])["weights"]
-        assert same(model.parameters(), wanted)
-
     @pytest.mark.parametrize("how", PRECISIONS)
     def test_low_precision_and_clipping(self, how):
         answer = precisely("all_to_all", how)
