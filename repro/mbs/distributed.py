@@ -98,6 +98,19 @@ class Processes:
                 loss = loss + parameter.sum().to(loss.dtype) * 0
         return loss
 
+    def check_shards(self, auto: bool = False, pieces: bool = False) -> None:
+        """Refuse sizes that are tried, or pieces, with a fully sharded model."""
+        if self.sharded and auto:
+            raise DistributedModelError(
+                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
+                "sharded model computes in all processes together; give a whole number"
+            )
+        if self.sharded and pieces:
+            raise DistributedModelError(
+                "a fully sharded model computes in all processes together, which have to know how "
+                "many micro-batches there are; give the whole mini-batch, not an iterable"
+            )
+
     def check_divisible(self) -> None:
         """Refuse to divide a mini-batch where gradients can only be synchronised as a whole.
 

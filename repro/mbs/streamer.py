@@ -148,21 +148,14 @@ class MicroBatchStreamer:
         self._randomness = Randomness(device, generators)
         self._processes = Processes(model, device)
         self._module = self._processes.module
-        if self._processes.sharded and self._sizer is not None:
-            raise errors.DistributedModelError(
-                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
-                "sharded model computes in all processes together; give a whole number"
-            )
-        self._ledger = Ledger(
-            self._randomness, self._processes.gradients_are_views, self._processes.sharded
-        )
+        self._processes.check_shards(auto=self._sizer is not None)
+        sharded = self._processes.sharded
+        self._ledger = Ledger(self._randomness, self._processes.gradients_are_views, sharded)
         undone = partial(self._ledger.transaction, keep=False)
         self._compare = SelfCheck(
             self._module, self._modules, self._call_loss, undone, device, self._precision
         )
-        self._verification = Verification(
-            check, two_pass, self._processes.sharded, self._weighing, self._compare
-        )
+        self._verification = Verification(check, two_pass, sharded, self._weighing, self._compare)
         parts = self._module, device, self._stager, self._processes
         self._tries = Tries(
             *(*parts, self._size, self._sizer, self._weighing, self._ledger),
@@ -222,19 +215,14 @@ class MicroBatchStreamer:
                 makes all but the last of the full size.
 
         Raises:
-            EmptyBatchError, BatchSizeMismatchError, UnsplittableBatchError: No sample, numbers of
-                samples that differ, or parts of which it cannot be told whose they are.
-            InputGradientError, HookError: An input requires a gradient, or a parameter has a hook
-                that cannot be called once per mini-batch.
-            LossShapeError, UnsupportedLossError, NonFiniteLossError: The loss is no scalar, weighs
-                single elements, or is infinite or NaN, here or in another process.
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
                 loss, or the model's outputs depend on how the mini-batch is divided.
+            NonFiniteLossError: The loss is infinite or NaN, here or in another process.
             NondeterministicModelError: The second of two passes had other outputs, memory ran out
                 after the model had changed its inputs in place, or with ``"auto"`` a forward pass
                 changes a parameter that is not trained.
-            DistributedModelError: `DistributedDataParallel` with a static graph.
-            MicroBatchError: Anything else that cannot be used; all of these are such errors.
+            MicroBatchError: The mini-batch, the loss or a hook cannot be used, see
+                `repro.mbs.errors`; all of the above are such errors, too.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
@@ -244,11 +232,7 @@ class MicroBatchStreamer:
             raise errors.MicroBatchError(
                 "two_pass takes a whole mini-batch, not an iterable of pieces"
             )
-        if pieces is not None and self._processes.sharded:
-            raise errors.DistributedModelError(
-                "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
-            )
+        self._processes.check_shards(pieces=pieces is not None)
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
@@ -294,22 +278,20 @@ class MicroBatchStreamer:
         last = max((index for index, counted in enumerate(counts) if counted), default=-1)
         synchronize = synchronize and not self._local
         # Lines 7, 8 and 13: micro-batch i, streamed to the device.
-        for index, (inputs, targets) in enumerate(self._stager.stream(plan.parts())):
-            weight, is_last = plan.weights[index], synchronize and index == last
-            if not counts[index]:
-                self._pass_uncounted(inputs, plan.bounds[index])
-                continue
-            with self._processes.synchronization(is_last):
+        for index, micro_batch in enumerate(self._stager.stream(plan.parts())):
+            is_last, weight = synchronize and index == last, plan.weights[index]
+            with self._processes.synchronization(is_last or not counts[index]):
                 # Lines 9 and 10: forward propagation, and the loss.
-                loss = self._pass(model, inputs, targets, plan.bounds[index], plan, weight)
-                if loss.requires_grad:
+                loss = self._pass(model, micro_batch, plan, index, counts[index])
+                if loss is not None and loss.requires_grad:
                     leaves = self._ledger.meet([loss])
                     if is_last:
                         loss = self._processes.complete(loss, leaves)
                     # Lines 11 and 12: normalise it, and accumulate gradients.
                     self._precision.backward(loss * (weight / divisor))
-            totals.add(loss.detach(), weight)
-            del loss, inputs, targets  # with what its graph still holds
+            if loss is not None:
+                totals.add(loss.detach(), weight)
+            del loss, micro_batch  # with what its graph still holds
         if last < 0:
             totals.add(torch.zeros((), device=self.device), 0.0)
             if synchronize and self._processes.several:
@@ -317,19 +299,21 @@ class MicroBatchStreamer:
         return totals
 
     def _pass(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        targets: Any,
-        bound: tuple[int, int],
-        plan: Plan,
-        weight: float,
-    ) -> torch.Tensor:
-        """Return the loss of a micro-batch, kept for comparison where that is due."""
-        with self._precision.forward(), errors.explained(bound, plan.bounds[-1][1]):
-            outputs = call_model(model, inputs)
+        self, model: nn.Module, micro_batch: Any, plan: Plan, index: int, counted: bool
+    ) -> torch.Tensor | None:
+        """Return the loss of a micro-batch, kept for comparison where that is due.
+
+        None of one that does not count, such as padding alone, whose loss would be 0 / 0:
+        BatchNorm still sees its samples, and dropout draws.
+        """
+        (inputs, targets), (start, stop) = micro_batch, plan.bounds[index]
+        weight = plan.weights[index]
+        with self._precision.forward(), errors.explained((start, stop), plan.bounds[-1][1]):
+            outputs = call_model(model if counted else self._module, inputs)
             if self._collector is not None:
-                outputs = self._collector.watch(outputs, bound[1] - bound[0], weight)
+                outputs = self._collector.watch(outputs, stop - start, weight)
+            if not counted:
+                return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
             if not loss.requires_grad:
@@ -337,16 +321,6 @@ class MicroBatchStreamer:
         if self._collector is not None:
             self._collector.note(loss)
         return loss.nan_to_num() * 0 if weight == 0 else loss
-
-    def _pass_uncounted(self, inputs: Any, bound: tuple[int, int]) -> None:
-        """Run a micro-batch of weight 0, such as one of padding alone, whose loss is 0 / 0.
-
-        BatchNorm still sees the samples, and dropout draws.
-        """
-        with self._precision.forward():
-            outputs = call_model(self._module, inputs)
-        if self._collector is not None:
-            self._collector.watch(outputs, bound[1] - bound[0], 0.0)
 
     def _check_inputs(self, piece: Piece) -> None:
         errors.check_no_parameter(piece.batch, self._ledger.parameters)
