@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.measure.untouched import bits, stored
@@ -72,6 +72,16 @@ class Agreement:
         all_reduce(both, self.group, MAKING, dist.ReduceOp.MAX)
         most, least = float(both[0]), -float(both[1])
         return None if most == least else (least, most)
+
+
+def described(model: nn.Module) -> list[str]:
+    """Describe in lines the properties of a model that are to be the same in all processes."""
+    parameters = [
+        f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad {p.requires_grad}"
+        for name, p in model.named_parameters()
+    ]
+    buffers = model.named_buffers()
+    return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
 
 def _digest(text: str) -> float:

@@ -46,7 +46,7 @@ class StepTiming:
 
     @property
     def computation_s(self) -> float:
-        """What the main thread computed: forward and backward pass, updates."""
+        """Seconds in which the main thread computed: forward and backward pass, updates."""
         return self.total_s - self.blocked_s
 
 

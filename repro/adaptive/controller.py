@@ -27,7 +27,7 @@ class DivergenceWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Step:
-    """What a controller asks for: the setting of one epoch.
+    """The setting of one epoch, as a controller asks for it.
 
     Attributes:
         epoch: The epoch to train next, from 1.
@@ -82,7 +82,7 @@ class Saturation:
 
 
 class BatchController:
-    """What all strategies share: counting epochs, θ, warm-up, decay, saving.
+    """The base of all strategies: epochs, θ, warm-up, decay, saving.
 
     Before training, `observe` is given the cost and the parameters at the start, w_0; then after
     each epoch the cost and the parameters of that epoch. Each call returns the setting of the next

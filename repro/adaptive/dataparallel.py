@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast
+from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast, described
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
-from repro.adaptive.loss_check import Checks, LossCheck, parts_of, weighted
+from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
 from repro.adaptive.optimizers import (
     check_hooks,
     check_in_parts,
@@ -31,7 +31,7 @@ from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, 
 from repro.adaptive.reading import Hook
 from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
 from repro.measure import accelerator
-from repro.measure.batches import bounds, call_model, leaves_of, read_batch, to_device
+from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
@@ -178,19 +178,18 @@ class DataParallel:
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
-        model, averaging = self.model, self.averaging
+        model = self.model
         self._agreement = Agreement(self.rank, self.processes, group, self._device)
-        options = [f"averaging {averaging!r}", f"bucket_bytes {bucket_bytes}"]
-        self._agreement.check_alike(options + self._described())
+        options = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}"]
+        self._agreement.check_alike(options + described(model))
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast(tensor.detach(), group)
-        if averaging == "allreduce":
+        if self.averaging == "allreduce":
             self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
             self._unchanged.note_nodes()
         else:
-            self._averager = OverlappedAverager(
-                model, self.optimizer, averaging, group, bucket_bytes, timeout_s
-            )
+            given = model, self.optimizer, self.averaging, group
+            self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
             finish = Hook(self, "_finish")  # the optimizer's state may be a step old
             self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
             self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
@@ -201,16 +200,6 @@ class DataParallel:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the model's parameters."""
         return self.model.parameters()
-
-    def _described(self) -> list[str]:
-        """Return what has to be the same of the model in all processes, in lines."""
-        parameters = [
-            f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad "
-            f"{p.requires_grad}"
-            for p, name in self._names.items()
-        ]
-        buffers = self.model.named_buffers()
-        return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
     def clip_grad_norm(
         self,
@@ -298,27 +287,8 @@ class DataParallel:
                 self.finish()
                 self._checks.make(self.loss_fn, *due, repeated)
                 start = time.perf_counter()
-        losses = []
-        if self._averager is not None:
-            self._averager.begin()
         try:
-            self.optimizer.zero_grad(set_to_none=True)
-            for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
-                # Without a share it takes part all the same, with a gradient of zero.
-                piece = batch.slice(a, max(b, 1))
-                last = number == len(pieces) - 1
-                losses.append(self._pass(*piece, part * self.processes, last))
-            blocked = 0.0
-            if self._allreduce is not None:
-                blocked = time.perf_counter() - self._allreduce.last_start
-                self._check_gradients()
-            if self._averager is not None:
-                self._averager.end()
-            if self._averager is not None and self._in_parts:
-                self._averager.defer()
-                self._averager.apply_compiled()
-            else:
-                self._update()
+            losses, blocked = self._train(batch, pieces, parts)
         except Exception as error:
             lost = isinstance(error, PeerError) or is_of_a_peer(error)
             if self._averager is not None and not lost:
@@ -330,6 +300,30 @@ class DataParallel:
         if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
+
+    def _train(
+        self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]
+    ) -> tuple[list[Tensor], float]:
+        """Compute pieces and make the update; return losses and seconds blocked by an allreduce."""
+        losses, blocked = [], 0.0
+        if self._averager is not None:
+            self._averager.begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
+            # Without a share it takes part all the same, with a gradient of zero.
+            piece = batch.slice(a, max(b, 1))
+            losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
+        if self._allreduce is not None:
+            blocked = time.perf_counter() - self._allreduce.last_start
+            self._check_gradients()
+        if self._averager is not None:
+            self._averager.end()
+        if self._averager is not None and self._in_parts:
+            self._averager.defer()
+            self._averager.apply_compiled()
+        else:
+            self._update()
+        return losses, blocked
 
     @property
     def _in_parts(self) -> bool:
@@ -371,8 +365,8 @@ class DataParallel:
             self._scaler.update()
 
     def _check_gradients(self) -> None:
-        lacking = [name for p, name in self._names.items() if p.requires_grad and p.grad is None]
-        if lacking:
+        named = self._names.items()
+        if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
             raise ValueError(no_gradient(lacking))
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
@@ -387,7 +381,7 @@ class DataParallel:
                 known = not isinstance(part, Tensor) or part.device.type == "cpu"
                 if known and part == 0 and not loss.isfinite():
                     loss = torch.zeros_like(loss.detach())
-                loss = _connected(weighted(loss, part), outputs)
+                loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
@@ -397,9 +391,8 @@ class DataParallel:
         return loss.detach()
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return (
-            torch.autocast(self._device.type, self._autocast) if self._autocast else nullcontext()
-        )
+        kind, dtype = self._device.type, self._autocast
+        return torch.autocast(kind, dtype) if dtype else nullcontext()
 
     def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
         if (averager := self._averager) is not None:
@@ -505,14 +498,3 @@ def _check_arguments(
         raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
     if check not in ("first", "off"):
         raise ValueError(f"check is {check!r}; choose first, off")
-
-
-def _connected(loss: Tensor, outputs: Any) -> Tensor:
-    """Return a loss with a graph, also where it is constant, as without a positive sample."""
-    if loss.requires_grad:
-        return loss
-    for leaf in leaves_of(outputs):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            # Not times 0, which of what is not finite is NaN.
-            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
-    return loss

@@ -1,4 +1,4 @@
-"""What gradients say of a batch size: their norms, their noise, and the cost F itself.
+"""Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
 None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
 attributes and random states are as they were when a call ends, whether it raises or not;
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError
-from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, weighted
+from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
 from repro.adaptive.unchanged import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.containers import BatchError
@@ -257,7 +257,7 @@ def full_cost(
             part = (1.0 if summed else float(samples)) if each is None else each.sum()
             total += weighted(loss.double(), part)
             divisor = 1.0 if summed else divisor + part
-            if known is None or known.hooked:
+            if not is_torchs(loss_fn):
                 to_check += _new(novelty, inputs, targets)
         if number > 1:
             _check_mean(model, loss_fn, to_check, device)

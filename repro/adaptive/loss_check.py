@@ -5,13 +5,14 @@ The checks are made before the first mini-batch is computed.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
 from repro.measure.loss_parts import (
@@ -28,7 +29,7 @@ from repro.measure.loss_parts import (
     tolerance,
 )
 from repro.measure.telling import Novelty, one_of_each, telling_samples
-from repro.measure.untouched import bits, untouched
+from repro.measure.untouched import Snapshot, bits, untouched
 
 LossCheck = Literal["first", "off"]
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -85,10 +86,22 @@ def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
     return loss * part
 
 
+def connected(loss: Tensor, outputs: Any) -> Tensor:
+    """Return a loss with a graph, also where it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, which of what is not finite is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss
+
+
 def is_torchs(loss_fn: Callable[..., Any]) -> bool:
     """Whether a loss is one of torch's, without hooks, whose divisor is known."""
     known = known_loss(loss_fn)
-    return known is not None and not known.hooked
+    hooked = bool(_global_forward_hooks or _global_forward_pre_hooks)
+    return known is not None and not known.hooked and not hooked
 
 
 class Checks:
@@ -195,6 +208,8 @@ def check_loss_adds_up(
         weights = torch.as_tensor(weights, dtype=torch.float64)[order]
     factors = [float(f) for f in parts_of(loss_fn, whole[1], weights, len(order), ends)]
 
+    targets = [whole[1], *(target for _, target in parts)]
+
     def loss_of(outputs: Any, targets: Any) -> Tensor:
         with precision():
             if targets is None:
@@ -207,27 +222,17 @@ def check_loss_adds_up(
 
     for training in modes:
         try:
-            with untouched(model, loss_fn) as before:
-                for root in () if training else (model, loss_fn):
-                    for module in root.modules() if isinstance(root, nn.Module) else ():
-                        module.training = False
+            with _in_mode(training, model, loss_fn) as before:
                 at_first = before.generators()
                 outputs = forward(whole[0])
                 drawn_from = before.generators()
-                targets = [whole[1], *(target for _, target in parts)]
                 losses = _by_outputs(loss_of, outputs, targets, ends)
                 if losses is None:  # the model's own loss
                     drawn_from = at_first
                     if training or normalises_by_batch(model.modules()):
                         break
                     every = [outputs, *(forward(inputs) for inputs, _ in parts)]
-                    pairs = zip(every, targets, strict=True)
-                    sizes = [float(x.abs().max()) for x in _floats(outputs) if x.numel()]
-                    with torch.no_grad():
-                        losses = [
-                            Evaluated(loss_of(*pair).double(), [], max(sizes, default=0.0), True)
-                            for pair in pairs
-                        ]
+                    losses = _by_values(loss_of, every, targets)
                 if before.generators() != drawn_from:
                     break
         except Exception:
@@ -240,6 +245,26 @@ def check_loss_adds_up(
         _refuse(found, _tolerance(model, outputs, device, precision), few, len(order))
         return True
     raise NotComparableError
+
+
+@contextmanager
+def _in_mode(training: bool, *roots: Any) -> Iterator[Snapshot]:
+    """Leave modules as they were; inside they evaluate, unless they are to stay in training."""
+    with untouched(*roots) as before:
+        for root in () if training else roots:
+            for module in root.modules() if isinstance(root, nn.Module) else ():
+                module.training = False
+        yield before
+
+
+@torch.no_grad()
+def _by_values(
+    loss_of: Callable[[Any, Any], Tensor], outputs: Sequence[Any], targets: Sequence[Any]
+) -> list[Evaluated]:
+    """Return the losses of a model that computes its own, of the whole and of each part."""
+    size = max([float(x.abs().max()) for x in _floats(outputs[0]) if x.numel()], default=0.0)
+    pairs = zip(outputs, targets, strict=True)
+    return [Evaluated(loss_of(*pair).double(), [], size, True) for pair in pairs]
 
 
 def _by_outputs(

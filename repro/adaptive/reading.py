@@ -97,32 +97,38 @@ def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
     by_memory = {
         p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided
     }
+    waiting: list[Any] = []
+    for module in model.modules():
+        if not type(module).__module__.startswith("torch."):
+            members = vars(module).items()
+            waiting += [v for name, v in members if name not in _TORCHS or name == "_buffers"]
     found, seen = set(), dict[int, Any]()  # kept, so that no other gets an id of these
-
-    def visit(value: Any) -> None:
+    while waiting:
+        value = waiting.pop()
         if value is None or isinstance(value, str | int | float) or id(value) in seen:
-            return
+            continue
         seen[id(value)] = value
         if isinstance(value, Tensor):
             if value.layout is torch.strided and value.numel():
                 found.add(by_memory.get(value.untyped_storage().data_ptr()))
-        elif isinstance(value, list | tuple | set | deque):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            visit(list(value.values()))
-        elif isinstance(value, partial):
-            visit([value.func, *value.args, *value.keywords.values()])
-        elif isinstance(value, FunctionType | MethodType):
-            for cell in getattr(value, "__closure__", None) or ():
-                with suppress(ValueError):  # an empty one
-                    visit(cell.cell_contents)
-
-    for module in model.modules():
-        if not type(module).__module__.startswith("torch."):
-            members = vars(module).items()
-            visit([value for name, value in members if name not in _TORCHS or name == "_buffers"])
+        else:
+            waiting += _contents(value)
     return {p for p in found if p is not None}
+
+
+def _contents(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return list(value)
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    contents = []
+    if isinstance(value, FunctionType | MethodType):
+        for cell in getattr(value, "__closure__", None) or ():
+            with suppress(ValueError):  # an empty one
+                contents.append(cell.cell_contents)
+    return contents
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -107,7 +107,7 @@ class AutoSizer:
         self.sizing = Sizing(chosen, tuple(probes), self._model, self._limit_bytes())
 
     def observed(self, size: int, peak_bytes: int) -> None:
-        """Note the peak of the first mini-batch, at `size`, beside what the model predicted."""
+        """Note the peak of the first mini-batch, at `size`, and the predicted one."""
         if self.sizing is not None:
             self.sizing = replace(
                 self.sizing,

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules import loss as losses
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from repro.measure.batches import leaves_of, map_leaves, replaced, to_device
 from repro.measure.precision import rounds_to_tf32
@@ -85,7 +84,7 @@ class KnownLoss:
 
     Attributes:
         reduction: ``"mean"``, ``"batchmean"`` or ``"sum"``.
-        hooked: Whether hooks may change what it computes.
+        hooked: Whether hooks of its own may change its result.
     """
 
     reduction: str
@@ -99,7 +98,7 @@ class KnownLoss:
     _ignore_index: int
 
     def counts(self, targets: Any) -> Tensor | None:
-        """What each sample adds to what a mean divides by, (N,) float64; None for 1 of each.
+        """Return the share of each sample in a mean's divisor, (N,) float64; None for 1 of each.
 
         On the targets' device; the host does not wait.
         """
@@ -115,7 +114,7 @@ class KnownLoss:
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
-        """What each part's loss was divided by, None where that is its samples; waits, once.
+        """Return the divisor of each part's loss, None where that is its samples; waits, once.
 
         Args:
             targets: Of each part.
@@ -196,7 +195,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
-    """The function or class of torch that a loss computes, its options, whether it has hooks."""
+    """Return the function or class of torch that a loss is, its options, whether it has hooks."""
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):
@@ -206,7 +205,6 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     inherited = kind.forward is base.forward and kind.__call__ is base.__call__
     options = {n: v for n in _OPTIONS if (v := getattr(loss_fn, n, None)) is not None}
     hooked = bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
-    hooked |= bool(_global_forward_hooks or _global_forward_pre_hooks)
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 
@@ -281,7 +279,7 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
 
 @dataclass(frozen=True)
 class Comparison:
-    """A loss as a whole beside that of its parts together.
+    """A loss as a whole, and that of its parts together.
 
     Attributes:
         whole: The loss of the whole.
@@ -316,7 +314,7 @@ def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[floa
 
 
 def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
-    """By what a loss differs from another, relative to the largest of them and of `more`."""
+    """Return the difference of two losses, relative to the largest of them and of `more`."""
     if not np.isfinite(float(value)):
         return float("inf")
     scale = max(abs(float(each)) for each in (value, whole.loss, *more))
@@ -326,9 +324,9 @@ def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
 
 
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
-    """The largest difference of tensors relative to their norm, None without anything to compare.
+    """Return the largest difference of tensors relative to their norm.
 
-    That is where their numbers or shapes differ, or one is not finite.
+    None without anything to compare: their numbers or shapes differ, or one is not finite.
     """
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return None
@@ -349,7 +347,7 @@ def tolerance(
     narrow: bool = False,
     multiplied_by: Sequence[Any] = ("matmul", "conv"),
 ) -> float:
-    """What rounding may differ by, relative to the size.
+    """Return the difference that rounding may make, relative to the size.
 
     Args:
         kinds: The dtypes that take part.
@@ -364,7 +362,7 @@ def tolerance(
 
 
 def kinds_of(model: nn.Module, tensors: Iterable[Tensor], device: torch.device) -> set[torch.dtype]:
-    """The dtypes of tensors, of a model's parameters and of the autocast around the call."""
+    """Return the dtypes of tensors, of a model's parameters and of autocast around the call."""
     kinds = {tensor.dtype for tensor in (*tensors, *model.parameters())}
     if torch.is_autocast_enabled(device.type):
         kinds.add(torch.get_autocast_dtype(device.type))
@@ -385,12 +383,12 @@ def is_float(leaf: Any) -> bool:
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """The floating-point tensors with dimensions of a structure."""
+    """Return the floating-point tensors with dimensions of a structure."""
     return [leaf for leaf in leaves_of(tree) if is_float(leaf) and leaf.dim() > 0]
 
 
 def fresh(tree: Any, device: torch.device) -> Any:
-    """A structure whose tensors are copies on a device, which may be changed in place."""
+    """Return a structure whose tensors are copies on a device, to be changed in place."""
 
     def copied(leaf: Any) -> Any:
         moved = to_device(leaf, device)
@@ -400,7 +398,7 @@ def fresh(tree: Any, device: torch.device) -> Any:
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
-    """The parts' outputs as those of one, None where they do not go together.
+    """Return the parts' outputs as those of one, None where they do not go together.
 
     Without `counts`, their samples, they may have any number of rows.
     """

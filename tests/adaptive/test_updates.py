@@ -5,8 +5,6 @@ All cases run in one pair of processes, in turns; each is compared with plain to
 
 import copy
 import io
-import os
-import traceback
 import warnings
 from collections import UserDict
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pairs import answers, assert_close, run_cases
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,7 +26,6 @@ from repro.adaptive import (
     DataParallel,
     LossCheckError,
     WholeStepError,
-    join_processes,
 )
 
 pytestmark = pytest.mark.slow
@@ -1017,38 +1015,12 @@ def todo(rank):
 
 
 def work(rank, port, folder):
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    join_processes("cpu", 60)
-    reports = {}
-    for key, run in todo(rank):
-        try:
-            reports[key] = run()
-        except Exception:
-            reports[key] = traceback.format_exc()
-    torch.save(reports, Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    run_cases(rank, port, folder, todo)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     return joined.both(joined.forked(), work, tmp_path_factory.mktemp("updates"))
-
-
-def answers(both, *key):
-    both_answers = [answer[key if len(key) > 1 else key[0]] for answer in both]
-    for each in both_answers:
-        assert not isinstance(each, str), each
-    return both_answers
-
-
-def assert_close(got, wanted, tolerance=1e-12):
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def same(one, other):
