@@ -296,17 +296,15 @@ class ThetaController(BatchController):
     K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
     to μ_0 and then multiplies it by β, later ones multiply it by β.
 
-    Differs from the paper: it reads K off a plotted curve; here line 9 finds it while training. It
-    supposes that training makes progress, without which θ does not change either. So K is only
-    found after an epoch whose cost is the lowest so far, and while costs have been falling since
-    w_0; and a growth that is due waits for the next multiple of K unless costs have been falling
-    since the growth before (over the last ten epochs, where that is fewer), one since then is below
-    the level at it, and the last is below F(w_0). Costs are falling where Mann and Kendall's test
-    of a trend says so: it counts in how many pairs of epochs the later cost is the lower one, and
-    so is moved neither by noise nor by a single epoch. A plateau is no progress, and no divergence.
-    Where half of what the cost had come down is lost in two epochs in a row, after the fourth, by
-    more than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once,
-    until there is progress again. As long as costs fall, all is as printed.
+    Differs from the paper: line 9 finds K while training, where the paper reads it off a plotted
+    curve, and only where training makes progress, without which θ does not change either. K is
+    found after an epoch whose cost is the lowest so far, while costs have been falling since w_0. A
+    growth that is due waits for the next multiple of K unless costs have been falling since the
+    growth before (over the last ten epochs, where that is fewer), one since then is below the level
+    at it, and the last is below F(w_0). Costs are falling by Mann and Kendall's test of a trend.
+    Where half of the fall of the cost is lost in two epochs in a row, after the fourth, by more
+    than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once, until
+    there is progress again. As long as costs fall, all is as printed.
 
     Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
     is below B_m at the first decay keeps growing, as line 11 has it.

@@ -20,6 +20,7 @@ from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast, d
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
 from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
+from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
     check_hooks,
     check_in_parts,
@@ -29,7 +30,6 @@ from repro.adaptive.optimizers import (
 )
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
 from repro.adaptive.reading import Hook
-from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
 from repro.measure.untouched import stored
@@ -156,7 +156,7 @@ class DataParallel:
         if self.processes > 1:
             check_layers(model)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._unchanged = Unchanged(model, self._names, optimizer)
+        self._guard = ModelGuard(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
@@ -186,7 +186,7 @@ class DataParallel:
             broadcast(tensor.detach(), group)
         if self.averaging == "allreduce":
             self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
-            self._unchanged.note_nodes()
+            self._guard.note_nodes()
         else:
             given = model, self.optimizer, self.averaging, group
             self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
@@ -335,7 +335,7 @@ class DataParallel:
         """Refuse what has changed since this was made, and what would see parts of gradients."""
         if self.processes == 1:
             return
-        self._unchanged.check(self.model, self.optimizer)
+        self._guard.check(self.model, self.optimizer)
         if self._in_parts:
             check_in_parts(self.optimizer)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError
 from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
-from repro.adaptive.unchanged import check_initialized
+from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.containers import BatchError
 from repro.measure.loss_parts import LossCheckError, known_loss
@@ -178,12 +178,9 @@ def noise_scale(
     `signal` over several calls, each with another `seed`, and then the ratio.
 
     Args:
-        model: In training mode while it is measured.
-        data: As in `gradient_norms`.
+        model, data, loss_fn, seed: As in `gradient_norms`.
         batch_size: B, the small batch.
-        loss_fn: Mean loss over a mini-batch.
         batches: n, at least 2.
-        seed: As in `gradient_norms`.
 
     Raises:
         ValueError: `batch_size` is below 1, or there are fewer than 2 mini-batches of it.

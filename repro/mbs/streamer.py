@@ -15,13 +15,13 @@ from repro.mbs.checking import SelfCheck
 from repro.mbs.collecting import Collector
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
+from repro.mbs.oom_retry import Retries
 from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
 from repro.mbs.sizing import AutoSizer, Sizing
 from repro.mbs.staging import Span, Stager
 from repro.mbs.transaction import Ledger
-from repro.mbs.tries import Tries
 from repro.mbs.two_pass import TwoPass
 from repro.mbs.verification import Verification
 from repro.mbs.weighing import Weighing
@@ -157,7 +157,7 @@ class MicroBatchStreamer:
         )
         self._verification = Verification(check, two_pass, sharded, self._weighing, self._compare)
         parts = self._module, device, self._stager, self._processes
-        self._tries = Tries(
+        self._retries = Retries(
             *(*parts, self._size, self._sizer, self._weighing, self._ledger),
             self._accumulate,
             self._roots,
@@ -249,7 +249,7 @@ class MicroBatchStreamer:
             if piece is not None:
                 self._check_inputs(piece)
                 run = partial(self._run_whole, piece)
-                touched = self._tries.run(piece, run, totals, self._local)
+                touched = self._retries.run(piece, run, totals, self._local)
             elif pieces is not None:
                 with self._ledger.transaction():
                     self._run_pieces(pieces, totals)
@@ -402,7 +402,7 @@ class MicroBatchStreamer:
         for piece, is_last in marked:
             first = totals.num_micro_batches == 0
             run = partial(self._run_piece, piece, (first, is_last), updates, dict(updates.moments))
-            self._tries.run(piece, run, totals)
+            self._retries.run(piece, run, totals)
             del piece, run  # before the next one is made
         if totals.loss is None:
             raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
@@ -439,7 +439,7 @@ class MicroBatchStreamer:
         return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        return self._tries.together(run, largest) if self._local else run()
+        return self._retries.together(run, largest) if self._local else run()
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from repro.adaptive.optimizers import check_optimizer
 
 
-class Unchanged:
+class ModelGuard:
     """The layers and parameters of a model and its optimizer; a later `check` refuses others."""
 
     def __init__(

@@ -22,7 +22,7 @@ from repro.measure.untouched import Snapshot
 
 
 @dataclass
-class Tries:
+class Retries:
     """Runs a mini-batch or a piece of it at a micro-batch size that fits."""
 
     module: nn.Module
