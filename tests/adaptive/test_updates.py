@@ -27,6 +27,7 @@ from repro.adaptive import (
     LossCheckError,
     WholeStepError,
 )
+from repro.adaptive.reading import Hook, Parameters, held_elsewhere
 
 pytestmark = pytest.mark.slow
 SPLIT = ("all_to_all", "reduce_scatter")
@@ -1499,6 +1500,43 @@ class TestOneProcess:
         )
         parallel.step(*batch(0))
         assert_close(list(model.parameters()), list(plain.parameters()))
+
+    @pytest.mark.parametrize("how", READS)
+    def test_who_holds_a_parameter_itself_is_found(self, how):
+        model = Reads(how)
+        held = {model.two.weight} if how in ("list", "closure", "alias", "partial") else set()
+        assert held_elsewhere(model) == held
+
+    def test_parameters_are_made_ready_before_they_are_read_and_copies_are_plain(self):
+        class Owner:
+            def __init__(self):
+                self.seen, self.finished = [], 0
+
+            def ready(self, parameters):
+                self.seen += parameters
+
+            def finish(self):
+                self.finished += 1
+
+            def note(self, text, hooked):
+                self.seen += [text, hooked]
+
+        owner, one, two = Owner(), *nn.Linear(2, 2).parameters()
+        members, hook = Parameters({"one": one, "two": two}, owner), Hook(owner, "note", "called")
+        assert members["one"] is one and members.get("two") is two and owner.seen == [one, two]
+        for read in (members.values, members.items, members.copy):
+            owner.seen.clear()
+            read()
+            assert owner.seen == [one, two]
+        owner.seen.clear()
+        assert type(members.plain()) is dict and not owner.seen
+        hook(3)
+        assert owner.seen == ["called", 3]
+        assert type(copy.copy(members)) is dict
+        copy.copy(hook)(3)
+        assert len(owner.seen) == 4 and owner.finished == 1
+        del owner
+        assert members["one"] is one and hook(3) is None
 
     def test_lazy_layers_are_refused(self):
         model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
