@@ -1,4 +1,4 @@
-"""Tries of micro-batch sizes: smaller ones after an out-of-memory error, in all processes alike."""
+"""Smaller micro-batches after an out-of-memory error, in all processes alike."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

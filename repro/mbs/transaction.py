@@ -119,7 +119,7 @@ class Ledger:
     def meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves of a backward pass; those not known yet join all transactions."""
         if self._gathered:
-            return []
+            return []  # the leaves are parts that a fully sharded model has gathered
         self._others = [reference for reference in self._others if reference() is not None]
         known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
         leaves = leaves_of_graph(tensors)
