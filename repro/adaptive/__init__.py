@@ -19,21 +19,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.adaptive.averaging import (
-        METHODS,
-        StepTiming,
-        make_buckets,
-        measure_messages,
-    )
+    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets, measure_messages
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
         DivergenceWarning,
         Saturation,
-        SchedulerError,
         Step,
         ThetaController,
-        set_lr,
     )
     from repro.adaptive.dataparallel import DataParallel
     from repro.adaptive.distance import StartingPoint
@@ -45,8 +38,7 @@ if TYPE_CHECKING:
         noise_scale,
         stable_batch,
     )
-    from repro.adaptive.loss_check import LossCheckError
-    from repro.adaptive.optimizers import WholeStepError
+    from repro.adaptive.optimizers import SchedulerError, WholeStepError, set_lr
     from repro.adaptive.processes import (
         NoLoopbackError,
         PeerError,
@@ -55,71 +47,16 @@ if TYPE_CHECKING:
         meeting_place,
         share,
     )
-    from repro.adaptive.scaling import (
-        MeasuredStep,
-        ScalingModel,
-        StepCost,
-        fit_messages,
-        updates,
+    from repro.adaptive.scaling import MeasuredStep, ScalingModel, StepCost, fit_messages, updates
+    from repro.adaptive.schedules import (
+        FixedBatch,
+        LinearScaling,
+        NoImprovement,
+        NoiseScaleBatch,
+        ScheduledBatch,
     )
-    from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
-    from repro.adaptive.stopping import NoImprovement
     from repro.measure import CheckpointError, load_checkpoint, save_checkpoint
-
-# Imported when they are first used: `repro.adaptive.scaling` needs no torch.
-_HOMES = {
-    "repro.adaptive.averaging": (
-        "METHODS",
-        "StepTiming",
-        "make_buckets",
-        "measure_messages",
-    ),
-    "repro.adaptive.controller": (
-        "BatchController",
-        "DivergedError",
-        "DivergenceWarning",
-        "Saturation",
-        "SchedulerError",
-        "Step",
-        "ThetaController",
-        "set_lr",
-    ),
-    "repro.adaptive.dataparallel": ("DataParallel",),
-    "repro.adaptive.distance": ("StartingPoint",),
-    "repro.adaptive.gradients": (
-        "GradientNorm",
-        "full_cost",
-        "gradient_norms",
-        "max_stable_batch",
-        "noise_scale",
-        "stable_batch",
-    ),
-    "repro.adaptive.loss_check": ("LossCheckError",),
-    "repro.adaptive.optimizers": ("WholeStepError",),
-    "repro.adaptive.processes": (
-        "NoLoopbackError",
-        "PeerError",
-        "join_processes",
-        "leave_processes",
-        "meeting_place",
-        "share",
-    ),
-    "repro.adaptive.scaling": (
-        "MeasuredStep",
-        "ScalingModel",
-        "StepCost",
-        "fit_messages",
-        "updates",
-    ),
-    "repro.adaptive.schedules": (
-        "FixedBatch",
-        "LinearScaling",
-        "NoiseScaleBatch",
-        "ScheduledBatch",
-    ),
-    "repro.adaptive.stopping": ("NoImprovement",),
-    "repro.measure": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
-}
+    from repro.measure.loss_parts import LossCheckError
 
 __all__ = [
     "METHODS",
@@ -166,11 +103,19 @@ __all__ = [
 ]
 
 
+# Searched in this order when a name is first used: `repro.adaptive.scaling` needs no torch.
+_HOMES = (
+    "repro.adaptive.scaling", "repro.adaptive.processes", "repro.adaptive.controller",
+    "repro.adaptive.distance", "repro.adaptive.schedules", "repro.adaptive.gradients",
+    "repro.adaptive.optimizers", "repro.adaptive.averaging", "repro.adaptive.dataparallel",
+    "repro.measure", "repro.measure.loss_parts",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            # Kept here, so that it is looked for once.
-            value = getattr(importlib.import_module(module), name)
-            globals()[name] = value
-            return value
+    for home in _HOMES if name in __all__ else ():
+        module = importlib.import_module(home)
+        if hasattr(module, name):
+            globals()[name] = getattr(module, name)  # so that it is looked for once
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

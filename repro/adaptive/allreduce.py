@@ -13,12 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 class Allreduce:
     """A model in DistributedDataParallel, whose collectives are timed.
 
-    Args:
-        model: The same in all processes already, with its buffers.
-        processes: How many there are.
-        group: Of them.
-        bucket_bytes: Gradients that are communicated together.
-
     Attributes:
         network: What to call instead of the model.
         last_start: When the communication of the last bucket began, by `time.perf_counter`.

@@ -10,21 +10,18 @@ import queue
 import statistics
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.adaptive.optimizers import is_dense, without_hooks
+from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast, without_hooks
 from repro.adaptive.processes import PeerError, lost_peer
+from repro.adaptive.reading import Hook, Parameters, held_elsewhere, is_compiled
 from repro.measure import accelerator, synchronize
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
@@ -49,7 +46,7 @@ class StepTiming:
 
     @property
     def computation_s(self) -> float:
-        """What the main thread computed: forward and backward pass, updates."""
+        """Seconds in which the main thread computed: forward and backward pass, updates."""
         return self.total_s - self.blocked_s
 
 
@@ -65,13 +62,37 @@ def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
     function(flat, part, group=group)
 
 
-class Bucket:
-    """Gradients that are averaged in one go, padded to a multiple of the processes.
+def average(
+    flat: Tensor, received: Tensor, part: Tensor, method: Method, group: dist.ProcessGroup
+) -> tuple[float, float]:
+    """Average gradients over processes in two communications, section IV-B.
 
     Args:
-        parameters: Of one type and device.
-        processes: P.
+        flat: This process's gradients, (P x n); afterwards the averages.
+        received: For those of this process's share from each, (P x n).
+        part: For the averages of this process's share, (n,).
+        method: ``"all_to_all"`` or ``"reduce_scatter"``.
+        group: The P processes.
+
+    Returns:
+        Seconds of communication and of the local sum.
     """
+    start, processes = time.perf_counter(), len(flat) // len(part)
+    if method == "all_to_all":
+        dist.all_to_all_single(received, flat, group=group)
+        came = time.perf_counter()
+        torch.sum(received.view(processes, -1), 0, out=part)
+    else:
+        reduce_scatter(part, flat, group)
+        came = time.perf_counter()
+    part /= processes
+    summed = time.perf_counter()
+    all_gather(flat, part, group)
+    return came - start + time.perf_counter() - summed, summed - came
+
+
+class Bucket:
+    """Gradients that are averaged in one go, padded to a multiple of the processes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
         self.parameters = list(parameters)
@@ -119,101 +140,8 @@ def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bu
     return [Bucket(group, processes) for group in groups]
 
 
-class Hook:
-    """Calls a method of an object, and nothing in a copy of what it hooks, pickled or not.
-
-    What is copied is finished first, since a copy has no updates under way.
-
-    Args:
-        owner: Kept weakly.
-        name: Of its method, called with `arguments` and the first argument of the hook.
-        *arguments: Of the hook.
-    """
-
-    def __init__(self, owner: Any, name: str, *arguments: Any) -> None:
-        self._owner, self._name, self._arguments = weakref.ref(owner), name, arguments
-
-    def __call__(self, hooked: Any = None, *_: Any) -> None:
-        owner = self._owner()
-        if owner is not None:
-            getattr(owner, self._name)(*self._arguments, hooked)
-
-    def __reduce__(self) -> tuple[type["Hook"], tuple[Any, str]]:
-        owner = self._owner()
-        if owner is not None:
-            owner.finish()
-        return Hook, (_Gone(), "")
-
-
-class Parameters(dict[str, Any]):
-    """The parameters of a module, each of which is updated before anyone reads it from here.
-
-    A module's attributes are read from here, and so are `parameters()` and `state_dict()`. A copy,
-    pickled or not, is finished and a dictionary like any other.
-
-    Args:
-        members: By name.
-        owner: Kept weakly.
-    """
-
-    def __init__(self, members: dict[str, Any], owner: "OverlappedAverager") -> None:
-        super().__init__(members)
-        self._owner = weakref.ref(owner)
-
-    def _ready(self, *parameters: Any) -> None:
-        owner = self._owner()
-        if owner is not None:
-            owner.ready(parameters)
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        self._ready(parameter)
-        return parameter
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return one of them, updated."""
-        parameter = super().get(name, default)
-        self._ready(parameter)
-        return parameter
-
-    def values(self) -> Any:
-        """Return all of them, updated."""
-        self._ready(*super().values())
-        return super().values()
-
-    def items(self) -> Any:
-        """Return names and all of them, updated."""
-        self._ready(*super().values())
-        return super().items()
-
-    def plain(self) -> dict[str, Any]:
-        """Return a dictionary like any other of all of them, as they are."""
-        return dict(super().items())
-
-    def copy(self) -> dict[str, Any]:
-        """Return a dictionary like any other of all of them, updated."""
-        return dict(self.items())
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (self.copy(),)
-
-
-class _Gone:
-    """What a copied hook belonged to: no reference outlives it."""
-
-
 class OverlappedAverager:
-    """Averages gradients of a model over processes, one step behind its forward passes.
-
-    Args:
-        model: Its parameters are the same in every process.
-        optimizer: Makes the updates, bucket by bucket where `defer` is called; see
-            `repro.adaptive.optimizers`.
-        method: ``"all_to_all"`` or ``"reduce_scatter"``.
-        group: The processes; used by this averager's thread alone while steps are under way.
-        bucket_bytes: Gradients that are communicated together; 0 for one parameter at a time.
-        timeout_s: After which waiting for a bucket gives up.
-    """
+    """Averages gradients of a model over processes, one step behind its forward passes."""
 
     def __init__(
         self,
@@ -251,7 +179,7 @@ class OverlappedAverager:
                 hook = Hook(self, "collect", number, position)
                 self._handles.append(p.register_post_accumulate_grad_hook(hook))
         compiled = {
-            part for module in model.modules() if _is_compiled(module) for part in module.modules()
+            part for module in model.modules() if is_compiled(module) for part in module.modules()
         }
         self._watched = [
             m for m in model.modules() if m not in compiled and "_parameters" in vars(m)
@@ -335,26 +263,14 @@ class OverlappedAverager:
             try:
                 with accelerator.on(self._device), accelerator.use_stream(self._stream):
                     self._stream.wait_event(bucket.filled)
-                    self._average(bucket)
+                    seconds = average(
+                        bucket.flat, bucket.received, bucket.part, self._method, self._group
+                    )
+                    bucket.communication_s, bucket.summation_s = seconds
                     bucket.averaged.record(self._stream)
             except Exception as error:
                 bucket.error = error
             bucket.ready.set()
-
-    def _average(self, bucket: Bucket) -> None:
-        start = time.perf_counter()
-        if self._method == "all_to_all":
-            dist.all_to_all_single(bucket.received, bucket.flat, group=self._group)
-            received = time.perf_counter()
-            torch.sum(bucket.received.view(self._processes, -1), 0, out=bucket.part)
-        else:
-            reduce_scatter(bucket.part, bucket.flat, self._group)
-            received = time.perf_counter()
-        bucket.part /= self._processes
-        summed = time.perf_counter()
-        all_gather(bucket.flat, bucket.part, self._group)
-        bucket.summation_s = summed - received
-        bucket.communication_s = received - start + time.perf_counter() - summed
 
     def begin(self) -> None:
         """Begin a mini-batch."""
@@ -521,69 +437,6 @@ class OverlappedAverager:
                 vars(module)["_parameters"] = module._parameters.plain()
 
 
-@contextmanager
-def without_autocast(kind: str) -> Iterator[None]:
-    """Leave the caller's autocast, which is for forward passes, and its copies of old weights."""
-    if not torch.is_autocast_enabled(kind):
-        yield
-        return
-    with torch.autocast(kind, enabled=False):
-        yield
-    torch.clear_autocast_cache()
-
-
-def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
-    """Return parameters that a module holds, or shares memory with, otherwise than as its own.
-
-    Looked at are attributes and buffers of modules whose class is not torch's: tensors, and lists,
-    tuples, sets, dictionaries, partial functions and closures with tensors.
-    """
-    by_memory = {
-        p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided
-    }
-    found, seen = set(), dict[int, Any]()  # kept, so that no other gets an id of these
-
-    def visit(value: Any) -> None:
-        if value is None or isinstance(value, str | int | float) or id(value) in seen:
-            return
-        seen[id(value)] = value
-        if isinstance(value, Tensor):
-            if value.layout is torch.strided and value.numel():
-                found.add(by_memory.get(value.untyped_storage().data_ptr()))
-        elif isinstance(value, list | tuple | set | deque):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            visit(list(value.values()))
-        elif isinstance(value, partial):
-            visit([value.func, *value.args, *value.keywords.values()])
-        elif isinstance(value, FunctionType | MethodType):
-            for cell in getattr(value, "__closure__", None) or ():
-                with suppress(ValueError):  # an empty one
-                    visit(cell.cell_contents)
-
-    for module in model.modules():
-        if not type(module).__module__.startswith("torch."):
-            members = vars(module).items()
-            visit([value for name, value in members if name not in _TORCHS or name == "_buffers"])
-    return {p for p in found if p is not None}
-
-
-_TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a module
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or hasattr(module, "_torchdynamo_orig_callable")
-
-
-def no_gradient(names: Sequence[str]) -> str:
-    """Return what to tell where parameters got no gradient."""
-    return (
-        f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
-        "or use every parameter in every step"
-    )
-
-
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -623,12 +476,7 @@ def measure_messages(
             if method == "allreduce":
                 dist.all_reduce(flat, group=group)
             else:
-                if method == "all_to_all":
-                    dist.all_to_all_single(received, flat, group=group)
-                    torch.sum(received.view(processes, -1), 0, out=part)
-                else:
-                    reduce_scatter(part, flat, group)
-                all_gather(flat, part, group)
+                average(flat, received, part, method, group)
             synchronize(device)
             if turn >= warmup:
                 samples[size].append(time.perf_counter() - start)

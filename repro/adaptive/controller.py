@@ -1,8 +1,4 @@
-"""θ-adaptive batch size and learning rate: equation 4, Algorithm 1, section III-E.
-
-Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, "Improving
-Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
-"""
+"""θ-adaptive batch size and learning rate: Lee et al., equation 4, Algorithm 1, section III-E."""
 
 import itertools
 import math
@@ -29,13 +25,9 @@ class DivergenceWarning(UserWarning):
     """Training makes no progress, or loses what it made."""
 
 
-class SchedulerError(ValueError):
-    """A learning-rate scheduler sets the rates that a controller is to set."""
-
-
 @dataclass(frozen=True)
 class Step:
-    """What a controller asks for: the setting of one epoch.
+    """The setting of one epoch, as a controller asks for it.
 
     Attributes:
         epoch: The epoch to train next, from 1.
@@ -66,57 +58,6 @@ class Step:
         return self.lr_before + (self.lr - self.lr_before) * done
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, in the proportion that the groups had to each other.
-
-    A group that was made with the optimizer's own rate gets `lr`, one with half of it half of
-    `lr`; where no group has the optimizer's own rate, the one with the largest gets `lr`. A
-    group's share of `lr` is its ``lr_scale``, which the first call notes where there is none, and
-    a later call for a group that was added since.
-
-    With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
-
-    Raises:
-        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate is not what
-            the last call set it to: each would overwrite the other's rates.
-        ValueError: The optimizer has no rate to set.
-    """
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-        raise SchedulerError(
-            "the optimizer has a learning-rate scheduler, which sets the rates that set_lr is to "
-            "set: leave the scheduler out (controllers have warmup, decay and decay_at), or set_lr"
-        )
-    if any(group["lr"] is None for group in optimizer.param_groups):
-        raise ValueError(
-            f"the rate of {type(optimizer).__name__} is None: it finds its rates by itself; give "
-            "it one (lr=, with relative_step=False where it has that), or leave set_lr out"
-        )
-    for number, group in enumerate(optimizer.param_groups):
-        if float(group["lr"]) != group.get("lr_set", float(group["lr"])):
-            raise SchedulerError(
-                f"the rate of group {number} is {float(group['lr']):g}, and set_lr had set it to "
-                f"{group['lr_set']:g}: another, such as a scheduler, sets the rates, and each "
-                "overwrites the other's: leave it out (controllers have warmup, decay and "
-                "decay_at), or set_lr"
-            )
-    if new := [group for group in optimizer.param_groups if "lr_scale" not in group]:
-        rates = [float(group["lr"]) for group in new]
-        default = optimizer.defaults["lr"]
-        default = 0.0 if default is None else float(default)
-        scaled = [g for g in optimizer.param_groups if g.get("lr_scale")]
-        present = [float(g["lr"]) / g["lr_scale"] for g in scaled] or rates
-        reference = default if default > 0 and default in rates else max(present)
-        for group, rate in zip(new, rates, strict=True):
-            group["lr_scale"] = rate / reference if reference > 0 else 1.0
-    for group in optimizer.param_groups:
-        value = lr * group["lr_scale"]
-        if isinstance(group["lr"], Tensor):  # captured steps read the rate from the device
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value
-        group["lr_set"] = float(group["lr"])
-
-
 @dataclass(frozen=True)
 class Saturation:
     """When a training cost counts as saturated (section III-E leaves it open).
@@ -141,7 +82,7 @@ class Saturation:
 
 
 class BatchController:
-    """What all strategies share: counting epochs, θ, warm-up, decay, saving.
+    """The base of all strategies: epochs, θ, warm-up, decay, saving.
 
     Before training, `observe` is given the cost and the parameters at the start, w_0; then after
     each epoch the cost and the parameters of that epoch. Each call returns the setting of the next
@@ -269,14 +210,8 @@ class BatchController:
     def setting(self) -> Step:
         """The setting of the next epoch."""
         number = self._epochs + 1
-        step = Step(
-            number,
-            self._batch,
-            self._rate,
-            self._theta,
-            self.interval,
-            diverging=self._diverging,
-        )
+        given = number, self._batch, self._rate, self._theta, self.interval
+        step = Step(*given, diverging=self._diverging)
         if number > self.warmup:
             return step
         climb = (self._rate - self.warmup_from) / self.warmup
@@ -309,36 +244,20 @@ class BatchController:
         return True
 
     _SETTINGS: ClassVar[tuple[str, ...]] = (
-        "initial_batch",
-        "max_batch",
-        "initial_lr",
-        "growth",
-        "lr_exponent",
-        "decay",
-        "warmup",
+        "initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay", "warmup",
         "warmup_from",
-    )
+    )  # fmt: skip
     _STATE: ClassVar[tuple[str, ...]] = (
-        "interval",
-        "_epochs",
-        "_batch",
-        "_rate",
-        "_decays",
-        "_first_cost",
-        "_theta",
-        "_lowest",
+        "interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta", "_lowest",
         "_waited",
-    )
+    )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
         rule = self.decay_at
         settings: dict[str, Any] = {name: getattr(self, name) for name in self._SETTINGS}
         listed = [rule.patience, rule.threshold] if isinstance(rule, Saturation) else list(rule)
-        return settings | {
-            "kind": type(self).__name__,
-            "rule": type(rule).__name__,
-            "decay_at": listed,
-        }
+        kinds = {"kind": type(self).__name__, "rule": type(rule).__name__}
+        return settings | kinds | {"decay_at": listed}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that `load_state_dict` needs, w_0 included; its tensors are not copied."""
@@ -377,17 +296,15 @@ class ThetaController(BatchController):
     K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
     to μ_0 and then multiplies it by β, later ones multiply it by β.
 
-    Differs from the paper: it reads K off a plotted curve; here line 9 finds it while training. It
-    supposes that training makes progress, without which θ does not change either. So K is only
-    found after an epoch whose cost is the lowest so far, and while costs have been falling since
-    w_0; and a growth that is due waits for the next multiple of K unless costs have been falling
-    since the growth before (over the last ten epochs, where that is fewer), one since then is below
-    the level at it, and the last is below F(w_0). Costs are falling where Mann and Kendall's test
-    of a trend says so: it counts in how many pairs of epochs the later cost is the lower one, and
-    so is moved neither by noise nor by a single epoch. A plateau is no progress, and no divergence.
-    Where half of what the cost had come down is lost in two epochs in a row, after the fourth, by
-    more than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once,
-    until there is progress again. As long as costs fall, all is as printed.
+    Differs from the paper: line 9 finds K while training, where the paper reads it off a plotted
+    curve, and only where training makes progress, without which θ does not change either. K is
+    found after an epoch whose cost is the lowest so far, while costs have been falling since w_0. A
+    growth that is due waits for the next multiple of K unless costs have been falling since the
+    growth before (over the last ten epochs, where that is fewer), one since then is below the level
+    at it, and the last is below F(w_0). Costs are falling by Mann and Kendall's test of a trend.
+    Where half of the fall of the cost is lost in two epochs in a row, after the fourth, by more
+    than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once, until
+    there is progress again. As long as costs fall, all is as printed.
 
     Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
     is below B_m at the first decay keeps growing, as line 11 has it.
@@ -414,14 +331,16 @@ class ThetaController(BatchController):
     _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval", "theta_rule")
     _STATE = (
         *BatchController._STATE,
-        "_highest",
-        "_least_cost",
-        "_least_since",
-        "_grown_at",
-        "_grown_in",
-        "_costs",
-        "_losing",
-        "_diverging",
+        *[
+            "_highest",
+            "_least_cost",
+            "_least_since",
+            "_grown_at",
+            "_grown_in",
+            "_costs",
+            "_losing",
+            "_diverging",
+        ],
     )
 
     def __init__(
@@ -438,16 +357,8 @@ class ThetaController(BatchController):
         rule: Rule = "saturation",
         **options: Any,
     ) -> None:
-        super().__init__(
-            initial_batch,
-            max_batch,
-            initial_lr,
-            growth,
-            decay=decay,
-            decay_at=decay_at,
-            warmup=warmup,
-            **options,
-        )
+        options |= {"decay": decay, "decay_at": decay_at, "warmup": warmup}
+        super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
@@ -462,29 +373,29 @@ class ThetaController(BatchController):
         self.fixed_interval = self.interval = interval
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+        """Algorithm 1, lines 7 to 12, after epoch n; `observe` computes θ (line 8, equation 4)."""
         first, lowest = self._first_cost, min(self._first_cost, self._least_cost)
         progress = cost < lowest
         self._least_cost, self._least_since = min(cost, lowest), min(cost, self._least_since)
         # New, since checkpoints hold the old one.
         self._costs = [*(self._costs or [first]), cost]
-        found = self.interval is None and n > self.warmup and self._found(before, theta)
+        # Lines 7 and 9: K is not found yet, and θ is not changed more than 10 %.
+        found = self.interval is None and n > self.warmup and self._is_saturated(before, theta)
         if found and progress and _is_falling(self._costs):
-            self.interval = n  # lines 7 to 10
+            self.interval = n  # line 10
+        # Line 11: n mod K = 0 and B < B_m; and training makes progress.
         due = self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch
         recent = self._costs[-max(_RECENT, n + 1 - self._grown_in) :]
         grows = due and cost < first and self._least_since < self._grown_at and _is_falling(recent)
-        risen = cost - self._least_cost
-        lost = first - cost <= (first - self._least_cost) / 2 and risen >= 5 * _scatter(self._costs)
-        self._losing = self._losing + 1 if lost and n > self.warmup + 3 else 0
-        self._notice(n, cost, self._losing > 1, progress or grows)
+        self._look_for_divergence(n, cost, progress or grows)
         if not grows:
             return self._batch
         # A cost that is low by chance would be hard to come below.
         self._grown_at, self._least_since, self._grown_in = max(cost, _level(recent)), math.inf, n
-        return self._grown()  # lines 11 and 12
+        return self._grown()  # line 12; `observe` has the rate grow by the same factor
 
-    def _found(self, before: float | None, theta: float | None) -> bool:
-        """Whether θ is saturated, or past its peak."""
+    def _is_saturated(self, before: float | None, theta: float | None) -> bool:
+        """Whether θ is saturated (line 9), or past its peak (section III-D)."""
         if theta is None:
             return False
         if self.theta_rule == "peak":
@@ -502,13 +413,17 @@ class ThetaController(BatchController):
         settings = {"theta_rule": "saturation"} | state["settings"]
         super().load_state_dict(state | {"settings": settings})
 
-    def _notice(self, n: int, cost: float, diverging: bool, progress: bool) -> None:
-        """Name a divergence, once until there is progress."""
+    def _look_for_divergence(self, n: int, cost: float, progress: bool) -> None:
+        """Warn where half of what the cost had come down is lost, once until there is progress."""
+        first, least = self._first_cost, self._least_cost
+        lost = first - cost <= (first - least) / 2 and cost - least >= 5 * _scatter(self._costs)
+        self._losing = self._losing + 1 if lost and n > self.warmup + 3 else 0
+        diverging = self._losing > 1
         if diverging and not self._diverging:
             warnings.warn(
-                f"the cost of epoch {n} is {cost:g}, that of w_0 was {self._first_cost:g} and the "
-                f"lowest {self._least_cost:g}: training makes no progress or diverges; lower "
-                "initial_lr where that goes on",
+                f"the cost of epoch {n} is {cost:g}, that of w_0 was {first:g} and the lowest "
+                f"{least:g}: training makes no progress or diverges; lower initial_lr where that "
+                "goes on",
                 DivergenceWarning,
                 stacklevel=4,
             )

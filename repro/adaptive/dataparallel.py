@@ -16,24 +16,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast
+from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast, described
 from repro.adaptive.allreduce import Allreduce
-from repro.adaptive.averaging import (
-    METHODS,
-    Hook,
-    Method,
-    OverlappedAverager,
-    StepTiming,
+from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
+from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
+from repro.adaptive.optimizers import (
+    check_hooks,
+    check_in_parts,
+    check_optimizer,
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.loss_check import Checks, LossCheck
-from repro.adaptive.losses import parts_of, weighted
-from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
-from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
+from repro.adaptive.reading import Hook
 from repro.measure import accelerator
-from repro.measure.batches import bounds, call_model, leaves_of, read_batch, to_device
+from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
@@ -62,11 +60,11 @@ class DataParallel:
     groups) calls `finish` before reading or changing them, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
-    every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
-    other optimizer (LAMB, LARS), a replaced `step`, and hooks around it are refused. With
-    ``overlap=False`` any optimizer will do: every gradient is there before `step` steps it once.
-    The same holds where the gradient's norm is clipped or a `GradScaler` is used, which need all
-    gradients before the first update: then communication hides under the backward pass alone.
+    every parameter by itself: torch's own but LBFGS. Any other (LAMB, LARS), a replaced `step`, and
+    hooks around it are refused. With ``overlap=False`` any optimizer will do: every gradient is
+    there before `step` steps it once. The same holds where the gradient's norm is clipped or a
+    `GradScaler` is used, which need all gradients before the first update: then communication hides
+    under the backward pass alone.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
     communicates is not pinned to a core. It also sums, so that an allgather overlaps computation,
@@ -77,10 +75,10 @@ class DataParallel:
         model: On its device. Parameters and buffers become those of rank 0.
         loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
             ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
-            a mean by class weights or over targets that are not ignored. A loss that is no mean,
-            such as a contrastive one, is not that of the whole mini-batch, see `check`.
+            a mean by class weights or over targets that are not ignored. Any other has to be a mean
+            over samples (or by `weights`), see `check`.
         optimizer: Of the model's parameters.
-        averaging: The way.
+        averaging: One of the three.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
             pieces whose gradients add up. None for no limit.
         bucket_bytes: Gradients that are communicated together. None for 1 MiB on a CPU, and 25 MiB
@@ -91,14 +89,13 @@ class DataParallel:
         scaler: A `torch.amp.GradScaler` for it, whose `step` and `update` are called here; all
             processes see the same averaged gradients, and so skip the same steps.
         clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
-        shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
-            `repro.measure.batches.read_batch`.
+        shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
+            see `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
             with that of its parts, for which the model is called in evaluation mode before the
             step; a loss that is not torch's own again where a mini-batch shows something new, such
             as padding (on an accelerator one step later). It also warns of a model that compares
-            samples, or changes buffers outside BatchNorm. ``"off"`` trusts that the loss is a mean
-            over samples, or that `weights` are right.
+            samples, or changes buffers outside BatchNorm. ``"off"`` checks nothing.
 
     Attributes:
         rank: This process, from 0.
@@ -133,30 +130,16 @@ class DataParallel:
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(
-                f"model is a {type(model).__name__}, which is no module; give the model itself, "
-                "and micro_batch= to compute a mini-batch in parts"
-            )
-        if averaging not in METHODS:
-            raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+        _check_arguments(model, averaging, micro_batch, autocast, check)
         check_initialized(model, trained=True)
+        self._device = next(model.parameters()).device
         if bucket_bytes is None:
-            device = next(model.parameters()).device
-            bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(device)]
+            bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(self._device)]
         if bucket_bytes < 0 or timeout_s <= 0:
             raise ValueError(
                 f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "
                 "more than 0"
             )
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
-        if check not in ("first", "off"):
-            raise ValueError(f"check is {check!r}; choose first, off")
-        if isinstance(model, DistributedDataParallel):
-            raise ValueError("the model is a DistributedDataParallel; give the model within it")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
@@ -172,9 +155,8 @@ class DataParallel:
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
         if self.processes > 1:
             check_layers(model)
-        self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._unchanged = Unchanged(model, self._names, optimizer)
+        self._guard = ModelGuard(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
@@ -196,26 +178,21 @@ class DataParallel:
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
-        model, averaging = self.model, self.averaging
+        model = self.model
         self._agreement = Agreement(self.rank, self.processes, group, self._device)
-        options = [f"averaging {averaging!r}", f"bucket_bytes {bucket_bytes}"]
-        self._agreement.check_alike(options + self._described())
+        options = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}"]
+        self._agreement.check_alike(options + described(model))
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast(tensor.detach(), group)
-        if averaging == "allreduce":
+        if self.averaging == "allreduce":
             self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
-            self._unchanged.note_nodes()
+            self._guard.note_nodes()
         else:
-            self._averager = OverlappedAverager(
-                model, self.optimizer, averaging, group, bucket_bytes, timeout_s
-            )
-            self._finish_before_states()
-
-    def _finish_before_states(self) -> None:
-        """Finish before the optimizer's state is read or written, which may be a step old."""
-        finish = Hook(self, "_finish")
-        self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
-        self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
+            given = model, self.optimizer, self.averaging, group
+            self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
+            finish = Hook(self, "_finish")  # the optimizer's state may be a step old
+            self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
+            self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
 
     def _finish(self, *_: Any) -> None:
         self.finish()
@@ -223,16 +200,6 @@ class DataParallel:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the model's parameters."""
         return self.model.parameters()
-
-    def _described(self) -> list[str]:
-        """Return what has to be the same of the model in all processes, in lines."""
-        parameters = [
-            f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad "
-            f"{p.requires_grad}"
-            for p, name in self._names.items()
-        ]
-        buffers = self.model.named_buffers()
-        return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
     def clip_grad_norm(
         self,
@@ -308,43 +275,20 @@ class DataParallel:
             self._agreement = None
         mine = share(batch.num_samples, self.rank, self.processes, shares)
         count = mine.stop - mine.start
-        pieces = (
-            [(mine.start + a, mine.start + b) for a, b in bounds(count, self.micro_batch or count)]
-            if count
-            else [(0, 0)]
-        )
+        ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
+        pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
         parts: Sequence[float | Tensor] = [1.0]
-        if self.processes > 1 or len(pieces) > 1:
+        repeated = len(pieces) > 1
+        if self.processes > 1 or repeated:  # else a backward pass is the whole one
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
-        if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, expected=self._averager is not None)
-            repeated = len(pieces) > 1
             due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
             if self._checks and due:
                 self.finish()
                 self._checks.make(self.loss_fn, *due, repeated)
                 start = time.perf_counter()
-        losses = []
-        if self._averager is not None:
-            self._averager.begin()
         try:
-            self.optimizer.zero_grad(set_to_none=True)
-            for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
-                # Without a share it takes part all the same, with a gradient of zero.
-                piece = batch.slice(a, max(b, 1))
-                last = number == len(pieces) - 1
-                losses.append(self._pass(*piece, part * self.processes, last))
-            blocked = 0.0
-            if self._allreduce is not None:
-                blocked = time.perf_counter() - self._allreduce.last_start
-                self._check_gradients()
-            if self._averager is not None:
-                self._averager.end()
-            if self._averager is not None and self._in_parts:
-                self._averager.defer()
-                self._averager.apply_compiled()
-            else:
-                self._update()
+            losses, blocked = self._train(batch, pieces, parts)
         except Exception as error:
             lost = isinstance(error, PeerError) or is_of_a_peer(error)
             if self._averager is not None and not lost:
@@ -357,6 +301,30 @@ class DataParallel:
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
+    def _train(
+        self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]
+    ) -> tuple[list[Tensor], float]:
+        """Compute pieces and make the update; return losses and seconds blocked by an allreduce."""
+        losses, blocked = [], 0.0
+        if self._averager is not None:
+            self._averager.begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
+            # Without a share it takes part all the same, with a gradient of zero.
+            piece = batch.slice(a, max(b, 1))
+            losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
+        if self._allreduce is not None:
+            blocked = time.perf_counter() - self._allreduce.last_start
+            self._check_gradients()
+        if self._averager is not None:
+            self._averager.end()
+        if self._averager is not None and self._in_parts:
+            self._averager.defer()
+            self._averager.apply_compiled()
+        else:
+            self._update()
+        return losses, blocked
+
     @property
     def _in_parts(self) -> bool:
         """Whether the optimizer is stepped bucket by bucket."""
@@ -367,7 +335,7 @@ class DataParallel:
         """Refuse what has changed since this was made, and what would see parts of gradients."""
         if self.processes == 1:
             return
-        self._unchanged.check(self.model, self.optimizer)
+        self._guard.check(self.model, self.optimizer)
         if self._in_parts:
             check_in_parts(self.optimizer)
 
@@ -397,8 +365,8 @@ class DataParallel:
             self._scaler.update()
 
     def _check_gradients(self) -> None:
-        lacking = [name for p, name in self._names.items() if p.requires_grad and p.grad is None]
-        if lacking:
+        named = self._names.items()
+        if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
             raise ValueError(no_gradient(lacking))
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
@@ -407,15 +375,13 @@ class DataParallel:
         with nullcontext() if last or ddp is None else ddp.no_sync():
             with self._precision():
                 outputs = call_model(network, to_device(inputs, self._device))
-                if targets is None:
-                    loss = self.loss_fn(outputs)
-                else:
-                    loss = self.loss_fn(outputs, to_device(targets, self._device))
+                given = () if targets is None else (to_device(targets, self._device),)
+                loss = self.loss_fn(outputs, *given)
                 # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
                 known = not isinstance(part, Tensor) or part.device.type == "cpu"
                 if known and part == 0 and not loss.isfinite():
                     loss = torch.zeros_like(loss.detach())
-                loss = _connected(weighted(loss, part), outputs)
+                loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
@@ -425,19 +391,15 @@ class DataParallel:
         return loss.detach()
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return (
-            torch.autocast(self._device.type, self._autocast) if self._autocast else nullcontext()
-        )
+        kind, dtype = self._device.type, self._autocast
+        return torch.autocast(kind, dtype) if dtype else nullcontext()
 
     def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
-        if self._averager is not None:
+        if (averager := self._averager) is not None:
             # Communications that ended within this step: mostly those of the step before.
-            averager = self._averager
-            timing = StepTiming(
-                total_s, averager.communication_s, averager.summation_s, averager.blocked_s
-            )
+            times = averager.communication_s, averager.summation_s, averager.blocked_s
             averager.communication_s = averager.summation_s = 0.0
-            return timing
+            return StepTiming(total_s, *times)
         communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
         return StepTiming(total_s, communication_s, 0.0, blocked_s)
 
@@ -517,12 +479,22 @@ class DataParallel:
             self._averager = self._allreduce = None
 
 
-def _connected(loss: Tensor, outputs: Any) -> Tensor:
-    """Return a loss with a graph, also where it is constant, as without a positive sample."""
-    if loss.requires_grad:
-        return loss
-    for leaf in leaves_of(outputs):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            # Not times 0, which of what is not finite is NaN.
-            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
-    return loss
+def _check_arguments(
+    model: Any, averaging: str, micro_batch: int | None, autocast: Any, check: str
+) -> None:
+    """Refuse arguments of `DataParallel` that are out of range."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which is no module; give the model itself, "
+            "and micro_batch= to compute a mini-batch in parts"
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("the model is a DistributedDataParallel; give the model within it")
+    if averaging not in METHODS:
+        raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+    if check not in ("first", "off"):
+        raise ValueError(f"check is {check!r}; choose first, off")

@@ -1,4 +1,4 @@
-"""How far training has moved: the norm of equation 4, beside one kept copy of the start."""
+"""The distance that training has moved: the norm of equation 4, from one copy of the start."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,7 +13,7 @@ class StartingPoint:
 
     Args:
         parameters: w_0; copied, never changed.
-        device: Where the copy lies; None is beside each parameter. On ``"cpu"`` it takes no
+        device: The device of the copy; None for that of each parameter. On ``"cpu"`` it takes no
             memory of a GPU, and crosses over in pieces whenever a distance is measured.
 
     Raises:

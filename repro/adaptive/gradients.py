@@ -1,4 +1,4 @@
-"""What gradients say of a batch size: their norms, their noise, and the cost F itself.
+"""Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
 None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
 attributes and random states are as they were when a call ends, whether it raises or not;
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError
-from repro.adaptive.loss_check import LossCheckError, NotComparableError, check_loss_adds_up
-from repro.adaptive.losses import counted, is_known, is_sum, weighted
-from repro.adaptive.unchanged import check_initialized
+from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
+from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.containers import BatchError
+from repro.measure.loss_parts import LossCheckError, known_loss
 from repro.measure.telling import Novelty
 from repro.measure.untouched import seed_all, untouched
 
@@ -178,12 +178,9 @@ def noise_scale(
     `signal` over several calls, each with another `seed`, and then the ratio.
 
     Args:
-        model: In training mode while it is measured.
-        data: As in `gradient_norms`.
+        model, data, loss_fn, seed: As in `gradient_norms`.
         batch_size: B, the small batch.
-        loss_fn: Mean loss over a mini-batch.
         batches: n, at least 2.
-        seed: As in `gradient_norms`.
 
     Raises:
         ValueError: `batch_size` is below 1, or there are fewer than 2 mini-batches of it.
@@ -242,7 +239,8 @@ def full_cost(
         DivergedError: The parameters are not finite.
     """
     check_initialized(model)
-    device, summed, known = _device(model), is_sum(loss_fn), is_known(loss_fn)
+    device, known = _device(model), known_loss(loss_fn)
+    summed = known is not None and known.reduction == "sum"
     number, novelty, to_check = 0, Novelty[Batch](), list[Batch | None]()
     with _untouched(model, loss_fn, seed):
         total = torch.zeros((), dtype=torch.float64, device=device)
@@ -252,11 +250,11 @@ def full_cost(
                 continue
             number += 1
             loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
-            each = None if summed else counted(loss_fn, targets)
+            each = None if known is None or summed else known.counts(targets)
             part = (1.0 if summed else float(samples)) if each is None else each.sum()
             total += weighted(loss.double(), part)
             divisor = 1.0 if summed else divisor + part
-            if not known:
+            if not is_torchs(loss_fn):
                 to_check += _new(novelty, inputs, targets)
         if number > 1:
             _check_mean(model, loss_fn, to_check, device)
@@ -328,7 +326,8 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
     loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
-    if is_sum(loss_fn):  # noise and norms are those of means
+    known = known_loss(loss_fn)
+    if known is not None and known.reduction == "sum":  # noise and norms are those of means
         loss = loss / _samples(inputs)
     # Not by backward(): gradients that are there stay, and no hook runs.
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -1,52 +1,119 @@
-"""A check, before the first mini-batch is computed, that pieces of its loss add up to it."""
+"""The share of each piece in a mini-batch's loss, and checks that pieces add up to the whole.
 
-import math
+The checks are made before the first mini-batch is computed.
+"""
+
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from repro.adaptive.losses import is_known, parts_of, weighted
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
-from repro.measure.precision import rounds_to_tf32
+from repro.measure.loss_parts import (
+    Comparison,
+    Evaluated,
+    LossCheckError,
+    compare,
+    evaluate,
+    floats,
+    is_float,
+    kinds_of,
+    known_loss,
+    normalises_by_batch,
+    tolerance,
+)
 from repro.measure.telling import Novelty, one_of_each, telling_samples
-from repro.measure.untouched import bits, untouched
+from repro.measure.untouched import Snapshot, bits, untouched
 
 LossCheck = Literal["first", "off"]
+Precision = Callable[[], AbstractContextManager[Any]]
 _SAMPLES, _LABELS = 6, 8  # that tell most, and that have other labels
-# Of what rounding may differ; what the check is for differs in the first digits.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
-class LossCheckError(ValueError):
-    """A loss is not that of the mini-batch where it is computed in pieces."""
+def parts_of(
+    loss_fn: Callable[..., Any],
+    targets: Any,
+    weights: Any,
+    samples: int,
+    pieces: Sequence[tuple[int, int]],
+) -> list[float] | list[Tensor]:
+    """Return the factor of each piece's loss in the loss of the mini-batch.
+
+    Of a mean over samples that is its share of them; of torch's cross-entropy and negative log
+    likelihood its share of the targets that are not ignored, by their classes' weights; with
+    `weights` its share of those; of a sum 1. Nothing waits for a GPU.
+
+    Args:
+        loss_fn: One of torch's losses, a partial of one, or any mean over samples.
+        targets: Of the whole mini-batch.
+        weights: What each sample counts, (samples,), or None.
+        samples: Of the mini-batch.
+        pieces: First sample of each, and the one after its last.
+
+    Raises:
+        ValueError: The loss is no scalar, or there is not one weight for each sample.
+    """
+    if weights is not None:
+        each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
+        assert each is not None
+        if each.shape != (samples,):
+            raise ValueError(
+                f"weights have the shape {tuple(each.shape)}, and the mini-batch {samples} "
+                "samples; give one weight for each"
+            )
+    else:
+        known = known_loss(loss_fn)
+        if known is not None and known.reduction == "sum":
+            return [1.0 if stop > start else 0.0 for start, stop in pieces]
+        each = None if known is None else known.counts(targets)
+    if each is None:
+        return [(stop - start) / samples for start, stop in pieces]
+    total = each.sum()
+    return [each[start:stop].sum() / total for start, stop in pieces]
+
+
+def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
+    """Return a piece's loss times its part; that of no token at all, 0 / 0, does not count."""
+    if isinstance(part, Tensor):
+        part = part.to(loss.device)
+        loss = torch.where(part > 0, loss, torch.zeros_like(loss))
+    return loss * part
+
+
+def connected(loss: Tensor, outputs: Any) -> Tensor:
+    """Return a loss with a graph, also where it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, which of what is not finite is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss
+
+
+def is_torchs(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss is one of torch's, without hooks, whose divisor is known."""
+    known = known_loss(loss_fn)
+    hooked = bool(_global_forward_hooks or _global_forward_pre_hooks)
+    return known is not None and not known.hooked and not hooked
 
 
 class Checks:
-    """What is compared before mini-batches are computed in pieces, and when.
+    """Compares mini-batches with their pieces before they are computed in pieces, where due.
 
     Of the first mini-batch the loss (see `check_loss_adds_up`) and the model (see `check_model`);
     the loss again where another one is given and, unless it is one of torch's, where a mini-batch
     shows what none before did, such as padding (see `repro.measure.telling.Novelty`). No process
     waits for another, and all decide the same.
-
-    Args:
-        model: On the device.
-        device: The device.
-        precision: Makes the context of the forward pass.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        precision: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         self._model, self._device, self._precision = model, device, precision
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
         self._checked: Any = None  # the loss
@@ -59,31 +126,20 @@ class Checks:
         """Return mini-batch and weights that are to be checked now, None for none; see `make`."""
         item = batch, weights
         first = None if self._checked is loss_fn and repeated in self._ways else item
-        return first if is_known(loss_fn) else self._novelty.newest(batch, item) or first
+        return first if is_torchs(loss_fn) else self._novelty.newest(batch, item) or first
 
     def make(
         self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
     ) -> None:
-        """Check a mini-batch.
-
-        Args:
-            loss_fn: The loss.
-            batch: The mini-batch.
-            weights: What each sample counts, or None.
-            repeated: Whether a process calls the model several times for a mini-batch.
+        """Check a mini-batch; `repeated` where a process calls the model several times for it.
 
         Raises:
             LossCheckError: The loss is not that of its parts.
         """
+        given = self._device, self._precision
         try:
             made = check_loss_adds_up(
-                self._model,
-                loss_fn,
-                batch,
-                weights,
-                self._device,
-                self._precision,
-                new=self._novelty.values,
+                self._model, loss_fn, batch, weights, *given, new=self._novelty.values
             )
         except NotComparableError as error:
             made = True
@@ -93,8 +149,7 @@ class Checks:
             raise
         if repeated not in self._ways and batch.num_samples > 2:
             self._ways.add(repeated)
-            given = self._model, batch, self._device, self._precision, repeated
-            for kind, text in check_model(*given):
+            for kind, text in check_model(self._model, batch, *given, repeated):
                 self._tell(kind, text)
         if made:
             self._checked = loss_fn
@@ -123,7 +178,7 @@ def check_loss_adds_up(
     batch: Batch,
     weights: Any,
     device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
+    precision: Precision,
     modes: Sequence[bool] = (False, True),
     new: Iterable[int] = (),
 ) -> bool:
@@ -134,20 +189,9 @@ def check_loss_adds_up(
     training mode where its outputs are of another form there). Nothing stays changed: parameters,
     buffers, modes and generators are as before.
 
-    Args:
-        model: On the device.
-        loss_fn: The loss.
-        batch: The mini-batch; of it those samples that differ most in what losses tend to weigh
-            by, such as ignored labels.
-        weights: What each sample counts, or None.
-        device: The device.
-        precision: Makes the context of the forward pass.
-        modes: In which to call the model, False for evaluation, until it can be called.
-        new: Labels that no mini-batch before had.
-
-    Returns:
-        Whether the check could be made. It says nothing of fewer than three samples, and of losses
-        that are not finite.
+    `modes` are those in which to call the model until it can be called, False for evaluation;
+    `new` are labels that no mini-batch before had. Returns False for fewer than three samples and
+    for losses that are not finite, of which nothing can be said.
 
     Raises:
         LossCheckError: They differ.
@@ -162,7 +206,9 @@ def check_loss_adds_up(
     whole = batch.take(order)
     if weights is not None:
         weights = torch.as_tensor(weights, dtype=torch.float64)[order]
-    factors = parts_of(loss_fn, whole[1], weights, len(order), ends)
+    factors = [float(f) for f in parts_of(loss_fn, whole[1], weights, len(order), ends)]
+
+    targets = [whole[1], *(target for _, target in parts)]
 
     def loss_of(outputs: Any, targets: Any) -> Tensor:
         with precision():
@@ -176,55 +222,103 @@ def check_loss_adds_up(
 
     for training in modes:
         try:
-            with untouched(model, loss_fn) as before:
-                for root in () if training else (model, loss_fn):
-                    for module in root.modules() if isinstance(root, nn.Module) else ():
-                        module.training = False
+            with _in_mode(training, model, loss_fn) as before:
                 at_first = before.generators()
                 outputs = forward(whole[0])
                 drawn_from = before.generators()
-                compared = _by_outputs(
-                    loss_of, outputs, whole[1], [p[1] for p in parts], ends, factors
-                )
-                if compared is None:  # the model's own loss
+                losses = _by_outputs(loss_of, outputs, targets, ends)
+                if losses is None:  # the model's own loss
                     drawn_from = at_first
-                    if training or _mixes(model):
+                    if training or normalises_by_batch(model.modules()):
                         break
-                    with torch.no_grad():
-                        losses = [loss_of(outputs, whole[1])]
-                        losses += [loss_of(forward(x), t) for x, t in parts]
-                    compared = _Compared.of(losses, factors, outputs)
+                    every = [outputs, *(forward(inputs) for inputs, _ in parts)]
+                    losses = _by_values(loss_of, every, targets)
                 if before.generators() != drawn_from:
                     break
         except Exception:
             # A model may be unable to evaluate, or a loss need what only training gives; what
             # fails in any case fails in the training step, with an error of its own.
             continue
-        if not compared.is_finite:
+        if not torch.isfinite(losses[0].loss):
             return False
-        compared.check(_tolerance(model, outputs, device, precision), (few, len(order)))
+        found = compare(losses[0], losses[1:], factors)
+        _refuse(found, _tolerance(model, outputs, device, precision), few, len(order))
         return True
     raise NotComparableError
 
 
+@contextmanager
+def _in_mode(training: bool, *roots: Any) -> Iterator[Snapshot]:
+    """Leave modules as they were; inside they evaluate, unless they are to stay in training."""
+    with untouched(*roots) as before:
+        for root in () if training else roots:
+            for module in root.modules() if isinstance(root, nn.Module) else ():
+                module.training = False
+        yield before
+
+
+@torch.no_grad()
+def _by_values(
+    loss_of: Callable[[Any, Any], Tensor], outputs: Sequence[Any], targets: Sequence[Any]
+) -> list[Evaluated]:
+    """Return the losses of a model that computes its own, of the whole and of each part."""
+    size = max([float(x.abs().max()) for x in _floats(outputs[0]) if x.numel()], default=0.0)
+    pairs = zip(outputs, targets, strict=True)
+    return [Evaluated(loss_of(*pair).double(), [], size, True) for pair in pairs]
+
+
+def _by_outputs(
+    loss_of: Callable[[Any, Any], Tensor],
+    outputs: Any,
+    targets: Sequence[Any],
+    ends: Sequence[tuple[int, int]],
+) -> list[Evaluated] | None:
+    """Return the losses of given outputs, of the whole and of each part.
+
+    None where the loss is not a function of the samples' outputs.
+    """
+    count, leaves = ends[-1][1], leaves_of(outputs)
+    whole = evaluate(lambda copies: loss_of(copies, targets[0]), outputs, samples=count)
+    if whole.inside or not any(bool(gradient.any()) for gradient in whole.gradients):
+        return None
+    losses = [whole]
+    for (start, stop), target in zip(ends, targets[1:], strict=True):
+        piece = [
+            leaf[start:stop] if isinstance(leaf, Tensor) and leaf.shape[:1] == (count,) else leaf
+            for leaf in leaves
+        ]
+
+        def loss(copies: Any, target: Any = target) -> Tensor:
+            return loss_of(copies, target)
+
+        losses.append(evaluate(loss, replaced(outputs, piece), samples=stop - start))
+    return losses
+
+
+def _refuse(found: Comparison, allowed: float, first: int, number: int) -> None:
+    if (largest := max(found.value, found.gradient)) <= allowed:
+        return
+    off = f"{largest:.2g}" if largest < float("inf") else "not finite, and so wholly"
+    raise LossCheckError(
+        f"the loss of {number} samples of the mini-batch is {found.whole:.6g} at once and "
+        f"{found.combined:.6g} in parts of {first} and {number - first}, as processes and "
+        f"micro-batches compute it (value or gradient off by {off} of its size): it is no mean "
+        "over samples. Give weights= to step, what each sample counts in the loss, such as its "
+        "tokens that are not ignored or its classes' weights; or one of torch's own losses, "
+        "whose class weights, ignored labels and sums are known; a loss that compares samples "
+        "or takes a root of their mean cannot be divided. check='off' computes it all the same"
+    )
+
+
 def check_model(
-    model: nn.Module,
-    batch: Batch,
-    device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
-    repeated: bool,
+    model: nn.Module, batch: Batch, device: torch.device, precision: Precision, repeated: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield what pieces of a mini-batch make of the model that the whole does not: kind and words.
 
     The model is called in its own mode, but for normalisation by batches (which is known to see
     each piece alone) and dropout. Nothing stays changed.
 
-    Args:
-        model: On the device.
-        batch: Of it a few samples are taken, at once and in parts.
-        device: The device.
-        precision: Makes the context of the forward pass.
-        repeated: Whether a process calls the model several times for a mini-batch.
+    With `repeated` a process calls the model several times for a mini-batch.
     """
     order, ends = _some(batch)
 
@@ -243,11 +337,11 @@ def check_model(
         pieces = [forward(*ends)] if repeated else [forward(each) for each in ends]
     except Exception:  # the training step has an error of its own
         return
-    tolerance = 10 * _tolerance(model, outputs, device, precision)
+    allowed = 10 * _tolerance(model, outputs, device, precision)
     names = [
         name
         for name in {name: None for each in (changed, *(p[2] for p in pieces)) for name in each}
-        if any(not _alike(changed.get(name), p[2].get(name), tolerance) for p in pieces)
+        if any(not _alike(changed.get(name), p[2].get(name), allowed) for p in pieces)
     ]
     if names and (repeated or not drawn):  # a piece draws others
         yield (
@@ -257,19 +351,16 @@ def check_model(
             "mini-batch: change them once a step, outside the model, or do not divide mini-batches",
         )
         return
-    if drawn or any(piece[1] for piece in pieces) or _mixes(model):
+    if drawn or any(piece[1] for piece in pieces) or normalises_by_batch(model.modules()):
         return
-    together = _floats(outputs)
-    columns = [_floats(each) for piece in pieces for each in piece[0]]
+    together = floats(outputs)
+    columns = [floats(each) for piece in pieces for each in piece[0]]
     if any(len(leaves) != len(together) for leaves in columns):
         return
     for leaf, *parts in zip(together, *columns, strict=True):
-        divided = leaf.dim() > 0 and len(leaf) == len(order)
-        if not divided or any(
-            p.shape != (b - a, *leaf.shape[1:]) for p, (a, b) in zip(parts, ends, strict=True)
-        ):
-            continue
-        if not _alike(leaf, torch.cat(parts), tolerance):
+        shapes = [(b - a, *leaf.shape[1:]) for a, b in ends]
+        divided = len(leaf) == len(order) and [p.shape for p in parts] == shapes
+        if divided and not _alike(leaf, torch.cat(parts), allowed):
             yield (
                 "mixing",
                 "what the model returns for a sample depends on the other samples of its "
@@ -280,7 +371,7 @@ def check_model(
             return
 
 
-def _alike(one: Tensor | None, other: Tensor | None, tolerance: float) -> bool:
+def _alike(one: Tensor | None, other: Tensor | None, allowed: float) -> bool:
     if one is None or other is None or one.shape != other.shape:
         return False
     if torch.equal(bits(one), bits(other)):
@@ -288,114 +379,7 @@ def _alike(one: Tensor | None, other: Tensor | None, tolerance: float) -> bool:
     if not one.is_floating_point():
         return False
     a, b = one.double(), other.double()
-    return bool((a - b).norm() <= tolerance * a.norm())
-
-
-class _Compared:
-    """A loss as a whole and in parts."""
-
-    def __init__(self, value: float, combined: float, off: float, scale: float) -> None:
-        self.value, self.combined, self.off, self.scale = value, combined, off, scale
-        self.is_finite = math.isfinite(value)
-
-    @classmethod
-    def of(
-        cls,
-        losses: Sequence[Tensor],
-        factors: Sequence[float | Tensor],
-        outputs: Any,
-        gradients: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ()),
-    ) -> "_Compared":
-        whole = float(losses[0].detach())
-        each = [
-            float(weighted(loss.detach(), part))
-            for loss, part in zip(losses[1:], factors, strict=True)
-        ]
-        combined = sum(each)
-        # Where parts cancel, they are exact to the rounding of the outputs only.
-        largest = [float(leaf.detach().abs().max()) for leaf in _floats(outputs) if leaf.numel()]
-        scale = max(abs(whole), *map(abs, each), 1e-3 * max(largest, default=0.0), 1e-30)
-        off = abs(whole - combined) / scale
-        for one, other in zip(*gradients, strict=True):
-            a, b = one.double(), other.double()
-            norm = float(a.norm())
-            size = max(norm, float(b.norm()))
-            if math.isfinite(norm) and size > 0:
-                off = max(off, float((a - b).norm()) / size)
-        # A part that is not finite, such as a mean over no target, makes it all so.
-        return cls(whole, combined, off if not math.isnan(off) else math.inf, scale)
-
-    def check(self, tolerance: float, counts: tuple[int, int]) -> None:
-        if self.off <= tolerance:
-            return
-        first, number = counts
-        off = f"{self.off:.2g}" if math.isfinite(self.off) else "not finite, and so wholly"
-        raise LossCheckError(
-            f"the loss of {number} samples of the mini-batch is {self.value:.6g} at once and "
-            f"{self.combined:.6g} in parts of {first} and {number - first}, as processes and "
-            f"micro-batches compute it (value or gradient off by {off} of its size): it is no mean "
-            "over samples. Give weights= to step, what each sample counts in the loss, such as its "
-            "tokens that are not ignored or its classes' weights; or one of torch's own losses, "
-            "whose class weights, ignored labels and sums are known; a loss that compares samples "
-            "or takes a root of their mean cannot be divided. check='off' computes it all the same"
-        )
-
-
-def _by_outputs(
-    loss_of: Callable[[Any, Any], Tensor],
-    outputs: Any,
-    targets: Any,
-    targets_of_parts: Sequence[Any],
-    ends: Sequence[tuple[int, int]],
-    factors: Sequence[float | Tensor],
-) -> _Compared | None:
-    """Compare losses of given outputs; None where the loss is not a function of their samples."""
-    count = ends[-1][1]
-    leaves = leaves_of(outputs)
-    wanted = [leaf.detach().requires_grad_() if _is_float(leaf) else leaf for leaf in leaves]
-    divided = [
-        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count for leaf in leaves
-    ]
-    by = [leaf for leaf in wanted if _is_float(leaf)]
-    if not by:
-        return None
-
-    def gradients(losses: list[Tensor], factors: Sequence[float | Tensor]) -> list[Tensor | None]:
-        total = torch.stack(
-            [weighted(loss, part).double() for loss, part in zip(losses, factors, strict=True)]
-        ).sum()
-        if not total.requires_grad:
-            return [None] * len(by)
-        return list(torch.autograd.grad(total, by, allow_unused=True))
-
-    with torch.enable_grad():
-        # Copies, since losses may work in place.
-        together = loss_of(replaced(outputs, [_copied(leaf) for leaf in wanted]), targets)
-        of_whole = gradients([together], [1.0])
-        used = [gradient is not None for gradient in of_whole]
-        samples = [d for leaf, d in zip(wanted, divided, strict=True) if _is_float(leaf)]
-        if not any(used) or any(u and not s for u, s in zip(used, samples, strict=True)):
-            return None
-        losses = []
-        for (start, stop), target in zip(ends, targets_of_parts, strict=True):
-            piece = [
-                _copied(leaf[start:stop] if by_sample else leaf)
-                for leaf, by_sample in zip(wanted, divided, strict=True)
-            ]
-            losses.append(loss_of(replaced(outputs, piece), target))
-        of_parts = gradients(losses, factors)
-    pairs = [
-        (a, torch.zeros_like(a) if b is None else b)
-        for a, b in zip(of_whole, of_parts, strict=True)
-        if a is not None
-    ]
-    split: Any = tuple(zip(*pairs, strict=True))
-    return _Compared.of([together, *losses], factors, outputs, split)
-
-
-def _mixes(model: nn.Module) -> bool:
-    """Whether a layer mixes samples in evaluation mode, too."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules())
+    return bool((a - b).norm() <= allowed * a.norm())
 
 
 def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
@@ -406,28 +390,11 @@ def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[
     return order, [(0, few), (few, len(order))]
 
 
-def _tolerance(
-    model: nn.Module,
-    outputs: Any,
-    device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
-) -> float:
-    kinds = {leaf.dtype for leaf in _floats(outputs)} | {p.dtype for p in model.parameters()}
+def _tolerance(model: nn.Module, outputs: Any, device: torch.device, precision: Precision) -> float:
     with precision():
-        if torch.is_autocast_enabled(device.type):
-            kinds.add(torch.get_autocast_dtype(device.type))
-    largest = max((_TOLERANCE.get(kind, 0.0) for kind in kinds), default=0.0)
-    tf32 = device.type == "cuda" and rounds_to_tf32("matmul")
-    return max(largest or _TOLERANCE[torch.float32], 1e-2 if tf32 else 0.0)
-
-
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+        kinds = kinds_of(model, _floats(outputs), device)
+    return tolerance(kinds, device, multiplied_by=("matmul",))
 
 
 def _floats(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(tree) if _is_float(leaf)]
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if _is_float(leaf) else leaf
+    return [leaf for leaf in leaves_of(tree) if is_float(leaf)]

@@ -1,4 +1,4 @@
-"""Which optimizers may update one bucket of parameters after the other, and what they update.
+"""Learning rates, and which optimizers may update one bucket of parameters after the other.
 
 An update in parts is the update of the whole only where a parameter's own gradient and state
 decide it. That cannot be probed (a norm that clips only large gradients hides from any probe), so
@@ -35,6 +35,10 @@ INDEPENDENT = (
 
 class WholeStepError(ValueError):
     """An optimizer that may look at all parameters at once would be stepped in parts."""
+
+
+class SchedulerError(ValueError):
+    """A learning-rate scheduler sets the rates that a controller is to set."""
 
 
 def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
@@ -82,33 +86,29 @@ def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
             return None if ends else f"the step of {type(optimizer).__name__} was wrapped"
 
 
-def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
-    for hooks in (
+def _registries(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return all hooks around an optimizer's step."""
+    every = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         _global_optimizer_pre_hooks,
         _global_optimizer_post_hooks,
-    ):
-        if hooks:
-            hook = next(iter(hooks.values()))
-            name = getattr(hook, "__qualname__", type(hook).__name__)
-            return f"the hook {name} is called around the optimizer's step"
+    )
+    return [hooks for hooks in every if hooks]
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
+    for hooks in _registries(optimizer):
+        hook = next(iter(hooks.values()))
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        return f"the hook {name} is called around the optimizer's step"
     return None
 
 
 @contextmanager
 def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Step without the hooks, which came after the gradient that is applied."""
-    registries: list[Any] = [
-        hooks
-        for hooks in (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
-        if hooks
-    ]
+    registries = _registries(optimizer)
     kept = [dict(hooks) for hooks in registries]
     for hooks in registries:
         hooks.clear()
@@ -117,6 +117,25 @@ def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for hooks, before in zip(registries, kept, strict=True):
             hooks.update(before)
+
+
+@contextmanager
+def without_autocast(kind: str) -> Iterator[None]:
+    """Leave the caller's autocast, which is for forward passes, and its copies of old weights."""
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
+        yield
+    torch.clear_autocast_cache()
+
+
+def no_gradient(names: Sequence[str]) -> str:
+    """Return what to tell where parameters got no gradient."""
+    return (
+        f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
+        "or use every parameter in every step"
+    )
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -134,10 +153,7 @@ def check_optimizer(
 ) -> None:
     """Refuse an optimizer that would not train the model.
 
-    Args:
-        optimizer: Of the model's parameters.
-        model: Its parameters that require a gradient are all to be in the optimizer.
-        others: Parameters beside the model's that the optimizer may have.
+    Parameters of the model that require a gradient are all to be in it, and no other but `others`.
 
     Raises:
         ValueError: A parameter of one is not in the other, the model has nothing to train, the
@@ -186,10 +202,6 @@ def check_optimizer(
 def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
     """Refuse hooks that are called for every part of a gradient.
 
-    Args:
-        names: Of the parameters.
-        expected: How many on each belong to the averaging.
-
     Raises:
         ValueError: There are others.
     """
@@ -207,3 +219,54 @@ def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if names[5:] else "")
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, in the proportion that the groups had to each other.
+
+    A group that was made with the optimizer's own rate gets `lr`, one with half of it half of
+    `lr`; where no group has the optimizer's own rate, the one with the largest gets `lr`. A
+    group's share of `lr` is its ``lr_scale``, which the first call notes where there is none, and
+    a later call for a group that was added since.
+
+    With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
+
+    Raises:
+        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate is not what
+            the last call set it to: each would overwrite the other's rates.
+        ValueError: The optimizer has no rate to set.
+    """
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise SchedulerError(
+            "the optimizer has a learning-rate scheduler, which sets the rates that set_lr is to "
+            "set: leave the scheduler out (controllers have warmup, decay and decay_at), or set_lr"
+        )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"the rate of {type(optimizer).__name__} is None: it finds its rates by itself; give "
+            "it one (lr=, with relative_step=False where it has that), or leave set_lr out"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        if float(group["lr"]) != group.get("lr_set", float(group["lr"])):
+            raise SchedulerError(
+                f"the rate of group {number} is {float(group['lr']):g}, and set_lr had set it to "
+                f"{group['lr_set']:g}: another, such as a scheduler, sets the rates, and each "
+                "overwrites the other's: leave it out (controllers have warmup, decay and "
+                "decay_at), or set_lr"
+            )
+    if new := [group for group in optimizer.param_groups if "lr_scale" not in group]:
+        rates = [float(group["lr"]) for group in new]
+        default = optimizer.defaults["lr"]
+        default = 0.0 if default is None else float(default)
+        scaled = [g for g in optimizer.param_groups if g.get("lr_scale")]
+        present = [float(g["lr"]) / g["lr_scale"] for g in scaled] or rates
+        reference = default if default > 0 and default in rates else max(present)
+        for group, rate in zip(new, rates, strict=True):
+            group["lr_scale"] = rate / reference if reference > 0 else 1.0
+    for group in optimizer.param_groups:
+        value = lr * group["lr_scale"]
+        if isinstance(group["lr"], Tensor):  # captured steps read the rate from the device
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+        group["lr_set"] = float(group["lr"])

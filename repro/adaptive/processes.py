@@ -172,12 +172,7 @@ def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None 
 
 
 def lost_peer(what: str | int, why: object) -> str:
-    """Return what to tell when something done with the other processes failed.
-
-    Args:
-        what: What was done; a number is that of a step whose gradients were averaged.
-        why: The error.
-    """
+    """Return what to tell when something done with the other processes failed."""
     done = f"averaging the gradients of step {what}" if isinstance(what, int) else what
     rank, processes = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE"))
     if dist.is_initialized():

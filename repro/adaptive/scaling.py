@@ -1,4 +1,4 @@
-"""What strong scaling costs: a model of a training step on many nodes (sections III-B, VI-B).
+"""The cost of strong scaling: a model of a training step on many nodes (sections III-B, VI-B).
 
 A step on P nodes, one of which computes b = ⌈B / min(B, P)⌉ samples of a mini-batch of B:
 
@@ -70,7 +70,7 @@ class ScalingModel:
 
     Attributes:
         sample_s: c, seconds of computation per sample.
-        overhead_s: o, seconds per step beside it: the small-batch inefficiency of section VI-B.
+        overhead_s: o, seconds per step besides: the small-batch inefficiency of section VI-B.
         latency_s: m α, seconds of latency of one round of all messages.
         transfer_s: β G, seconds in which a node sends all its gradients once.
         summation_s: s, seconds of the local sum of all gradients.

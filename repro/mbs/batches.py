@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
-from repro.mbs.losses import KnownLoss
 from repro.mbs.transaction import same_memory, version_of
 from repro.measure.batches import (
     Batch,
@@ -25,19 +24,15 @@ from repro.measure.batches import (
     replaced,
     split_by,
 )
+from repro.measure.loss_parts import KnownLoss
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A piece cut into micro-batches.
+    """A piece cut into micro-batches."""
 
-    Attributes:
-        bounds: The sample range of each.
-        weights: What each counts.
-    """
-
-    bounds: list[tuple[int, int]]
-    weights: list[float]
+    bounds: list[tuple[int, int]]  # the sample range of each
+    weights: list[float]  # of each in the mini-batch's loss
     _part: Callable[[int], Any]
 
     def parts(self) -> Iterator[Any]:
@@ -65,6 +60,11 @@ class Piece:
     batch: Batch | None
     split: SplitFunction | None = None
 
+    @property
+    def weighed_by_part(self) -> bool:
+        """Whether weights were given for micro-batches."""
+        return self.weights is not None and len(self.weights) != self.num_samples
+
     def without_weights(self) -> "Piece":
         """Return the same piece, its samples weighed equally."""
         return dataclasses.replace(self, weights=None)
@@ -76,12 +76,10 @@ class Piece:
 
         Weights per micro-batch were counted for full micro-batches and a rest, as the paper's are.
         """
-        if not as_in_paper and (self.weights is None or len(self.weights) == self.num_samples):
+        if not as_in_paper and not self.weighed_by_part:
             return bounds(self.num_samples, micro_batch_size, fewest)
-        return [
-            (start, min(start + micro_batch_size, self.num_samples))
-            for start in range(0, self.num_samples, micro_batch_size)
-        ]
+        ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
+        return list(itertools.pairwise(ends))
 
     def plan(
         self,
@@ -112,14 +110,14 @@ class Piece:
             assert self.split is not None
             with named_errors():
                 parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
-            ends = list(itertools.accumulate(count for _, _, count in parts))
+            ends = list(itertools.accumulate((count for _, _, count in parts), initial=0))
+            ranges = list(itertools.pairwise(ends))
             if ends[-1] != self.num_samples:
                 raise UnsplittableBatchError(
                     f"split returned micro-batches of {ends[-1]} samples in all for at most "
                     f"{micro_batch_size} each, but of {self.num_samples} where any size would do; "
                     f"each sample has to be in one of them, and in one only"
                 )
-            ranges = list(zip([0, *ends[:-1]], ends, strict=True))
 
             def part(number: int) -> Any:
                 return parts[number][:2]
@@ -132,11 +130,7 @@ class Piece:
         return Plan(ranges, self.weights_of(ranges) if weights is None else weights, part)
 
     def weights_of(self, bounds: list[tuple[int, int]]) -> list[float]:
-        """Return the weight of each micro-batch: its samples' sum, or their number.
-
-        Raises:
-            MicroBatchError: The weights fit neither the samples nor the micro-batches.
-        """
+        """Return the weight of each micro-batch: its samples' sum, or their number."""
         if self.weights is None:
             return [float(stop - start) for start, stop in bounds]
         if self.batch is not None and len(self.weights) == self.num_samples:
@@ -155,12 +149,7 @@ _ALL = 2**31 - 1  # more samples than any mini-batch has
 
 
 class Reader:
-    """Reads mini-batches.
-
-    Args:
-        shared: What belongs to all samples, see `read_batch`.
-        split: The user's function that makes micro-batches, None to find the samples.
-    """
+    """Reads mini-batches."""
 
     def __init__(self, shared: Sequence[Any] = (), split: SplitFunction | None = None) -> None:
         one = isinstance(shared, str | int | torch.Tensor)
@@ -174,14 +163,7 @@ class Reader:
             )
 
     def read(self, inputs: Any, targets: Any, weights: Any) -> Piece:
-        """Check a mini-batch, or a part of one.
-
-        Raises:
-            EmptyBatchError: No sample.
-            BatchSizeMismatchError: First dimensions differ.
-            UnsplittableBatchError: It cannot be told what belongs to which sample.
-            MicroBatchError: No batched tensor, or unusable weights.
-        """
+        """Check a mini-batch, or a part of one."""
         checked = _checked_weights(weights)
         if self._split is not None:
             with named_errors():
@@ -294,12 +276,7 @@ def zero_of(outputs: Any) -> torch.Tensor:
 
 
 class Values:
-    """The values of a micro-batch, put back where a forward pass changes them in place.
-
-    Args:
-        micro_batch: Tensors in any structure.
-        device: Where the model computes; what lies elsewhere is copied before it computes.
-    """
+    """The values of a micro-batch, put back where a forward pass changes them in place."""
 
     def __init__(self, micro_batch: Any, device: torch.device) -> None:
         self._micro_batch = micro_batch
@@ -329,9 +306,6 @@ def concatenate(
     """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
 
     Without `bounds` a sample may have any number of rows, as a graph has of nodes.
-
-    Raises:
-        MicroBatchError: An output tensor does not have its micro-batch's samples first.
     """
     columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
     if not any(isinstance(column[0], torch.Tensor) for column in columns):
@@ -367,58 +341,3 @@ def concatenate(
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:
     """Return the targets of micro-batches as those of one, None where there are none."""
     return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
-
-
-# Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
-# computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-
-
-class Sketch:
-    """A few numbers for each sample of an output, by which a second one is compared.
-
-    The outputs of the first of two passes are gone when the second is computed. A random
-    projection of each sample's outputs shows any difference but by a chance like that of a random
-    vector being orthogonal to a given one, and takes two numbers a sample.
-    """
-
-    def __init__(self, autocast: torch.dtype | None) -> None:
-        self._least = _TOLERANCE.get(autocast, 0.0) if autocast is not None else 0.0
-        self._signs: dict[Any, torch.Tensor] = {}
-
-    def of(self, outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-        """Return projection and size of each sample, (n,) each, and the tolerance, by leaf."""
-        sketches = []
-        for leaf in leaves_of(outputs):
-            if (
-                not isinstance(leaf, torch.Tensor)
-                or leaf.dim() == 0
-                or leaf.layout != torch.strided
-            ):
-                continue
-            value = leaf.detach()
-            tolerance = max(_TOLERANCE.get(value.dtype, 1e-9), self._least)
-            value = torch.view_as_real(value) if value.is_complex() else value
-            wide = torch.promote_types(value.dtype, torch.float32)
-            rows = value.reshape(len(value), -1).to(wide)
-            key = (rows.shape[1], rows.dtype, rows.device)
-            if key not in self._signs:
-                generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
-                self._signs[key] = torch.randn(
-                    rows.shape[1], generator=generator, dtype=rows.dtype, device=rows.device
-                )
-            sketches.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
-        return sketches
-
-    def differ(
-        self,
-        one: list[tuple[torch.Tensor, torch.Tensor, float]],
-        other: list[tuple[torch.Tensor, torch.Tensor, float]],
-    ) -> torch.Tensor | None:
-        """Return the largest difference over its tolerance, None where there is nothing."""
-        worst = []
-        for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
-            difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)
-            same = (a == b) | (a.isnan() & b.isnan())
-            worst.append(torch.where(same, 0.0, difference).nan_to_num(torch.inf).max())
-        return torch.stack([value.double() for value in worst]).max() if worst else None

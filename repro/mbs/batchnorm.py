@@ -22,9 +22,8 @@ class DeferredBatchNorm:
     of its inputs are pooled. `update()` then moves the running statistics once, by the pooled
     mean and the pooled unbiased variance, as one forward pass over all the samples would.
 
-    The pooled moments are those of the activations that the layer really received. They are the
-    undivided mini-batch's wherever no other training BatchNorm stands before the layer, since a
-    preceding one normalised by micro-batch statistics; no single pass can undo that.
+    The pooled moments are the undivided mini-batch's where no other training BatchNorm comes before
+    the layer, which would have normalised by micro-batch statistics; no single pass can undo that.
 
     Differs from the paper: Micro-Batch Streaming (section 4.2.2) leaves BatchNorm as it is, so
     that the running statistics move once per micro-batch.

@@ -1,5 +1,6 @@
-"""What the micro-batches of a mini-batch computed, kept to be compared with the whole."""
+"""Outputs, losses and gradients of micro-batches, kept to be compared with the whole."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from repro.measure import memory_state
 from repro.measure.batches import BatchError, leaves_of, replaced
 from repro.measure.containers import holds_tensors
+from repro.measure.loss_parts import Evaluated
 
 _MOST_BYTES = 2**28  # of outputs, and as much of their gradients
 
@@ -28,7 +30,7 @@ class Part:
     Attributes:
         leaves: Copies in host memory, of tensors.
         count: Samples.
-        weight: What it counts.
+        weight: Its weight in the mini-batch.
         probed: Positions of the leaves that take part in the backward pass.
         gradients: Of the loss times its factor, by position.
         loss: Detached, None where the micro-batch does not count.
@@ -45,15 +47,25 @@ class Part:
         """Keep the gradient by one leaf."""
         self.gradients[position] = gradient.detach().to("cpu", copy=True)
 
+    def evaluated(
+        self, positions: Sequence[int], scale: float, device: torch.device, size: float
+    ) -> Evaluated:
+        """Return loss and gradients as `evaluate` does, without what scaled the backward pass."""
+        gradients = [
+            self.gradients[n].to(device) / (scale * self.weight)
+            if n in self.gradients
+            else torch.zeros_like(self.leaves[n], device=device)
+            for n in positions
+        ]
+        loss = torch.zeros(()) if self.loss is None else self.loss
+        return Evaluated(loss.double().to(device), gradients, size, False)
+
 
 class Collector:
     """Keeps outputs of the micro-batches' own forward passes, and gradients by them.
 
     The gradient is that by the outputs as the loss takes them: where one output is computed from
     another, what reaches the first through the second is not in it.
-
-    Args:
-        most_bytes: Of outputs; the first micro-batches that fit are kept.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -64,7 +76,7 @@ class Collector:
         self.usable = True
 
     def watch(self, outputs: Any, count: int, weight: float) -> Any:
-        """Keep the outputs of the next micro-batch; return what the loss is to be given."""
+        """Keep the outputs of the next micro-batch; return those to be given to the loss."""
         leaves = leaves_of(outputs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if any(leaf.layout != torch.strided or leaf.is_nested for leaf in tensors) or any(
@@ -76,26 +88,25 @@ class Collector:
         if self._full:
             return outputs
         part = Part([], count, weight)
-        copies: list[Any] = []
+        watched = list(leaves)
         for position, leaf in enumerate(leaves):
-            given = leaf
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and weight > 0:
-                    given = leaf.clone()  # no view, whose hook sees nothing of a change in place
-                    given.register_hook(partial(part.keep, position))
+                    # A view's hook would see nothing of a change in place.
+                    watched[position] = leaf.clone()
+                    watched[position].register_hook(partial(part.keep, position))
                     part.probed.append(position)
                 leaf = leaf.detach().to("cpu", copy=True)
             part.leaves.append(leaf)
-            copies.append(given)
         try:
-            watched = replaced(outputs, copies)
+            given = replaced(outputs, watched)
             if self.template is None:
                 self.template = replaced(outputs, part.leaves)
         except (BatchError, TypeError):
             self.usable = False
             return outputs
         self.parts.append(part)
-        return watched
+        return given
 
     def note(self, loss: torch.Tensor) -> None:
         """Keep the loss of the micro-batch that was watched last."""

@@ -1,4 +1,4 @@
-"""What several processes have to agree on when each streams its share of a mini-batch."""
+"""Agreement of several processes that each stream their share of a mini-batch."""
 
 import warnings
 from collections.abc import Sequence
@@ -59,11 +59,7 @@ class Processes:
         return values.tolist()
 
     def agreed_count(self, count: int, room: int) -> int:
-        """Return how many micro-batches each process takes.
-
-        Args:
-            count: What this one would take by itself.
-            room: Most that it can take.
+        """Return how many micro-batches each process takes; `room` is the most of this one.
 
         Raises:
             DistributedModelError: A process cannot take as many as another has to.
@@ -76,10 +72,7 @@ class Processes:
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
         """Return the smallest size that a process can take, unless it takes all its samples.
 
-        Args:
-            size: What this one can take.
-            num_samples: What it has.
-            problem: An error that it met, which all raise.
+        `problem` is an error that this one met, which all raise.
 
         Raises:
             DistributedModelError: Another process met an error.
@@ -104,6 +97,19 @@ class Processes:
             if parameter.grad is not None and id(parameter) not in reached:
                 loss = loss + parameter.sum().to(loss.dtype) * 0
         return loss
+
+    def check_shards(self, auto: bool = False, pieces: bool = False) -> None:
+        """Refuse sizes that are tried, or pieces, with a fully sharded model."""
+        if self.sharded and auto:
+            raise DistributedModelError(
+                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
+                "sharded model computes in all processes together; give a whole number"
+            )
+        if self.sharded and pieces:
+            raise DistributedModelError(
+                "a fully sharded model computes in all processes together, which have to know how "
+                "many micro-batches there are; give the whole mini-batch, not an iterable"
+            )
 
     def check_divisible(self) -> None:
         """Refuse to divide a mini-batch where gradients can only be synchronised as a whole.
@@ -168,7 +174,7 @@ def unequal_counts(room: int, wanted: int) -> Exception:
 
 
 def error_of_a_peer(memory: bool) -> Exception:
-    """Return the error that stands for another process's: out of memory, or any other."""
+    """Return the error to raise for another process's: out of memory, or any other."""
     if memory:
         return torch.OutOfMemoryError("another process ran out of memory")
     return DistributedModelError("another process failed; its own error says why")

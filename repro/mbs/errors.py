@@ -1,4 +1,4 @@
-"""What can be wrong with a mini-batch or an argument, by name, and the checks that find it."""
+"""Named errors about mini-batches and arguments, and the checks that raise them."""
 
 import math
 import operator
@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.rnn import PackedSequence
 
-from repro.measure import accelerator, batches, is_out_of_memory
+from repro.measure import accelerator, batches, is_out_of_memory, loss_parts
+from repro.measure.checks import is_whole
 
 
 class MicroBatchError(ValueError):
@@ -35,19 +36,19 @@ class MicroBatchSizeError(MicroBatchError):
     """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
 
 
-class LossShapeError(MicroBatchError):
+class LossShapeError(MicroBatchError, loss_parts.LossShapeError):
     """The loss is not a scalar tensor."""
 
 
-class LossReductionError(LossShapeError):
+class LossReductionError(LossShapeError, loss_parts.LossReductionError):
     """The loss's reduction gives no scalar."""
 
 
-class UnsupportedLossError(MicroBatchError):
+class UnsupportedLossError(MicroBatchError, loss_parts.UnsupportedLossError):
     """The loss needs the mini-batch as a whole in a way that no mode provides."""
 
 
-class LossCheckError(MicroBatchError):
+class LossCheckError(MicroBatchError, loss_parts.LossCheckError):
     """The micro-batches' losses do not add up to the mini-batch's."""
 
 
@@ -75,21 +76,27 @@ class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
 
 
+_NAMED = {
+    batches.EmptyBatchError: EmptyBatchError,
+    batches.BatchSizeMismatchError: BatchSizeMismatchError,
+    batches.UnsplittableBatchError: UnsplittableBatchError,
+    batches.BatchError: MicroBatchError,
+    loss_parts.LossReductionError: LossReductionError,
+    loss_parts.LossShapeError: LossShapeError,
+    loss_parts.UnsupportedLossError: UnsupportedLossError,
+}
+
+
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Give the errors of a mini-batch that cannot be read this method's names."""
+    """Give errors of `repro.measure` about mini-batches and losses this method's names."""
     try:
         yield
     except MicroBatchError:
         raise
-    except batches.EmptyBatchError as error:
-        raise EmptyBatchError(str(error)) from None
-    except batches.BatchSizeMismatchError as error:
-        raise BatchSizeMismatchError(str(error)) from None
-    except batches.UnsplittableBatchError as error:
-        raise UnsplittableBatchError(str(error)) from None
-    except batches.BatchError as error:
-        raise MicroBatchError(str(error)) from None
+    except tuple(_NAMED) as error:
+        kind = next(ours for theirs, ours in _NAMED.items() if isinstance(error, theirs))
+        raise kind(str(error)) from None
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
@@ -102,30 +109,18 @@ def checked_size(size: Any) -> int | None:
     """Return a micro-batch size, None for ``"auto"``."""
     if isinstance(size, str) and size == "auto":
         return None
-    try:
-        whole = 0 if isinstance(size, bool) else operator.index(size)
-    except TypeError:
-        whole = 0
-    if whole < 1:
+    if not is_whole(size, 1):
         raise MicroBatchSizeError(
             f"micro_batch_size is {size!r}; give a whole number of at least 1, or 'auto'"
         )
-    return whole
+    return operator.index(size)
 
 
 def check_prefetch(prefetch: Any) -> None:
     """Raise a ValueError unless `prefetch` is a whole number of at least 0."""
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+    if not is_whole(prefetch, 0):
         raise ValueError(
             f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
-        )
-
-
-def check_headroom(headroom: Any) -> None:
-    """Raise a ValueError unless `headroom` is None or a share of the memory."""
-    if headroom is not None and not (isinstance(headroom, int | float) and 0 <= headroom < 1):
-        raise ValueError(
-            f"headroom is {headroom!r}; give a share of the memory, 0 <= share < 1, or None"
         )
 
 
@@ -167,10 +162,6 @@ def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
 def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
     """Say what is wrong with a micro-batch that a model or a loss could not compute.
 
-    Args:
-        bound: Its samples.
-        total: Samples of the mini-batch.
-
     Raises:
         MixedSamplesError: It has another number of samples than what belongs to the whole.
     """
@@ -202,11 +193,7 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
 
 
 def check_no_graph(tree: Any, what: str) -> None:
-    """Raise where inputs or targets wait for a gradient, which they would not receive.
-
-    Raises:
-        InputGradientError: One, or something it was computed from, requires a gradient.
-    """
+    """Raise where inputs or targets wait for a gradient, which they would not receive."""
     for leaf in batches.leaves_of(tree):
         tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -253,10 +240,7 @@ def check_loss(loss: Any) -> torch.Tensor:
 def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> None:
     """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device.
 
-    Args:
-        loss: This process's loss.
-        of_all: The sum of the losses of all processes, which share one gradient.
-        num_samples: Samples of this process.
+    `of_all` is the sum of the losses of all processes, which share one gradient.
     """
     if math.isfinite(of_all.item()):
         return

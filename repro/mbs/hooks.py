@@ -1,6 +1,6 @@
-"""Hooks on parameters, which a mini-batch in one piece would call once."""
+"""Hooks on parameters, held back to be called once per mini-batch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -100,22 +100,6 @@ def _is_torchs(hook: Any) -> bool:
     return module.startswith("torch.distributed")
 
 
-def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors to which a backward pass from `tensors` adds a gradient."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen, leaves = set(waiting), []
-    while waiting:
-        node = waiting.pop()
-        following = node.next_functions
-        for function, _ in following:
-            if function is not None and function not in seen:
-                seen.add(function)
-                waiting.append(function)
-        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
-            leaves.append(leaf)
-    return leaves
-
-
 def modules_in(function: Any) -> list[nn.Module]:
     """Return the modules that a loss is or closes over, such as a discriminator."""
     if isinstance(function, nn.Module):
@@ -132,8 +116,3 @@ def modules_in(function: Any) -> list[nn.Module]:
         with suppress(ValueError):  # not yet filled
             found.append(cell.cell_contents)
     return [value for value in found if isinstance(value, nn.Module)]
-
-
-def gradients_present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the parameters that have a gradient."""
-    return [parameter for parameter in parameters if isinstance(parameter.grad, torch.Tensor)]

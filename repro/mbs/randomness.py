@@ -9,18 +9,12 @@ import torch
 
 from repro.measure import accelerator
 
-_KINDS = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
+_KINDS: Any = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_NAMES = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
 
 
 class Randomness:
-    """Everything that a forward pass may draw from, as far as it is known.
-
-    Python's `random`, numpy's legacy global state, torch's generator of the CPU and of `device`,
-    and the generators given.
-
-    Args:
-        device: The device that computes.
-        generators: Others from which the model or the loss draws.
+    """The generators of Python, numpy and torch (CPU and `device`), and those given.
 
     Raises:
         ValueError: One of `generators` is none of the kinds known.
@@ -28,15 +22,11 @@ class Randomness:
 
     def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
         self._device = device
-        if isinstance(generators, torch.Generator | np.random.Generator | random.Random):
-            generators = [generators]
-        self._generators = list(generators)
+        one = isinstance(generators, _KINDS)
+        self._generators: list[Any] = [generators] if one else list(generators)
         for generator in self._generators:
-            if not isinstance(
-                generator,
-                torch.Generator | np.random.Generator | np.random.RandomState | random.Random,
-            ):
-                raise ValueError(f"generators holds {type(generator).__name__}; known are {_KINDS}")
+            if not isinstance(generator, _KINDS):
+                raise ValueError(f"generators holds {type(generator).__name__}; known are {_NAMES}")
 
     def get(self) -> list[Any]:
         """Return the states."""

@@ -1,4 +1,4 @@
-"""What one mini-batch came to, and the sums that lead there."""
+"""The result of a mini-batch, and the sums that lead there."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What one mini-batch came to.
+    """The result of one mini-batch.
 
     Attributes:
         loss: The mini-batch's loss, a detached scalar on the device (under

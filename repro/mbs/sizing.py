@@ -12,13 +12,14 @@ from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memo
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
 _MOST_PATIENCE = 512
+_HEADROOM = 0.05  # share of the free memory left unused, for fragmentation
 # What models and losses raise that take other numbers of samples.
 _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a micro-batch size was chosen. All memory is in bytes, peaks above the model included.
+    """How a micro-batch size was chosen; all memory in bytes, of the model too.
 
     Attributes:
         micro_batch_size: The size chosen for the first mini-batch.
@@ -56,16 +57,10 @@ class AutoSizer:
     that the size follows what else takes and returns memory. An out-of-memory error halves the
     size; after several mini-batches without another it doubles again, up to what the model
     admits. Each failure after a doubling makes the next try wait twice as long.
-
-    Args:
-        device: Where the memory is.
-        headroom: Share of the free memory left unused, 0 <= headroom < 1; None for 0 under a
-            simulated limit, whose bytes are exact, and 0.05 elsewhere, for fragmentation.
     """
 
-    def __init__(self, device: torch.device, headroom: float | None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._headroom = headroom
         self._model: LinearMemoryModel | None = None
         self._start_bytes = 0
         self._overhead_bytes = 0
@@ -112,7 +107,7 @@ class AutoSizer:
         self.sizing = Sizing(chosen, tuple(probes), self._model, self._limit_bytes())
 
     def observed(self, size: int, peak_bytes: int) -> None:
-        """Note the peak of the first mini-batch, at `size`, beside what the model predicted."""
+        """Note the peak of the first mini-batch, at `size`, and the predicted one."""
         if self.sizing is not None:
             self.sizing = replace(
                 self.sizing,
@@ -139,7 +134,7 @@ class AutoSizer:
         return None
 
     def needs_probe(self, num_samples: int) -> bool:
-        """Whether no model stands yet and `num_samples` are enough for a new try."""
+        """Whether there is no memory model yet and `num_samples` are enough for a new try."""
         if self._model is not None or self._ran_out:
             return False
         return self.sizing is None or num_samples > self.sizing.probes[-1][0]
@@ -147,9 +142,7 @@ class AutoSizer:
     def _limit_bytes(self) -> int:
         # In the terms of the probes' peaks, which began from `_start_bytes`.
         state = memory_state(self._device)
-        headroom = self._headroom
-        if headroom is None:
-            headroom = 0.0 if state.simulated else 0.05
+        headroom = 0.0 if state.simulated else _HEADROOM
         # The limit is one on what the allocator holds, which is more than what lives in it.
         free = int(state.free_bytes * (1 - headroom))
         return self._start_bytes + free - self._overhead_bytes

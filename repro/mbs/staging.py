@@ -42,10 +42,8 @@ class Stager:
 
     On an accelerator the copies run on a stream of their own, from pinned staging buffers (or
     straight from the mini-batch where that is pinned already) into a ring of `prefetch` + 1 device
-    buffers.
-    Streams wait for each other by events; the host waits for no result, only for a staging buffer
-    whose earlier copy is still under way, so that it runs at most the ring's length ahead. On a
-    CPU a micro-batch is a view of the mini-batch and nothing is copied.
+    buffers. Streams wait for each other by events; the host waits only for a staging buffer whose
+    earlier copy is still under way. On a CPU a micro-batch is a view, and nothing is copied.
 
     Args:
         device: Where micro-batches go.
@@ -129,7 +127,16 @@ class Stager:
             self._slots.append(_Slot(consumed, copied))
         in_flight: deque[tuple[_Slot, Any]] = deque()
         try:
-            yield from self._pipeline(iterator, in_flight, compute)
+            for index, micro_batch in enumerate(iterator):
+                slot = self._slots[self._next_slot]
+                self._next_slot = (self._next_slot + 1) % len(self._slots)
+                in_flight.append((slot, self._send(micro_batch, slot, compute)))
+                # The first is handed out at once and the lead grows from there, so that the device
+                # computes while the host stages the others.
+                if len(in_flight) > min(self._prefetch, index + 1 - len(in_flight)):
+                    yield from self._hand_out(*in_flight.popleft(), compute)
+            while in_flight:
+                yield from self._hand_out(*in_flight.popleft(), compute)
         finally:
             # A copy straight from the caller's pinned memory has to end before the caller may
             # write there. The last copies ended, or nearly so, before the last computation could
@@ -138,24 +145,6 @@ class Stager:
                 if slot.direct:
                     slot.copied.synchronize()
                     slot.direct = False
-
-    def _pipeline(
-        self,
-        iterator: Iterator[Any],
-        in_flight: deque[tuple[_Slot, Any]],
-        compute: accelerator.Stream,
-    ) -> Generator[Any, None, None]:
-        for index, micro_batch in enumerate(iterator):
-            slot = self._slots[self._next_slot]
-            self._next_slot = (self._next_slot + 1) % len(self._slots)
-            in_flight.append((slot, self._send(micro_batch, slot, compute)))
-            # The first is handed out at once and the lead grows from there, so that the device
-            # computes while the host stages the others.
-            handed_out = index + 1 - len(in_flight)
-            if len(in_flight) > min(self._prefetch, handed_out):
-                yield from self._hand_out(*in_flight.popleft(), compute)
-        while in_flight:
-            yield from self._hand_out(*in_flight.popleft(), compute)
 
     @torch.no_grad()
     def _send(self, micro_batch: Any, slot: _Slot, compute: accelerator.Stream) -> Any:

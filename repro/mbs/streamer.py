@@ -7,45 +7,25 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import TensorWeakRef
 
-from repro.mbs.batches import Piece, Plan, Reader, Values, mark_last, zero_of
+from repro.mbs import errors
+from repro.mbs.batches import Piece, Plan, Reader, mark_last, zero_of
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
 from repro.mbs.collecting import Collector
 from repro.mbs.distributed import Processes
-from repro.mbs.errors import (
-    DistributedModelError,
-    EmptyBatchError,
-    MicroBatchError,
-    NondeterministicModelError,
-    check_choice,
-    check_finite,
-    check_headroom,
-    check_loss,
-    check_no_graph,
-    check_no_parameter,
-    check_prefetch,
-    check_weights_usable,
-    checked_size,
-    explained,
-    lazy_layer,
-    resolve_device,
-)
-from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph, modules_in
+from repro.mbs.hooks import DeferredHooks, modules_in
+from repro.mbs.oom_retry import Retries
 from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
 from repro.mbs.sizing import AutoSizer, Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Buffers, Transaction, parameters_of
-from repro.mbs.tries import Tries
+from repro.mbs.transaction import Ledger
 from repro.mbs.two_pass import TwoPass
 from repro.mbs.verification import Verification
 from repro.mbs.weighing import Weighing
-from repro.measure import MemoryMeter
 from repro.measure.batches import SplitFunction, call_model
-from repro.measure.untouched import Snapshot
 
 
 class MicroBatchStreamer:
@@ -64,10 +44,9 @@ class MicroBatchStreamer:
         ...     result = streamer.backward(inputs, targets)
         ...     optimizer.step()
 
-    A hook on a parameter (`Tensor.register_hook`, `register_post_accumulate_grad_hook`) is called
-    once per mini-batch, at its end, as without micro-batches; module hooks are called for each
-    micro-batch. A model that treats samples together (BatchNorm by its micro-batch's statistics)
-    gives another gradient than on the whole mini-batch, and no mode can undo that.
+    A hook on a parameter is called once per mini-batch, at its end, as without micro-batches;
+    module hooks are called for each micro-batch. A model that treats samples together (BatchNorm by
+    its micro-batch's statistics) gives another gradient than on the whole mini-batch.
 
     Differs from the paper: the default normalisation weighs each micro-batch by what its loss was
     divided by, n_μ / N_B for a mean over samples, which also holds where N_μ does not divide N_B;
@@ -79,21 +58,19 @@ class MicroBatchStreamer:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one. A
             `DistributedDataParallel` model synchronises once per mini-batch; its gradient is the
-            mean over all processes' samples (weights), with `two_pass` over their losses, and
-            ``"auto"`` agrees on one size and tries again in all processes. A fully sharded model
-            (FSDP) exchanges parameters with each micro-batch, of which all processes take as
-            many; it needs a whole number as `micro_batch_size`.
+            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            sharded model (FSDP) exchanges parameters with each micro-batch, of which all processes
+            take as many; it needs a whole number as `micro_batch_size`.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
-            are None; returns a scalar. Of torch's own losses, as modules, functions or a
-            `functools.partial` of them, it is read what they divide by: samples, or the class
-            weights of the targets that are not ignored; a sum is summed. Any other is taken for
-            the plain mean over its micro-batch's samples (weighted by `weights` where those are
-            given), which `check` verifies; with `two_pass` it may be any function of the
-            mini-batch. docs/losses.md lists what to give for which loss.
+            are None; returns a scalar. Of torch's own losses the divisor is read: samples, or the
+            class weights of the targets that are not ignored; a sum is summed. Any other is taken
+            for the plain mean over its micro-batch's samples (or by `weights`), which `check`
+            verifies; with `two_pass` it may be any function of the mini-batch. docs/losses.md lists
+            what to give for which loss.
         micro_batch_size: Most samples of a micro-batch: a whole number, or ``"auto"``: the largest
             that fits by a linear memory model (which knows nothing of the outputs that `two_pass`
             holds), halved on an out-of-memory error, grown back when memory allows.
-        device: Where the model computes; the device of its parameters by default.
+        device: The device that computes; that of the model's parameters by default.
         normalization: ``"exact"``, ``"paper"`` (equation 14), or ``"none"``: the sum of the
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
@@ -101,29 +78,18 @@ class MicroBatchStreamer:
         two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
             first pass without graph collects all outputs, the loss and its gradient are taken
             there, and a second pass per micro-batch carries that gradient to the parameters.
-            Costs one more forward pass; the mini-batch's outputs stay on the device. The second
-            pass repeats the first one's random numbers, and its outputs are compared.
+            Costs one more forward pass; the mini-batch's outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
             `update` as usual.
         autocast: A dtype for the forward pass; autocast around `backward` works too.
-        headroom: With ``"auto"``, the share of free memory left unused; by default 0 under a
-            CPU `MemoryBudget` or 0.05 elsewhere.
         trace: Record when each micro-batch was copied and computed, for `timeline`.
-        check: When to verify that the loss of a mini-batch is the combination of its
-            micro-batches' losses, and that the model's outputs do not depend on how it is divided:
-            ``"first"``, in the first mini-batch that is divided and where targets have values that
-            they had not before; ``"always"``; or ``"off"``. For the loss the outputs of the
-            micro-batches' own forward passes are kept in host memory (the first that fit into 256
-            MiB), and the loss of all of them is computed twice more at most, once for each
-            micro-batch where outputs are of half precision; a loss that counts its calls counts
-            these. Where the loss takes more than outputs and targets, or the model computes it, a
-            few samples are computed as a whole and in two parts. For the outputs two micro-batches
-            go through the model in evaluation mode, whole and in two parts, and one beside
-            different others in training mode. Buffers that one micro-batch changes and the next
-            one reads are warned of. The loss is not checked for torch's own losses and for the
-            paper's normalisation, and nothing for a single micro-batch or a fully sharded model.
-        shared: What belongs to all samples although it is a tensor: names ("mask", "graph.edges",
+        check: When to verify that the micro-batches' losses add up to that of the mini-batch, and
+            that the model's outputs do not depend on how it is divided: ``"first"``, in the first
+            mini-batch that is divided and where targets have values that they had not before;
+            ``"always"``; or ``"off"``. docs/losses.md says how, at what cost, and what it cannot
+            see.
+        shared: The tensors that belong to all samples: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` that returns the list of
@@ -136,8 +102,7 @@ class MicroBatchStreamer:
     Raises:
         MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
         LossReductionError: The loss has ``reduction="none"``.
-        UnsupportedLossError: The loss weighs each element of the whole mini-batch, or sums with
-            ``normalization="paper"``.
+        UnsupportedLossError: The loss sums, with ``normalization="paper"``.
         DistributedModelError: A fully sharded model with ``"auto"`` or on a mesh of more than one
             dimension.
         ValueError: Another argument is not one of its choices.
@@ -156,87 +121,51 @@ class MicroBatchStreamer:
         prefetch: int = 2,
         scaler: torch.amp.GradScaler | None = None,
         autocast: torch.dtype | None = None,
-        headroom: float | None = None,
         trace: bool = False,
         check: str = "first",
         shared: Sequence[Any] = (),
         split: SplitFunction | None = None,
         generators: Sequence[Any] = (),
     ) -> None:
-        check_choice("normalization", normalization, ("exact", "paper", "none"))
-        check_choice("batchnorm", batchnorm, ("micro", "deferred"))
-        check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
-        check_choice("check", check, ("first", "always", "off"))
-        check_prefetch(prefetch)
-        check_headroom(headroom)
-        self._size = checked_size(micro_batch_size)
-        self._model = model
-        self.loss_fn = loss_fn
-        self.device = resolve_device(model, device)
-        self._batchnorm = batchnorm
-        self._two_pass = two_pass
+        errors.check_choice("normalization", normalization, ("exact", "paper", "none"))
+        errors.check_choice("batchnorm", batchnorm, ("micro", "deferred"))
+        errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
+        errors.check_choice("check", check, ("first", "always", "off"))
+        errors.check_prefetch(prefetch)
+        self._size = errors.checked_size(micro_batch_size)
+        self._model, self.loss_fn = model, loss_fn
+        self.device = device = errors.resolve_device(model, device)
+        self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
+        self._hooks = DeferredHooks([])
         self._collector: Collector | None = None
-        self._leaves: list[TensorWeakRef] = []  # that neither model nor loss has as a parameter
-        self._transactions: list[Transaction] = []
         self._state_due = self._connected = False
         self._weighing = Weighing(normalization, two_pass, loss_fn)
-        self._precision = Precision(self.device, autocast, scaler)
-        self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
-        self._stager = Stager(self.device, prefetch, trace)
-        self._trace = trace
+        self._precision = Precision(device, autocast, scaler)
+        self._sizer = AutoSizer(device) if self._size is None else None
+        self._stager = Stager(device, prefetch, trace)
         self._reader = Reader(shared, split)
-        self._randomness = Randomness(self.device, generators)
-        self._processes = Processes(model, self.device)
-        if self._processes.sharded and self._sizer is not None:
-            raise DistributedModelError(
-                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
-                "sharded model computes in all processes together; give a whole number"
-            )
+        self._randomness = Randomness(device, generators)
+        self._processes = Processes(model, device)
         self._module = self._processes.module
-        self._parameters: list[nn.Parameter] = []
-        self._buffers = Buffers([])
-        self._hooks = DeferredHooks([])
-        undone = partial(self._transaction, keep=False)
+        self._processes.check_shards(auto=self._sizer is not None)
+        sharded = self._processes.sharded
+        self._ledger = Ledger(self._randomness, self._processes.gradients_are_views, sharded)
+        undone = partial(self._ledger.transaction, keep=False)
         self._compare = SelfCheck(
-            self._module,
-            self._modules,
-            self._call_loss,
-            undone,
-            self.device,
-            self._precision.forward,
-            autocast,
+            self._module, self._modules, self._call_loss, undone, device, self._precision
         )
-        self._verification = Verification(
-            check,
-            self._weighing.known is not None,
-            two_pass,
-            self._weighing.normalization,
-            self._processes.sharded,
-            self._compare,
-            self._weighing.plan,
-            undone,
-            self.device,
-        )
-        self._tries = Tries(
-            self._size,
-            self._sizer,
-            self._measure,
-            self._stager,
-            self._processes,
-            self._module,
-            self.device,
+        self._verification = Verification(check, two_pass, sharded, self._weighing, self._compare)
+        parts = self._module, device, self._stager, self._processes
+        self._retries = Retries(
+            *(*parts, self._size, self._sizer, self._weighing, self._ledger),
+            self._accumulate,
+            self._roots,
         )
         self._passes = TwoPass(
-            self._module,
-            self.device,
-            self._stager,
-            self._randomness,
-            self._processes,
-            self._precision,
+            *(*parts, self._randomness, self._precision, self._ledger),
             self._loss,
             self._check_finite,
-            self._meet,
             self._look_for_state,
         )
 
@@ -286,108 +215,144 @@ class MicroBatchStreamer:
                 makes all but the last of the full size.
 
         Raises:
-            EmptyBatchError: No sample.
-            BatchSizeMismatchError: First dimensions differ.
-            UnsplittableBatchError: It cannot be told which parts belong to which sample.
-            LossShapeError: The loss is not a scalar tensor.
-            LossCheckError: The loss is not what the micro-batches' losses add up to.
-            MixedSamplesError: The model's outputs depend on how the mini-batch is divided.
+            LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
+                loss, or the model's outputs depend on how the mini-batch is divided.
+            NonFiniteLossError: The loss is infinite or NaN, here or in another process.
             NondeterministicModelError: The second of two passes had other outputs, memory ran out
                 after the model had changed its inputs in place, or with ``"auto"`` a forward pass
                 changes a parameter that is not trained.
-            DistributedModelError: `DistributedDataParallel` with a static graph.
-            InputGradientError: An input requires a gradient.
-            HookError: A parameter has a hook that cannot be called once per mini-batch.
-            NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
-                `DistributedDataParallel`, in another process.
-            MicroBatchError: Inputs or weights of another unusable form, lazy layers that have not
-                run where the mini-batch comes piece by piece, or a loss that no parameter takes
-                part in.
+            MicroBatchError: The mini-batch, the loss or a hook cannot be used, see
+                `repro.mbs.errors`; all of the above are such errors, too.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
         if weights is not None:
-            check_weights_usable(self._two_pass, self._weighing.normalization)
+            errors.check_weights_usable(self._two_pass, self._weighing.normalization)
         if pieces is not None and self._two_pass:
-            raise MicroBatchError("two_pass takes a whole mini-batch, not an iterable of pieces")
-        if pieces is not None and self._processes.sharded:
-            raise DistributedModelError(
-                "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
+            raise errors.MicroBatchError(
+                "two_pass takes a whole mini-batch, not an iterable of pieces"
             )
+        self._processes.check_shards(pieces=pieces is not None)
         self._stager.reset()
-        changed = self._weighing.read(self.loss_fn)
-        known = self._weighing.known is not None
-        self._verification.begin(known, self._weighing.normalization, changed)
+        self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
         self._read_modules()
         piece = None if pieces is not None else self._reader.read(inputs, targets, weights)
         self._run_lazy_layers(piece)
-        self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
-        self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
+        self._ledger.begin(self._modules)
+        self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
         if pieces is not None or self._local:
             self._processes.check_divisible()
-        self._leaves, self._connected = [], False
+        self._connected = False
         totals = Totals()
         with self._hooks:
             if piece is not None:
                 self._check_inputs(piece)
                 run = partial(self._run_whole, piece)
-                touched = self._tries.run(piece, run, totals, self._local)
+                touched = self._retries.run(piece, run, totals, self._local)
             elif pieces is not None:
-                with self._transaction():
+                with self._ledger.transaction():
                     self._run_pieces(pieces, totals)
-                    touched = gradients_present(self._parameters)
-        self._leaves = []
+                    touched = self._ledger.touched()
+        self._ledger.end()
         self._hooks.on_parameters(touched or [])
         if totals.num_micro_batches > 1:
             self._verification.warn()
         return totals.result(self._weighing.divisor(totals.weight))
 
+    def _accumulate(
+        self, model: nn.Module, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
+    ) -> Totals:
+        """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches that lines 1 to 6 cut.
+
+        Args:
+            model: The model, with the wrapper that synchronises gradients.
+            plan: Micro-batches and weights, see `Weighing.plan` (lines 1 to 6).
+            divisor: Each loss counts by its weight over this: 1 / N_Sμ in the paper, n_μ / N_B
+                by default.
+            synchronize: Whether the last backward pass averages gradients over processes.
+        """
+        totals = Totals.over(plan.bounds)
+        # A sharded model computes in all processes, and so also where nothing counts.
+        counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
+        last = max((index for index, counted in enumerate(counts) if counted), default=-1)
+        synchronize = synchronize and not self._local
+        # Lines 7, 8 and 13: micro-batch i, streamed to the device.
+        for index, micro_batch in enumerate(self._stager.stream(plan.parts())):
+            is_last, weight = synchronize and index == last, plan.weights[index]
+            with self._processes.synchronization(is_last or not counts[index]):
+                # Lines 9 and 10: forward propagation, and the loss.
+                loss = self._pass(model, micro_batch, plan, index, counts[index])
+                if loss is not None and loss.requires_grad:
+                    leaves = self._ledger.meet([loss])
+                    if is_last:
+                        loss = self._processes.complete(loss, leaves)
+                    # Lines 11 and 12: normalise it, and accumulate gradients.
+                    self._precision.backward(loss * (weight / divisor))
+            if loss is not None:
+                totals.add(loss.detach(), weight)
+            del loss, micro_batch  # with what its graph still holds
+        if last < 0:
+            totals.add(torch.zeros((), device=self.device), 0.0)
+            if synchronize and self._processes.several:
+                self._processes.synchronize(self._ledger.parameters)
+        return totals
+
+    def _pass(
+        self, model: nn.Module, micro_batch: Any, plan: Plan, index: int, counted: bool
+    ) -> torch.Tensor | None:
+        """Return the loss of a micro-batch, kept for comparison where that is due.
+
+        None of one that does not count, such as padding alone, whose loss would be 0 / 0:
+        BatchNorm still sees its samples, and dropout draws.
+        """
+        (inputs, targets), (start, stop) = micro_batch, plan.bounds[index]
+        weight = plan.weights[index]
+        with self._precision.forward(), errors.explained((start, stop), plan.bounds[-1][1]):
+            outputs = call_model(model if counted else self._module, inputs)
+            if self._collector is not None:
+                outputs = self._collector.watch(outputs, stop - start, weight)
+            if not counted:
+                return None
+            loss = self._loss(outputs, targets)
+            self._look_for_state()
+            if not loss.requires_grad:
+                loss = loss + zero_of(outputs)  # constant: no sample of these counts
+        if self._collector is not None:
+            self._collector.note(loss)
+        return loss.nan_to_num() * 0 if weight == 0 else loss
+
     def _check_inputs(self, piece: Piece) -> None:
-        check_no_parameter(piece.batch, self._parameters)
-        check_no_graph(piece.inputs, "an input")
+        errors.check_no_parameter(piece.batch, self._ledger.parameters)
+        errors.check_no_graph(piece.inputs, "an input")
         if not self._two_pass:  # which takes the loss of them as a whole
-            check_no_graph(piece.targets, "a target")
+            errors.check_no_graph(piece.targets, "a target")
+
+    def _roots(self) -> list[nn.Module]:
+        return [self.model, *modules_in(self.loss_fn)]
 
     def _read_modules(self) -> None:
-        roots = (self.model, *modules_in(self.loss_fn))
-        found = list(dict.fromkeys(module for root in roots for module in root.modules()))
+        found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
         if found != self._modules:
             self._modules[:] = found  # the very list that the check was given
             self._verification.forget()
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let layers without parameters make them, as the first forward pass would."""
-        if piece is not None and lazy_layer(self._modules) is not None:
+        if piece is not None and errors.lazy_layer(self._modules) is not None:
             size = min(piece.num_samples, self._size or piece.num_samples)
             self._compare.compute(next(self._weighing.plan(piece, size).parts())[0])
-        if (layer := lazy_layer(self._modules)) is not None:
-            raise MicroBatchError(
+        if (layer := errors.lazy_layer(self._modules)) is not None:
+            raise errors.MicroBatchError(
                 f"the model has a {type(layer).__name__} that has no parameters yet; call the "
                 f"model once on a few samples, under torch.no_grad()"
             )
-
-    def _meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what a backward pass will add gradients to; note what of it is not known yet."""
-        if self._processes.sharded:
-            return []  # the parameters in its graphs are parts that it has gathered
-        self._leaves = [reference for reference in self._leaves if reference() is not None]
-        known = {id(leaf) for leaf in self._parameters} | {id(leaf()) for leaf in self._leaves}
-        leaves = leaves_of_graph(tensors)
-        for leaf in leaves:
-            if id(leaf) not in known:
-                known.add(id(leaf))
-                self._leaves.append(TensorWeakRef(leaf))
-                for transaction in self._transactions:
-                    transaction.include(leaf)
-        return leaves
 
     def _look_for_state(self) -> None:
         """Warn where the first of several forward passes has changed what the next one reads."""
         if self._state_due:
             self._state_due = False
-            self._verification.note_state(self._transactions[0].changed_buffers)
+            self._verification.note_state(self._ledger.changed_buffers)
 
     # A mini-batch, whole or piece by piece
 
@@ -402,25 +367,22 @@ class MicroBatchStreamer:
         in_parts = self._two_pass or self._sizer is not None or self._hooks.change_gradients
         return several and in_parts
 
-    def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[torch.Tensor]]:
+    def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
         fewest = self._agreed_count(piece, size)
         plan = self._weighing.plan(piece, size, fewest=fewest)
         self._state_due = len(plan.bounds) > 1
         if len(plan.bounds) > 1:
             self._processes.check_divisible()
-        with self._transaction(), self._batchnorm_updates() as updates:
+        with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             if self._two_pass:
-                run = partial(self._passes.run, self.model, piece, plan, updates, self._buffers)
+                run = partial(self._passes.run, self.model, piece, plan, updates)
             else:
                 run = partial(self._accumulate_checked, piece, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
-            self._average()
-            self._check_finite(totals)
-            self._check_connected(totals)
-            updates.update()
-            touched = gradients_present(self._parameters)
+            self._finish(totals, updates)
+            touched = self._ledger.touched()
         return totals, touched
 
     def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
@@ -428,14 +390,8 @@ class MicroBatchStreamer:
             self._together(partial(self._each_piece, pieces, totals, updates))
             # The total weight is known only now: the gradients so far are sums.
             divisor = self._weighing.shared_divisor(totals.weight, self._processes)
-            leaves = [leaf for reference in self._leaves if (leaf := reference()) is not None]
-            gradients = [g.grad for g in (*self._parameters, *leaves) if g.grad is not None]
-            if gradients:
-                torch._foreach_div_(gradients, divisor)
-            self._average()
-            self._check_finite(totals)
-            self._check_connected(totals)
-            updates.update()
+            self._ledger.divide(divisor)
+            self._finish(totals, updates)
 
     def _each_piece(
         self, pieces: Iterator[Piece], totals: Totals, updates: DeferredBatchNorm
@@ -446,10 +402,10 @@ class MicroBatchStreamer:
         for piece, is_last in marked:
             first = totals.num_micro_batches == 0
             run = partial(self._run_piece, piece, (first, is_last), updates, dict(updates.moments))
-            self._tries.run(piece, run, totals)
+            self._retries.run(piece, run, totals)
             del piece, run  # before the next one is made
         if totals.loss is None:
-            raise EmptyBatchError("the iterable yielded no piece; give at least one sample")
+            raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
         return totals
 
     def _run_piece(
@@ -467,37 +423,8 @@ class MicroBatchStreamer:
         is_first, is_last = ends
         self._state_due = len(plan.bounds) > 1 or not is_first
         # Only a size that may shrink needs a piece that can be undone on its own.
-        with self._transaction() if self._sizer is not None else nullcontext():
+        with self._ledger.transaction() if self._sizer is not None else nullcontext():
             return self._accumulate_checked(piece, plan, 1.0, is_last), None
-
-    def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
-        """Return what `AutoSizer.probe` asks for, of micro-batches that leave no trace.
-
-        From the second on they find gradients in memory, as most of a mini-batch's do, and as
-        many are streamed as are ever on the device at once.
-        """
-        whole = piece.without_weights()
-        first = next(self._weighing.plan(whole, size, as_in_paper=True).parts())
-        count = max(2, self._stager.ring_length)
-        values = Values(first, self.device)
-        attributes = Snapshot(self.model, *modules_in(self.loss_fn), tensors=False)
-        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
-        try:
-            with (
-                MemoryMeter(self.device, resident=self._module) as meter,
-                self._transaction(keep=False),
-            ):
-                self._accumulate(self._module, sample, 1.0)
-        finally:
-            values.restored()
-            attributes.restore()
-        if names := self._buffers.changed_frozen():
-            raise NondeterministicModelError(
-                f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "
-                f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
-                f"buffer, update it outside forward, or give a whole number"
-            )
-        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     # Several processes
 
@@ -507,26 +434,28 @@ class MicroBatchStreamer:
             return 1
         count = len(self._weighing.plan(piece, size).bounds)
         # With weights or micro-batches of the caller's their number is given.
-        free = piece.batch is not None and self._weighing.normalization != "paper"
-        free = free and (piece.weights is None or len(piece.weights) == piece.num_samples)
+        free = self._weighing.normalization != "paper"
+        free = free and piece.batch is not None and not piece.weighed_by_part
         return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        return self._tries.together(run, largest) if self._local else run()
+        return self._retries.together(run, largest) if self._local else run()
 
-    def _average(self) -> None:
+    def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
+        """End a mini-batch: average gradients over processes, and refuse unusable losses."""
         self._hooks.on_gradients()
         if self._local:
-            self._processes.synchronize(self._parameters)
-
-    # Micro-batches
+            self._processes.synchronize(self._ledger.parameters)
+        self._check_finite(totals)
+        if not self._connected and totals.weight > 0:
+            raise errors.MicroBatchError(
+                "the loss depends on nothing that requires a gradient: the model is frozen, its "
+                "outputs were detached, or no sample of the mini-batch takes part in the loss"
+            )
+        updates.update()
 
     def _accumulate_checked(
-        self,
-        piece: Piece,
-        plan: Plan,
-        divisor: float | torch.Tensor,
-        synchronize: bool = True,
+        self, piece: Piece, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
     ) -> Totals:
         """Accumulate, and compare with the whole where that is due."""
         self._collector = self._verification.collector()
@@ -540,59 +469,6 @@ class MicroBatchStreamer:
             self._verification.conclude(piece, plan, collector, scale)
         return totals
 
-    def _accumulate(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        divisor: float | torch.Tensor,
-        synchronize: bool = True,
-    ) -> Totals:
-        """Algorithm 1, lines 7 to 14: each loss counts by its weight over `divisor`."""
-        totals = Totals.over(plan.bounds)
-        # A sharded model computes in all processes, and so also where nothing counts.
-        counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
-        last = max((index for index, counted in enumerate(counts) if counted), default=-1)
-        synchronize = synchronize and not self._local
-        total = plan.bounds[-1][1]
-        for index, (inputs, targets) in enumerate(self._stager.stream(plan.parts())):
-            weight = plan.weights[index]
-            if not counts[index]:
-                # The loss of no tokens is 0 / 0. It does not count; BatchNorm still sees the
-                # samples, and dropout draws.
-                with self._precision.forward():
-                    outputs = call_model(self._module, inputs)
-                if self._collector is not None:
-                    self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
-                del outputs
-                continue
-            with self._processes.synchronization(synchronize and index == last):
-                with self._precision.forward(), explained(plan.bounds[index], total):
-                    outputs = call_model(model, inputs)
-                    if self._collector is not None:
-                        count = _count(plan.bounds[index])
-                        outputs = self._collector.watch(outputs, count, weight)
-                    loss = self._loss(outputs, targets)
-                    self._look_for_state()
-                    if not loss.requires_grad:
-                        loss = loss + zero_of(outputs)  # constant: no sample of these counts
-                    del outputs
-                if self._collector is not None:
-                    self._collector.note(loss)
-                if weight == 0:
-                    loss = loss.nan_to_num() * 0
-                if loss.requires_grad:
-                    leaves = self._meet([loss])
-                    if synchronize and index == last:
-                        loss = self._processes.complete(loss, leaves)
-                    self._precision.backward(loss * (weight / divisor))
-            totals.add(loss.detach(), weight)
-            del loss, inputs, targets  # with what its graph still holds
-        if last < 0:
-            totals.add(torch.zeros((), device=self.device), 0.0)
-            if synchronize and self._processes.several:
-                self._processes.synchronize(self._parameters)
-        return totals
-
     def _call_loss(self, *arguments: Any) -> torch.Tensor:
         return self.loss_fn(*arguments)  # the one there is then
 
@@ -600,10 +476,10 @@ class MicroBatchStreamer:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
         known = self._weighing.known
         if known is not None and tensors and not self._two_pass:
-            known.check(outputs, targets)
-        loss = check_loss(
-            self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
-        )
+            with errors.named_errors():
+                known.check(outputs, targets)
+        given = (outputs,) if targets is None else (outputs, targets)
+        loss = errors.check_loss(self.loss_fn(*given))
         self._connected |= loss.requires_grad
         return loss
 
@@ -612,30 +488,8 @@ class MicroBatchStreamer:
         assert loss is not None
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # nothing counts: 0 / 0, as for the whole mini-batch
-        check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
-
-    def _check_connected(self, totals: Totals) -> None:
-        if not self._connected and totals.weight > 0:
-            raise MicroBatchError(
-                "the loss depends on nothing that requires a gradient: the model is frozen, its "
-                "outputs were detached, or no sample of the mini-batch takes part in the loss"
-            )
-
-    def _transaction(self, keep: bool = True) -> Transaction:
-        return Transaction(
-            self._parameters,
-            self._buffers,
-            self._randomness,
-            self._leaves,
-            self._transactions,
-            keep,
-            self._processes.gradients_are_views,
-        )
+        errors.check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.
         return DeferredBatchNorm(self._module if self._batchnorm == "deferred" else nn.Module())
-
-
-def _count(bound: tuple[int, int]) -> int:
-    return bound[1] - bound[0]

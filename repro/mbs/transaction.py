@@ -1,8 +1,8 @@
 """All-or-nothing gradients: what lets a mini-batch be tried again after it ran out of memory."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.weak import TensorWeakRef
 from repro.mbs.randomness import Randomness
 
 
+@dataclass(eq=False)
 class Transaction:
     """Run a backward pass so that it either happens whole or leaves no trace.
 
@@ -24,52 +25,42 @@ class Transaction:
 
     A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
 
-    Args:
+    Attributes:
         parameters: Those known to accumulate gradients, each once.
         buffers: Those that a forward pass may change.
         randomness: The random number generators.
         leaves: Other tensors known to accumulate gradients.
         active: The transactions that are under way, outermost first, of which this becomes one.
-        keep: Whether leaving normally keeps what was done; a probe puts everything back.
-        copy_gradients: Set copies of the gradients aside, for gradients that lie in memory which
-            the backward pass writes, as views of `DistributedDataParallel`'s buckets do.
+        keep: Whether leaving normally keeps the gradients; a probe puts everything back.
+        copy_gradients: Whether copies are set aside, as the backward pass writes the gradients'
+            memory (views of `DistributedDataParallel`'s buckets).
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        buffers: "Buffers",
-        randomness: Randomness,
-        leaves: Sequence[TensorWeakRef],
-        active: list["Transaction"],
-        keep: bool = True,
-        copy_gradients: bool = False,
-    ) -> None:
-        self._keep = keep
-        self._copy_gradients = copy_gradients
-        self._parameters = list(parameters)
-        self._included: list[tuple[TensorWeakRef, torch.Tensor | None]] = []
-        self._buffers = buffers
-        self._randomness = randomness
-        self._leaves = leaves
-        self._active = active
+    parameters: Sequence[nn.Parameter]
+    buffers: "Buffers"
+    randomness: Randomness
+    leaves: Sequence[TensorWeakRef]
+    active: list["Transaction"]
+    keep: bool = True
+    copy_gradients: bool = False
 
     def __enter__(self) -> "Transaction":
         # First what may run out of memory, while nothing has changed yet.
-        self._saved_buffers = self._buffers.copies()
-        self._gradients = [self._gradient(parameter) for parameter in self._parameters]
-        self._states = self._randomness.get()
-        for parameter in self._parameters:
+        self._saved_buffers = self.buffers.copies()
+        self._gradients = [(p, self._gradient(p)) for p in self.parameters]
+        self._states = self.randomness.get()
+        self._included: list[tuple[TensorWeakRef, torch.Tensor | None]] = []
+        for parameter in self.parameters:
             parameter.grad = None
-        for reference in self._leaves:
+        for reference in self.leaves:
             if (leaf := reference()) is not None:
                 self.include(leaf)
-        self._active.append(self)
+        self.active.append(self)
         return self
 
     def changed_buffers(self) -> list[str]:
         """Return the names of buffers outside batch normalisation that have changed since entry."""
-        return self._buffers.changed(self._saved_buffers)
+        return self.buffers.changed(self._saved_buffers)
 
     def include(self, leaf: torch.Tensor) -> None:
         """Set aside the gradient of one more tensor, before the first backward pass adds to it."""
@@ -78,43 +69,88 @@ class Transaction:
         leaf.grad = None
 
     def _gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        return leaf.grad.clone() if self._copy_gradients and leaf.grad is not None else leaf.grad
+        return leaf.grad.clone() if self.copy_gradients and leaf.grad is not None else leaf.grad
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._active.remove(self)
-        kept = kind is None and self._keep
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.active.remove(self)
+        kept = kind is None and self.keep
         sums, terms = [], []
-        leaves: list[tuple[torch.Tensor, torch.Tensor | None]]
-        leaves = list(zip(self._parameters, self._gradients, strict=True))
-        for reference, gradient in self._included:
-            if (leaf := reference()) is not None:
-                leaves.append((leaf, gradient))
-        for parameter, before in leaves:
+        leaves: list[tuple[torch.Tensor, torch.Tensor | None]] = [*self._gradients]
+        leaves += [
+            (leaf, g) for reference, g in self._included if (leaf := reference()) is not None
+        ]
+        for leaf, before in leaves:
             if kept and before is None:
                 continue
-            if kept and before is not None and parameter.grad is not None:
+            if kept and before is not None and leaf.grad is not None:
                 sums.append(before)
-                terms.append(parameter.grad)
-            parameter.grad = before
+                terms.append(leaf.grad)
+            leaf.grad = before
         if sums:
             torch._foreach_add_(sums, terms)
         if not kept:
-            self._buffers.write(self._saved_buffers)
-            self._randomness.set(self._states)
-        del self._gradients, self._saved_buffers
-        self._included.clear()
+            self.buffers.write(self._saved_buffers)
+            self.randomness.set(self._states)
+        del self._gradients, self._saved_buffers, self._included
+
+
+class Ledger:
+    """The tensors that backward passes add gradients to, and the transactions under way."""
+
+    def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
+        self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered
+        self._active: list[Transaction] = []
+        self.begin([])
+
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """Start a mini-batch: parameters and buffers are those of these modules as they are now."""
+        self.parameters, self.buffers = parameters_of(modules), Buffers(modules)
+        self._others: list[TensorWeakRef] = []  # that no module has as a parameter
+
+    def end(self) -> None:
+        """Forget the tensors that no module has as a parameter."""
+        self._others = []
+
+    def transaction(self, keep: bool = True) -> Transaction:
+        """Return a transaction on all tensors that are known now."""
+        given = self.parameters, self.buffers, self._randomness, self._others, self._active
+        return Transaction(*given, keep, self._copy)
+
+    def meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves of a backward pass; those not known yet join all transactions."""
+        if self._gathered:
+            return []  # the leaves are parts that a fully sharded model has gathered
+        self._others = [reference for reference in self._others if reference() is not None]
+        known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
+        leaves = leaves_of_graph(tensors)
+        for leaf in leaves:
+            if id(leaf) not in known:
+                known.add(id(leaf))
+                self._others.append(TensorWeakRef(leaf))
+                for transaction in self._active:
+                    transaction.include(leaf)
+        return leaves
+
+    def divide(self, divisor: float | torch.Tensor) -> None:
+        """Divide all gradients."""
+        others = [leaf for reference in self._others if (leaf := reference()) is not None]
+        gradients = [g.grad for g in (*self.parameters, *others) if g.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, divisor)
+
+    def touched(self) -> list[nn.Parameter]:
+        """Return the parameters that have a gradient."""
+        return [p for p in self.parameters if isinstance(p.grad, torch.Tensor)]
+
+    def changed_buffers(self) -> list[str]:
+        """Return the names of what has changed since the outermost transaction began."""
+        return self._active[0].changed_buffers()
 
 
 class Buffers:
     """The buffers of modules as they are now, which a forward pass may write or replace.
 
-    Args:
-        modules: Those whose own buffers are meant, without what they contain.
+    Of each module its own, without those of modules within.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -145,9 +181,9 @@ class Buffers:
         write_tensors(self._tensors, copies)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return what modules have otherwise now than `copies` and than before.
+        """Return the names of buffers outside BatchNorm that differ from `copies`.
 
-        Buffers outside batch normalisation, frozen parameters, and numbers in attributes. Waits for
+        Also those of frozen parameters and of numbers in attributes that have changed. Waits for
         the device only where a buffer was written.
         """
         values = dict(zip(self._versions, copies, strict=True))
@@ -205,6 +241,22 @@ def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     """
     parameters = (p for module in modules for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
+
+
+def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from `tensors` adds a gradient."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen, leaves = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        following = node.next_functions
+        for function, _ in following:
+            if function is not None and function not in seen:
+                seen.add(function)
+                waiting.append(function)
+        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            leaves.append(leaf)
+    return leaves
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

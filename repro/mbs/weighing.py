@@ -1,4 +1,4 @@
-"""What each micro-batch's loss counts, and what their sum is divided by."""
+"""The weight of each micro-batch's loss, and the divisor of their sum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,24 +7,16 @@ import torch
 
 from repro.mbs.batches import Piece, Plan
 from repro.mbs.distributed import Processes, unequal_counts
-from repro.mbs.losses import KnownLoss, known_loss, normalization_of
+from repro.mbs.errors import UnsupportedLossError, named_errors
+from repro.measure.loss_parts import KnownLoss, known_loss
 
 
 class Weighing:
     """Weighs micro-batches by the normalisation that the loss needs.
 
-    Args:
-        normalization: As given to the streamer.
-        two_pass: Whether the loss is taken over the whole mini-batch.
-        loss_fn: The loss.
-
     Attributes:
-        known: What the loss divides by, where it is one of torch's; else None.
-        normalization: The one that the loss needs, as it is now.
-
-    Raises:
-        LossReductionError: The loss has ``reduction="none"``.
-        UnsupportedLossError: The loss has no such normalisation.
+        known: One of torch's losses, without hooks; None for any other.
+        normalization: The one that the loss needs, as it is now: a sum's parts are summed.
     """
 
     known: KnownLoss | None
@@ -33,17 +25,24 @@ class Weighing:
     def __init__(
         self, normalization: str, two_pass: bool, loss_fn: Callable[..., torch.Tensor]
     ) -> None:
-        self._given_normalization = normalization
-        self._two_pass = two_pass
-        self._read_loss_fn: Any = None
+        self._given, self._two_pass = normalization, two_pass
+        self._loss_fn: Any = None
         self.read(loss_fn)
 
     def read(self, loss_fn: Callable[..., torch.Tensor]) -> bool:
         """Read what the loss divides by, as it is now; return whether it is another function."""
-        self.known = known_loss(loss_fn)
-        self.normalization = normalization_of(self.known, self._given_normalization, self._two_pass)
-        changed = loss_fn is not self._read_loss_fn
-        self._read_loss_fn = loss_fn
+        with named_errors():
+            known = known_loss(loss_fn)
+        self.known = None if known is None or known.hooked else known
+        self.normalization = self._given
+        if self.known is not None and self.known.reduction == "sum" and not self._two_pass:
+            self.normalization = "none"
+            if self._given == "paper":
+                raise UnsupportedLossError(
+                    "the loss has reduction='sum', which normalization='paper' would divide by "
+                    "the number of micro-batches; use reduction='mean', or normalization='exact'"
+                )
+        changed, self._loss_fn = loss_fn is not self._loss_fn, loss_fn
         return changed
 
     def plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
@@ -67,11 +66,32 @@ class Weighing:
         return plan if exact else Plan(plan.bounds, [1.0] * len(plan.bounds), plan._part)
 
     def divisor(self, weight: float) -> float:
-        """Return what the sum of this process's losses is divided by, of which `weight` is that."""
+        """Return the divisor of the sum of this process's losses, `weight` in all."""
         return 1.0 if self.normalization == "none" and not self._two_pass else weight
 
     def shared_divisor(self, weight: float, processes: Processes) -> float | torch.Tensor:
-        """Return what gradients are divided by, where all processes' are then averaged."""
+        """Return the divisor of gradients that are then averaged over all processes."""
         if self.normalization != "exact" or self._two_pass:
             return self.divisor(weight)
         return processes.mean_weight(weight)
+
+
+def token_counts(
+    labels: torch.Tensor, *, shift: bool = False, ignore_index: int = -100
+) -> torch.Tensor:
+    """Return how many tokens of each sample count, for `weights`.
+
+    A language model's loss is the mean over tokens, of which a padded sample has fewer than its
+    row is long.
+
+    Args:
+        labels: Integers, (samples, tokens).
+        shift: Whether each position predicts the next one, as in causal language models, so that
+            the first label is predicted by none.
+        ignore_index: The label of what does not count.
+
+    Returns:
+        Counts, (samples,), float64.
+    """
+    kept = (labels[:, 1:] if shift else labels).long()  # -100 as uint8 would be class 156
+    return (kept != ignore_index).flatten(1).sum(1).to(torch.float64)

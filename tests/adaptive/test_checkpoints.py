@@ -49,14 +49,6 @@ def test_round_trip(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_newest_replaces_the_one_before(tmp_path):
-    path = tmp_path / "a.pt"
-    for number in range(3):
-        save_checkpoint(path, state_of(number))
-        assert load_checkpoint(path)["number"] == number
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_damage_is_refused(tmp_path):
     path = tmp_path / "a.pt"
     save_checkpoint(path, state_of(1))

@@ -181,9 +181,9 @@ class TestAlgorithm1:
 class TestPeak:
     """Section III-D's prose: the batch grows after θ has peaked."""
 
-    def interval(self, thetas, **options):
-        controller = ThetaController(8, 2**20, 0.1, rule="peak", **options)
-        return with_thetas(controller, thetas)[-1].interval
+    def test_a_peak_within_the_warm_up_does_not_count(self):
+        controller = ThetaController(8, 2**20, 0.1, rule="peak", warmup=2)
+        assert with_thetas(controller, [9.0, 9.0, 1.0, 2.0, 2.1, 1.8, 1.8])[-1].interval == 6
 
     def test_grows_once_theta_is_past_its_peak(self):
         # Slow changes within a tenth saturate line 9 in epoch 4, long before the peak in epoch 6.
@@ -193,23 +193,6 @@ class TestPeak:
         assert [s.batch_size for s in steps] == [256] * 8 + [512] * 8 + [1024]
         check(steps, algorithm_1(thetas, 256, 1024, 0.2, rule="peak"))
         assert with_thetas(ThetaController(256, 1024, 0.2), thetas)[-1].interval == 4
-
-    def test_what_is_no_peak(self):
-        rise = [0.5 * 1.05**i for i in range(30)]
-        assert self.interval(rise) is None
-        assert self.interval([1.0, 2.0, *[3.0] * 30]) is None  # a plateau
-        noise = [1.0, 2.0, 3.0, *[random.Random(i).uniform(2.75, 3.0) for i in range(30)]]
-        assert self.interval(noise) is None  # within the tolerance
-        assert self.interval(noise, tolerance=0.01) == 4
-        assert self.interval([*noise, 2.5]) == 34
-
-    def test_a_slow_fall_is_measured_from_the_peak(self):
-        # By 4 % an epoch: 0.96 ** 3 is the first below 0.9.
-        assert self.interval([1.0, 2.0, *[3.0 * 0.96**i for i in range(8)]]) == 6
-        assert self.interval([0.96**i for i in range(8)]) == 4
-
-    def test_a_peak_within_the_warm_up_does_not_count(self):
-        assert self.interval([9.0, 9.0, 1.0, 2.0, 2.1, 1.8, 1.8], warmup=2) == 6
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_curves(self, seed):
@@ -224,11 +207,6 @@ class TestPeak:
         costs, distances = [8.0, 7.0, 6.0, 5.0, 4.5, 5.5, 4.4], [4.0, 5.0, 6.0, 6.5, 6.2, 6.2, 8.0]
         steps = follow(ThetaController(8, 64, 0.1, rule="peak"), costs, distances)
         assert [s.interval for s in steps] == [None] * 7 + [7]
-
-    def test_parameters_that_have_not_moved_are_no_peak(self):
-        controller = ThetaController(8, 64, 0.1, rule="peak")
-        steps = follow(controller, [9.0, 8.0, 7.0, 6.0, 5.0], [0.0, 1.0, 0.0, 3.0, 3.0])
-        assert [s.interval for s in steps] == [None] * 4 + [4, 4]
 
 
 class TestDecay:
@@ -353,10 +331,6 @@ class TestDivergence:
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not steps[0].diverging
 
-    def test_a_constant_cost_is_no_saturation(self):
-        steps = follow(ThetaController(8, 64, 0.1), [6.0] * 20, [5.0 + 0.01 * i for i in range(20)])
-        assert {(s.batch_size, s.lr, s.interval) for s in steps} == {(8, 0.1, None)}
-
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("seed", range(20))
     def test_is_the_rule_as_transcribed(self, seed):
@@ -366,22 +340,6 @@ class TestDivergence:
         steps = follow(ThetaController(8, 512, 0.1), costs, distances)
         settings = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
         assert settings == guarded(costs, thetas, 8, 512, 0.1)
-
-    def test_descent_that_overshoots(self):
-        """Gradient descent on w² / 2 with a rate above 2, where the cost grows by a factor."""
-        w, lr = torch.tensor([1.0], dtype=torch.float64), 2.1
-        controller = ThetaController(8, 512, lr)
-        step = controller.observe(float(w) ** 2 / 2, [w])
-        with pytest.warns(DivergenceWarning, match=r"lower initial_lr"):
-            for _ in range(30):
-                w = w - step.lr * w
-                step = controller.observe(float(w) ** 2 / 2, [w])
-                assert (step.batch_size, step.lr, step.interval) == (8, lr, None)
-
-    def test_growth_that_waited_comes_when_there_is_progress_again(self):
-        costs = [8.0, 7.0, 7.5, 7.4, 7.6, 7.7, 6.5, 6.4, 6.0, 5.9]
-        steps = follow(ThetaController(8, 64, 0.1, interval=2), costs, [1.0 + i for i in range(10)])
-        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 16, 16, 16, 16, 16, 16, 32]
 
     def test_a_plateau_is_neither_progress_nor_divergence(self):
         costs = [6.0, 5.0, 4.5] + [4.9] * 26
@@ -415,15 +373,6 @@ class TestDivergence:
             ThetaController(8, 256, 0.1), costs[1:], [(i + 1) ** 0.5 for i in range(140)], costs[0]
         )
         assert steps[-1].batch_size == 256 and not any(s.diverging for s in steps)
-
-    @pytest.mark.parametrize("seed", range(10))
-    def test_noise_is_no_divergence(self, seed):
-        draw = random.Random(seed)
-        costs = [cost * draw.uniform(0.95, 1.05) for cost in falling(40)]
-        steps = follow(ThetaController(8, 64, 0.1, interval=5), costs, [1.0 + i for i in range(40)])
-        # A growth may wait once for the trend to show.
-        assert [s.batch_size for s in steps][20:] == [64] * 21
-        assert not any(s.diverging for s in steps)
 
 
 class TestWarmUp:
@@ -527,17 +476,6 @@ class TestSaving:
         state["start"][0].fill_(100.0)
         assert other.observe(3.0, [torch.ones(1)]).theta == 2.0
 
-    def test_a_state_of_before_divergence_was_named_loads(self):
-        controller = ThetaController(8, 64, 0.1)
-        with_thetas(controller, [1.0, 1.5])
-        state = controller.state_dict()
-        for name in ("_least_cost", "_least_since", "_grown_at", "_losing", "_diverging"):
-            del state["state"][name]
-        other = ThetaController(8, 64, 0.1)
-        other.load_state_dict(state)
-        assert other.setting == controller.setting
-        assert other.observe(5.0, at(3.4)).interval == 3
-
     @pytest.mark.parametrize(
         ("other", "message"),
         [
@@ -585,7 +523,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),
         [
-            (math.nan, at(2.0), r"the cost of epoch \d is nan: training has diverged"),
+            (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
             (math.inf, at(2.0), r"the cost of epoch \d is inf"),
             (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
             (5.0, [torch.zeros(2, 3), torch.tensor(math.inf)], r"after epoch 3 are not all finite"),
@@ -609,12 +547,6 @@ class TestRefused:
         assert isinstance(caught.value, DivergedError) == (not finite)
         assert frozen(controller) == before
         assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
-
-    def test_cost_is_named_by_its_epoch(self):
-        controller = FixedBatch(8, 0.1)
-        follow(controller, [9.0, 8.0], [1.0, 1.5])
-        with pytest.raises(ValueError, match=r"the cost of epoch 3 is nan"):
-            controller.observe(math.nan, at(2.0))
 
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),
@@ -647,6 +579,8 @@ class TestRefused:
             ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
             ({"decay": 1.5}, r"decay is 1.5; give a number above 0 and at most 1"),
             ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
+            ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
+            ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
             ({"decay_at": (0,)}, r"decay_at is 0; give a whole number, at least 1"),
             ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
@@ -811,22 +745,9 @@ class TestGroups:
             set_lr(optimizer, 0.2)
 
 
-class TestWhatANewcomerGives:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
-            ({"decay_at": (120, 80)}, r"decay_at is \(120, 80\); give epochs that rise"),
-            ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
-        ],
-    )
-    def test_is_refused_in_words(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            ThetaController(**{"initial_batch": 8, "max_batch": 16, "initial_lr": 0.1} | options)
-
-    def test_a_spent_generator_is_named(self):
-        controller = ThetaController(8, 16, 0.1)
-        parameters = iter([torch.zeros(2)])
-        controller.observe(2.0, parameters)
-        with pytest.raises(ValueError, match="a generator is spent after one use"):
-            controller.observe(1.0, parameters)
+def test_a_spent_generator_is_named():
+    controller = ThetaController(8, 16, 0.1)
+    parameters = iter([torch.zeros(2)])
+    controller.observe(2.0, parameters)
+    with pytest.raises(ValueError, match="a generator is spent after one use"):
+        controller.observe(1.0, parameters)

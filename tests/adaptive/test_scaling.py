@@ -167,10 +167,6 @@ class TestFit:
         assert (fitted.latency_s, fitted.transfer_s, fitted.summation_s) == (0, 0, 0)
         assert fitted.overlap == 1
 
-    def test_costs_are_not_negative(self):
-        steps = [MeasuredStep(1, 1, 0.5), MeasuredStep(2, 1, 1.1), MeasuredStep(4, 1, 2.4)]
-        assert ScalingModel.fit(steps).overhead_s == 0
-
     def test_errors(self):
         same = [MeasuredStep(8, 2, 1.0), MeasuredStep(4, 1, 1.0)]
         with pytest.raises(ValueError, match=r"the steps have \[4\] samples per process; give at"):
@@ -213,14 +209,6 @@ class TestFitSpeedups:
         fitted = ScalingModel.fit_speedups(points, 800, (0.0, 7 / 6))
         assert fitted.overhead_s == pytest.approx(overhead, abs=1e-3)
         assert (fitted.latency_s, fitted.transfer_s) == pytest.approx((0.02, 2.0), rel=1e-2)
-
-    @pytest.mark.parametrize(("true", "bound"), [(0.0, 0.4), (2.0, 0.8)])
-    def test_the_overhead_keeps_to_its_bounds(self, true, bound):
-        model = ScalingModel(1.0, true, 0.02, 2.0)
-        schedules = [([(16, 1)], 4), ([(16, 1)], 16), ([(64, 1)], 64)]
-        points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
-        fitted = ScalingModel.fit_speedups(points, 800, (0.4, 0.8))
-        assert fitted.overhead_s == pytest.approx(bound, abs=1e-3)
 
     def test_where_no_number_of_nodes_is_known_it_is_the_best(self):
         """The largest on 4 of these; a fit to any one of the others would be another model."""

@@ -5,8 +5,6 @@ All cases run in one pair of processes, in turns; each is compared with plain to
 
 import copy
 import io
-import os
-import traceback
 import warnings
 from collections import UserDict
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pairs import answers, assert_close, run_cases
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,8 +26,8 @@ from repro.adaptive import (
     DataParallel,
     LossCheckError,
     WholeStepError,
-    join_processes,
 )
+from repro.adaptive.reading import Hook, Parameters, held_elsewhere
 
 pytestmark = pytest.mark.slow
 SPLIT = ("all_to_all", "reduce_scatter")
@@ -1017,38 +1016,12 @@ def todo(rank):
 
 
 def work(rank, port, folder):
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    join_processes("cpu", 60)
-    reports = {}
-    for key, run in todo(rank):
-        try:
-            reports[key] = run()
-        except Exception:
-            reports[key] = traceback.format_exc()
-    torch.save(reports, Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    run_cases(rank, port, folder, todo)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     return joined.both(joined.forked(), work, tmp_path_factory.mktemp("updates"))
-
-
-def answers(both, *key):
-    both_answers = [answer[key if len(key) > 1 else key[0]] for answer in both]
-    for each in both_answers:
-        assert not isinstance(each, str), each
-    return both_answers
-
-
-def assert_close(got, wanted, tolerance=1e-12):
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def same(one, other):
@@ -1528,20 +1501,48 @@ class TestOneProcess:
         parallel.step(*batch(0))
         assert_close(list(model.parameters()), list(plain.parameters()))
 
+    @pytest.mark.parametrize("how", READS)
+    def test_who_holds_a_parameter_itself_is_found(self, how):
+        model = Reads(how)
+        held = {model.two.weight} if how in ("list", "closure", "alias", "partial") else set()
+        assert held_elsewhere(model) == held
+
+    def test_parameters_are_made_ready_before_they_are_read_and_copies_are_plain(self):
+        class Owner:
+            def __init__(self):
+                self.seen, self.finished = [], 0
+
+            def ready(self, parameters):
+                self.seen += parameters
+
+            def finish(self):
+                self.finished += 1
+
+            def note(self, text, hooked):
+                self.seen += [text, hooked]
+
+        owner, one, two = Owner(), *nn.Linear(2, 2).parameters()
+        members, hook = Parameters({"one": one, "two": two}, owner), Hook(owner, "note", "called")
+        assert members["one"] is one and members.get("two") is two and owner.seen == [one, two]
+        for read in (members.values, members.items, members.copy):
+            owner.seen.clear()
+            read()
+            assert owner.seen == [one, two]
+        owner.seen.clear()
+        assert type(members.plain()) is dict and not owner.seen
+        hook(3)
+        assert owner.seen == ["called", 3]
+        assert type(copy.copy(members)) is dict
+        copy.copy(hook)(3)
+        assert len(owner.seen) == 4 and owner.finished == 1
+        del owner
+        assert members["one"] is one and hook(3) is None
+
     def test_lazy_layers_are_refused(self):
         model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
         with pytest.raises(ValueError, match=r"0.weight, 0.bias, .* have no shape yet"):
             DataParallel(model, F.cross_entropy, optimizer)
-
-    @pytest.mark.parametrize("name", WHOLE)
-    def test_any_optimizer_will_do(self, name):
-        model = make()
-        parallel = DataParallel(model, F.cross_entropy, WHOLE[name](model.parameters()))
-        for number in range(4):
-            parallel.step(*batch(number))
-        wanted = described(*plainly(WHOLE[name])[:2])["weights"]
-        assert same(model.parameters(), wanted)
 
     @pytest.mark.parametrize("how", PRECISIONS)
     def test_low_precision_and_clipping(self, how):

@@ -1,10 +1,10 @@
 """Two processes on this machine, connected by gloo; started once for all tests."""
 
-import traceback
 import warnings
 from functools import partial
 from pathlib import Path
 
+import joined
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repro.mbs import MicroBatchStreamer, NonFiniteLossError
 
+pytestmark = pytest.mark.slow
 SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
 # Of the mini-batches. DDP settles its buckets in the second, after which gradients can be views
 # of them; the first is forgotten, and the third accumulates into the second.
@@ -229,54 +230,21 @@ def run_refused(case, rank):
         return [p.grad for p in model.parameters()], f"{type(error).__name__}: {error}"
 
 
-def work(rank, port, queue):
+def work(rank, port, folder):
     torch.set_num_threads(1)
-    try:
-        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        reports = {}
-        for case in CASES:
-            gradients, facts = run_case(case, rank)
-            reports[case] = ([None if g is None else g.tolist() for g in gradients], facts)
-        for case in WITH_PARAMETERS:
-            gradients, facts = run_with_parameters(case, rank)
-            reports[case] = ([g.tolist() for g in gradients], facts)
-        for case in SHARDED:
-            gradients, facts = run_sharded(case, rank)
-            reports[case] = ([g.tolist() for g in gradients], facts)
-        for case in REFUSED:
-            reports[case] = run_refused(case, rank)
-        queue.put((rank, reports))
-        dist.barrier()
-        dist.destroy_process_group()
-    except Exception:
-        queue.put((rank, traceback.format_exc()))
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    runs = ((CASES, run_case), (WITH_PARAMETERS, run_with_parameters), (SHARDED, run_sharded),
+            (REFUSED, run_refused))  # fmt: skip
+    reports = {case: run(case, rank) for cases, run in runs for case in cases}
+    torch.save(reports, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def reports():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [
-        context.Process(target=work, args=(rank, port, queue), daemon=True) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        answers = dict(queue.get(timeout=120) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-    for answer in answers.values():
-        assert isinstance(answer, dict), answer
-    return answers
+def reports(tmp_path_factory):
+    return joined.both(joined.forked(), work, tmp_path_factory.mktemp("both"))
 
 
 def reference(case):
@@ -306,13 +274,11 @@ def reference_at(case, scale):
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[:-2])
 def test_gradient_is_that_of_all_samples(reports, case):
     for rank in range(2):
         gradients, counts = reports[rank][case]
         for got, want in zip(gradients, reference(case), strict=True):
-            got = torch.tensor(got, dtype=torch.float64)
             torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
         assert counts["reductions"] == len(SCALES)  # one bucket, once per mini-batch
         if size_of(case):
@@ -326,7 +292,6 @@ def size_of(case):
     return 2 if case in ("plain", "views", "two_pass", "weights") else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", WITH_PARAMETERS)
 def test_parameters_that_the_loss_uses_are_synchronised(reports, case):
     model, (x, y) = Experts() if case == "experts" else Scaled(), routed(case)
@@ -338,11 +303,9 @@ def test_parameters_that_the_loss_uses_are_synchronised(reports, case):
     expected = torch.autograd.grad(loss, list(model.parameters()))
     for rank in range(2):
         for got, want in zip(reports[rank][case][0], expected, strict=True):
-            got = torch.tensor(got, dtype=torch.float64)
             torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["nan", "other"])
 def test_a_non_finite_loss_in_one_process_is_an_error_in_all(reports, case):
     for rank in range(2):
@@ -352,7 +315,6 @@ def test_a_non_finite_loss_in_one_process_is_an_error_in_all(reports, case):
         assert ("of another process is nan" in message) == another
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["auto", "auto two_pass", "auto short"])
 def test_auto_agrees_on_one_size_and_tries_again_together(reports, case):
     sizes = [reports[rank][case][1]["sizes"] for rank in range(2)]
@@ -363,7 +325,6 @@ def test_auto_agrees_on_one_size_and_tries_again_together(reports, case):
         assert [retries for each in sizes for _, retries in each] == [0] * 6
 
 
-@pytest.mark.slow
 def test_auto_fails_in_all_processes_where_it_fails_in_one(reports):
     messages = [reports[rank]["one fails"][1] for rank in range(2)]
     assert messages[0].startswith("DistributedModelError: another process failed")
@@ -371,7 +332,6 @@ def test_auto_fails_in_all_processes_where_it_fails_in_one(reports):
     assert all(g is None for rank in range(2) for g in reports[rank]["one fails"][0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED)
 def test_fully_sharded_models(reports, case):
     model, (x, y) = make_model(), make_batch()
@@ -385,27 +345,22 @@ def test_fully_sharded_models(reports, case):
     for rank in range(2):
         gradients, facts = reports[rank][case]
         assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
-        flat = torch.cat([torch.tensor(g, dtype=torch.float64).flatten() for g in gradients])
+        flat = torch.cat([g.flatten() for g in gradients])
         want = torch.cat([2 * g.flatten() for g in expected])
         torch.testing.assert_close(flat, want, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.slow
 def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
     for rank in range(2):
         for case, message in (
             ("static graph", "DistributedDataParallel(static_graph=True) synchronises"),
             ("sharded auto", "micro_batch_size='auto' would try"),
             ("sharded pieces", "a fully sharded model computes in all"),
-            (
-                "sharded few",
-                "a process can make 2 micro-batches of its samples, another has 6",
-            ),
+            ("sharded few", "a process can make 2 micro-batches of its samples, another has 6"),
         ):
             assert reports[rank][case][1].startswith(f"DistributedModelError: {message}")
 
 
-@pytest.mark.slow
 def test_a_model_that_is_not_wrapped_is_named_once(reports):
     for rank in range(2):
         ((message, file),) = reports[rank]["unwrapped"][1]

@@ -1,7 +1,6 @@
 """Which losses are exact, what has to be given for the others, and that nothing else passes."""
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -511,6 +510,7 @@ GRAPHS = {
     "your own, counted": (lambda o, t: (o - t).square().mean(), VALUES, [22, 16, 27]),
     "your own": (lambda o, t: (o - t).square().mean(), VALUES, None),
     "miscounted": (nn.MSELoss(), VALUES, [2, 2, 2]),
+    "two passes": (dice, BITS, None),
 }
 
 
@@ -530,15 +530,25 @@ def parts_of_graphs(targets, batch, most):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_samples_of_unequal_size(name):
     loss_fn, targets, weights = GRAPHS[name]
+    nodes = torch.arange(N).split(1) if name == "two passes" else NODES  # it takes rows alone
     model, plain = make_model(), make_model()
     loss_fn(plain(X), targets).backward()
-    streamer = MicroBatchStreamer(model, loss_fn, 2, split=partial(parts_of_graphs, targets))
+    options = {"split": partial(parts_of_graphs, targets), "two_pass": name == "two passes"}
+    streamer = MicroBatchStreamer(model, loss_fn, 2, **options)
     if name in ("your own", "miscounted"):
         with pytest.raises(LossCheckError):
-            streamer.backward(Graphs(NODES), weights=weights)
+            streamer.backward(Graphs(nodes), weights=weights)
         return
-    streamer.backward(Graphs(NODES), weights=weights)
+    streamer.backward(Graphs(nodes), weights=weights)
     assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+
+
+def test_a_mini_batch_of_a_form_of_its_own_needs_a_function_that_splits():
+    with pytest.raises(UnsplittableBatchError, match=r"inputs is a Graphs.*split="):
+        MicroBatchStreamer(make_model(), F.mse_loss, 16).backward(Graphs(NODES), VALUES)
+    split = partial(parts_of_graphs, VALUES)
+    with pytest.raises(ValueError, match="nothing for shared"):
+        MicroBatchStreamer(make_model(), F.mse_loss, 16, split=split, shared=["x"])
 
 
 @pytest.mark.parametrize(
@@ -742,61 +752,6 @@ def test_a_parameter_is_not_divided():
     model.table = nn.Parameter(TABLE.clone())
     with pytest.raises(UnsplittableBatchError, match=r"inputs.1 is a parameter"):
         MicroBatchStreamer(model, F.cross_entropy, 16).backward((X, model.table), LABELS)
-
-
-@dataclass
-class Fields:
-    image: torch.Tensor
-    label: object
-
-
-def test_dataclasses_and_arrays_are_divided():
-    class Reading(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = make_model()
-
-        def forward(self, batch):
-            return self.inner(batch.image)
-
-    def loss_fn(outputs, targets):
-        return F.mse_loss(outputs, torch.as_tensor(targets.label))
-
-    for micro in (1, 16):
-        targets = Fields(VALUES, VALUES.numpy())
-        assert error_of(loss_fn, targets, Reading(), Fields(X, LABELS.numpy()), micro) < 1e-12
-        assert error_of(lambda o, t: F.mse_loss(o, torch.as_tensor(t)), VALUES.numpy()) < 1e-12
-
-
-def test_a_split_function_divides_what_is_of_a_form_of_its_own():
-    class Graph:
-        def __init__(self, nodes):
-            self.nodes = nodes
-
-    class Reading(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = make_model()
-
-        def forward(self, graph):
-            return self.inner(graph.nodes)
-
-    def split(batch, most):
-        graph, targets = batch
-        starts = range(0, len(targets), most)
-        return [(Graph(graph.nodes[i : i + most]), targets[i : i + most],
-                 len(targets[i : i + most])) for i in starts]  # fmt: skip
-
-    with pytest.raises(UnsplittableBatchError, match=r"inputs is a Graph.*split="):
-        MicroBatchStreamer(Reading(), F.mse_loss, 16).backward(Graph(X), VALUES)
-    for loss_fn, two_pass in ((F.mse_loss, False), (tokens, False), (dice, True)):
-        targets = LABELS if loss_fn is tokens else BITS
-        error = error_of(loss_fn, targets, Reading(), Graph(X), 16, split=split, two_pass=two_pass)
-        assert error < 1e-12
-    with pytest.raises(LossCheckError):
-        error_of(dice, BITS, Reading(), Graph(X), 16, split=split)
-    with pytest.raises(ValueError, match="nothing for shared"):
-        MicroBatchStreamer(Reading(), F.mse_loss, 16, split=split, shared=["x"])
 
 
 class InsideAtRandom(nn.Module):

@@ -24,18 +24,9 @@ SOURCES = {
     "python": (None, lambda generator: random.random()),
     "numpy": (None, lambda generator: np.random.rand()),  # noqa: NPY002
     "torch": (None, lambda generator: torch.rand(()).item()),
-    "torch.Generator": (
-        torch.Generator,
-        lambda generator: torch.rand((), generator=generator).item(),
-    ),
-    "numpy.random.Generator": (
-        lambda: np.random.default_rng(0),
-        lambda generator: generator.random(),
-    ),
-    "numpy.random.RandomState": (
-        lambda: np.random.RandomState(0),
-        lambda generator: generator.rand(),
-    ),
+    "torch.Generator": (torch.Generator, lambda g: torch.rand((), generator=g).item()),
+    "numpy.random.Generator": (lambda: np.random.default_rng(0), lambda g: g.random()),
+    "numpy.random.RandomState": (lambda: np.random.RandomState(0), lambda g: g.rand()),
     "random.Random": (lambda: random.Random(0), lambda generator: generator.random()),
 }
 

@@ -5,15 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import BatchSizeMismatchError, MicroBatchStreamer
+from repro.mbs import MicroBatchStreamer
 from repro.mbs.batches import Reader, mark_last
 from repro.mbs.staging import Stager, _memory_format
 from repro.measure import MemoryBudget, accelerator
-
-
-def test_first_dimensions_are_compared_in_inputs_and_targets_alike():
-    with pytest.raises(BatchSizeMismatchError, match=r"\[3, 3, 2\]"):
-        Reader().read((torch.zeros(3), torch.zeros(3, 2)), {"y": torch.zeros(2)}, None)
 
 
 def test_weights_are_summed_over_the_samples_of_a_micro_batch():

@@ -1,13 +1,9 @@
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from repro.adaptive import loss_check
-from repro.mbs import checking
+from repro.measure.loss_parts import tolerance
 from repro.measure.precision import rounds_to_tf32, without_tf32
 
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv
@@ -46,11 +42,9 @@ def test_the_nearest_setting_holds_and_is_put_back():
 @pytest.mark.parametrize("conv", ["ieee", "tf32"])
 def test_checks_of_a_loss_allow_for_it_however_it_was_set(matmul, conv):
     MATMUL.fp32_precision, CONV.fp32_precision = matmul, conv
-    model, outputs, cuda = nn.Linear(2, 2), [torch.ones(2)], torch.device("cuda")
-    checker = SimpleNamespace(_device=cuda, _module=model, _autocast=None)
-    assert (checking.SelfCheck._tolerance(checker, outputs) >= 1e-2) is ("tf32" in (matmul, conv))
-    allowed = loss_check._tolerance(model, outputs, cuda, nullcontext)
-    assert (allowed >= 1e-2) is (matmul == "tf32")
+    given = [torch.float32], torch.device("cuda")
+    assert (tolerance(*given) >= 1e-2) is ("tf32" in (matmul, conv))
+    assert (tolerance(*given, multiplied_by=("matmul",)) >= 1e-2) is (matmul == "tf32")
 
 
 def test_nothing_reads_the_setting_that_may_raise():

@@ -12,14 +12,8 @@ from torch.nn.parameter import is_lazy
 from repro.adaptive.optimizers import check_optimizer
 
 
-class Unchanged:
-    """What model and optimizer were made of; a later `check` refuses others.
-
-    Args:
-        model: The model.
-        names: Of its parameters.
-        optimizer: Of the model's parameters.
-    """
+class ModelGuard:
+    """The layers and parameters of a model and its optimizer; a later `check` refuses others."""
 
     def __init__(
         self, model: nn.Module, names: Mapping[Tensor, str], optimizer: torch.optim.Optimizer
@@ -37,15 +31,11 @@ class Unchanged:
         self._held = _count(optimizer)
 
     def note_nodes(self) -> None:
-        """Note what accumulates gradients, which DistributedDataParallel hooks from now on."""
+        """Note the nodes that accumulate gradients, which DistributedDataParallel hooks."""
         self._nodes = _gradient_nodes(self._names)
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse what has changed since this was made.
-
-        Args:
-            model: The model, as it is now.
-            optimizer: Likewise.
+        """Refuse a model and an optimizer that have changed since this was made.
 
         Raises:
             ValueError: The model has other layers or parameters, or parameters were frozen,
@@ -111,11 +101,7 @@ def check_layers(model: nn.Module) -> None:
 
 
 def check_initialized(model: nn.Module, trained: bool = False) -> None:
-    """Refuse a model whose lazy layers are not made yet, or that has nothing to train.
-
-    Args:
-        model: The model.
-        trained: Whether it needs a parameter that requires a gradient.
+    """Refuse a model whose lazy layers are not made yet, or with `trained` nothing to train.
 
     Raises:
         ValueError: It is one of these.

@@ -1,0 +1,143 @@
+"""Smaller micro-batches after an out-of-memory error, in all processes alike."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.mbs.batches import Piece, Plan, Values
+from repro.mbs.distributed import Processes, error_of_a_peer
+from repro.mbs.errors import NondeterministicModelError
+from repro.mbs.results import Totals
+from repro.mbs.sizing import AutoSizer, release_memory
+from repro.mbs.staging import Stager
+from repro.mbs.transaction import Ledger, version_of
+from repro.mbs.weighing import Weighing
+from repro.measure import MemoryMeter, is_out_of_memory
+from repro.measure.batches import leaves_of
+from repro.measure.untouched import Snapshot
+
+
+@dataclass
+class Retries:
+    """Runs a mini-batch or a piece of it at a micro-batch size that fits."""
+
+    module: nn.Module
+    device: torch.device
+    stager: Stager
+    processes: Processes
+    size: int | None  # None where the sizer chooses
+    sizer: AutoSizer | None
+    weighing: Weighing
+    ledger: Ledger
+    accumulate: Callable[[nn.Module, Plan, float], Any]
+    roots: Callable[[], Sequence[nn.Module]]  # the model and the modules of the loss
+    _too_large: int | None = None
+
+    def run(
+        self, piece: Piece, run: Callable[[int], Any], totals: Totals, together: bool = False
+    ) -> Any:
+        """Run at the size given or chosen, smaller where memory runs out; add to `totals`.
+
+        `run` takes a size and returns totals and the touched parameters; with `together` all
+        processes run the same size, and try again if one has to.
+        """
+        if self.sizer is None:
+            assert self.size is not None
+            done, touched = run(self.size)
+            totals.merge(done)
+            return touched
+        marks = len(self.stager.marks)
+        self._too_large = None
+        first = self.sizer.needs_probe(piece.num_samples)
+        problem: Exception | None = None
+        if first:
+            try:
+                self.sizer.probe(piece.num_samples, partial(self._measure, piece))
+            except Exception as error:
+                if not together:
+                    raise
+                problem = error
+        versions = _versions(piece)
+        while True:
+            del self.stager.marks[marks:]  # what probes and failed tries left
+            size = self.sizer.size_for(piece.num_samples)
+            if together:
+                size = self.processes.agreed_size(size, piece.num_samples, problem)
+            try:
+                if first:
+                    with MemoryMeter(self.device, resident=self.module) as meter:
+                        done, touched = run(size)
+                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
+                else:
+                    done, touched = run(size)
+                break
+            except Exception as error:
+                size = self._too_large or size  # in the process that ran out
+                if not is_out_of_memory(error) or size == 1:
+                    raise
+            if _versions(piece) != versions:
+                raise NondeterministicModelError(
+                    "memory ran out, and the mini-batch cannot be tried again in smaller "
+                    "micro-batches: the model or the loss has changed its inputs in place; let it "
+                    "compute new tensors (x - mean, not x.sub_(mean)), or give a smaller "
+                    "micro_batch_size"
+                )
+            # Outside the except block: the error's traceback holds the failed try's tensors.
+            self.stager.release()
+            release_memory(self.device)
+            self.sizer.failed(size)
+            totals.retries += 1
+        self.sizer.succeeded()
+        totals.merge(done)
+        return touched
+
+    def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
+        """Measure the memory of micro-batches that leave no trace, see `AutoSizer.probe`.
+
+        From the second on they find gradients in memory, as most of a mini-batch's do, and as
+        many are streamed as are ever on the device at once.
+        """
+        plan = self.weighing.plan(piece.without_weights(), size, as_in_paper=True)
+        count = max(2, self.stager.ring_length)
+        values = Values(next(plan.parts()), self.device)
+        attributes = Snapshot(*self.roots(), tensors=False)
+        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
+        try:
+            with (
+                MemoryMeter(self.device, resident=self.module) as meter,
+                self.ledger.transaction(keep=False),
+            ):
+                self.accumulate(self.module, sample, 1.0)
+        finally:
+            values.restored()
+            attributes.restore()
+        if names := self.ledger.buffers.changed_frozen():
+            raise NondeterministicModelError(
+                f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "
+                f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
+                f"buffer, update it outside forward, or give a whole number"
+            )
+        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
+
+    def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
+        """Run in processes that compute by themselves; where it fails in one, fail in all."""
+        problem: Exception | None = None
+        try:
+            totals = run()
+        except Exception as error:
+            problem = error
+        kind = 0 if problem is None else 1 if is_out_of_memory(problem) else 2
+        worst, negative = self.processes.most(kind, -largest if kind == 1 else -float("inf"))
+        self._too_large = int(-negative) if worst == 1 else None
+        if worst:
+            raise problem if kind == worst and problem else error_of_a_peer(worst == 1)
+        return totals
+
+
+def _versions(piece: Piece) -> list[int]:
+    leaves = leaves_of((piece.inputs, piece.targets))
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,422 @@
+"""Whether the loss of a mini-batch is what the losses of its parts add up to.
+
+Of torch's own losses `known_loss` reads what they divide by. Of any other, `evaluate` computes the
+loss of the whole and of each part, and its gradient by the model's outputs; `compare` says how far
+the weighted sum of the parts is from the whole. Values alone can agree by chance: with all outputs
+zero, as a fresh last layer often gives, a mean over any selection of samples is the same.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import _reduction
+from torch.nn.modules import loss as losses
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from repro.measure.batches import leaves_of, map_leaves, replaced, to_device
+from repro.measure.precision import rounds_to_tf32
+
+HALF = (torch.float16, torch.bfloat16)
+# What two ways of computing the same may differ by, relative to its size. Rounding differs by a
+# few eps (the parts have other shapes, and so other kernels), amplified by the model's depth;
+# what the check is for differs by its first or second digit.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_TF32 = 1e-2
+# Of losses computed from the very same outputs, or of values alone, which are sums of many terms.
+_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4}
+
+
+class LossCheckError(ValueError):
+    """The losses of parts of a mini-batch do not add up to the mini-batch's."""
+
+
+class LossShapeError(ValueError):
+    """The loss is not a scalar tensor."""
+
+
+class LossReductionError(LossShapeError):
+    """The loss's reduction gives no scalar."""
+
+
+class UnsupportedLossError(ValueError):
+    """The loss needs the mini-batch as a whole."""
+
+
+# torch's own losses
+
+# Means over the elements of a mini-batch, of which each sample has as many, or over its samples.
+_SAMPLE_MEANS: tuple[Any, ...] = (
+    losses.BCELoss, losses.BCEWithLogitsLoss, losses.HingeEmbeddingLoss, losses.HuberLoss,
+    losses.KLDivLoss, losses.L1Loss, losses.MSELoss, losses.MultiLabelMarginLoss,
+    losses.MultiLabelSoftMarginLoss, losses.MultiMarginLoss, losses.PoissonNLLLoss,
+    losses.SmoothL1Loss, losses.SoftMarginLoss,
+    F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.hinge_embedding_loss,
+    F.huber_loss, F.kl_div, F.l1_loss, F.mse_loss, F.multilabel_margin_loss,
+    F.multilabel_soft_margin_loss, F.multi_margin_loss, F.poisson_nll_loss, F.smooth_l1_loss,
+    F.soft_margin_loss,
+)  # fmt: skip
+# Means over the classes of the targets: divided by the sum of class weights that are not ignored.
+_CLASS_MEANS: tuple[Any, ...] = (
+    losses.CrossEntropyLoss, losses.NLLLoss, losses.NLLLoss2d, F.cross_entropy, F.nll_loss,
+)  # fmt: skip
+# Means over the rows of a mini-batch, called with more than outputs and targets.
+_ROW_MEANS: tuple[Any, ...] = (
+    losses.CosineEmbeddingLoss, losses.CTCLoss, losses.GaussianNLLLoss, losses.MarginRankingLoss,
+    losses.TripletMarginLoss, losses.TripletMarginWithDistanceLoss,
+    F.cosine_embedding_loss, F.ctc_loss, F.gaussian_nll_loss, F.margin_ranking_loss,
+    F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
+)  # fmt: skip
+_ANY_DIMS = (*_CLASS_MEANS, *_ROW_MEANS, losses.MultiMarginLoss, F.multi_margin_loss)
+_ELEMENT_WEIGHTS = (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss)
+_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
+
+
+@dataclass(frozen=True)
+class KnownLoss:
+    """One of torch's losses, called as ``loss_fn(outputs, targets)``.
+
+    Attributes:
+        reduction: ``"mean"``, ``"batchmean"`` or ``"sum"``.
+        hooked: Whether hooks of its own may change its result.
+    """
+
+    reduction: str
+    hooked: bool
+    _by_class: bool
+    _by_row: bool
+    _by_element: bool
+    _same_dims: bool
+    _weight: Tensor | None
+    _broadcast: tuple[Tensor, ...]
+    _ignore_index: int
+
+    def counts(self, targets: Any) -> Tensor | None:
+        """Return the share of each sample in a mean's divisor, (N,) float64; None for 1 of each.
+
+        On the targets' device; the host does not wait.
+        """
+        labels = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if not self._by_class or not labels:  # probabilities of classes count by samples
+            return None
+        classes = targets.long()  # -100 as uint8 would be class 156
+        each = (kept := classes != self._ignore_index).double()
+        if self._weight is not None:
+            # torch refuses a class out of range with its own message, as it computes the loss.
+            classes = torch.where(kept, classes, 0).clamp(0, len(self._weight) - 1)
+            each = self._weight.detach().to(targets.device, torch.float64)[classes] * kept
+        return each.flatten(1).sum(1) if each.dim() > 1 else each
+
+    def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
+        """Return the divisor of each part's loss, None where that is its samples; waits, once.
+
+        Args:
+            targets: Of each part.
+            even: Whether all samples have as many elements.
+        """
+        each = [self.counts(part) for part in targets]
+        if None not in [*each[:1]]:
+            return torch.stack([part.sum() for part in each if part is not None]).tolist()
+        if even:
+            return None
+        # Rows, of all classes where they have probabilities; elements of any other.
+        return [float(len(part) if self._by_row else part.numel()) for part in targets]
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse what torch would broadcast over samples.
+
+        Raises:
+            LossShapeError: Outputs and targets have different numbers of dimensions.
+            UnsupportedLossError: The loss's `weight` or `pos_weight` has an entry for each sample
+                or element.
+        """
+        if self._by_element:
+            raise UnsupportedLossError(
+                "the loss has a weight for each element of the mini-batch, which micro-batches do "
+                "not have; give it in the targets, or use two_pass=True"
+            )
+        if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
+            raise LossShapeError(
+                f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+                f"the loss would compare each sample with every other; give them the same shape"
+            )
+        for weight in self._broadcast:
+            if weight.dim() >= targets.dim() > 0 and weight.shape[weight.dim() - targets.dim()] > 1:
+                raise UnsupportedLossError(
+                    f"the loss has a weight of shape {tuple(weight.shape)} for targets of shape "
+                    f"{tuple(targets.shape)}: one for each sample of the mini-batch, which "
+                    f"micro-batches do not have; give it in the targets, or use two_pass=True"
+                )
+
+
+def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
+    """Read one of torch's losses: a module, one that inherits its `forward`, a function, a partial.
+
+    Returns:
+        None for any other.
+
+    Raises:
+        LossReductionError: Its reduction gives no scalar.
+    """
+    kind, options, hooked = _read(loss_fn)
+    by_class, by_row = _among(kind, _CLASS_MEANS), _among(kind, _ROW_MEANS)
+    known = by_class or by_row or _among(kind, _SAMPLE_MEANS)
+    if not known or {"input", "target"} & set(options):
+        return None
+    weight, pos_weight = options.get("weight"), options.get("pos_weight")
+    reduction = options.get("reduction", "mean")
+    legacy = options.get("size_average"), options.get("reduce")
+    if legacy != (None, None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns where the loss is called
+            reduction = _reduction.legacy_get_string(*legacy)
+    if reduction not in ("mean", "sum", "batchmean"):
+        raise LossReductionError(
+            f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
+        )
+    same_dims = not _among(kind, _ANY_DIMS)
+    return KnownLoss(
+        reduction,
+        hooked,
+        by_class,
+        by_class or by_row or reduction == "batchmean",
+        weight is not None and _among(kind, _ELEMENT_WEIGHTS),
+        same_dims,
+        weight if by_class else None,
+        tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
+        options.get("ignore_index", -100),
+    )
+
+
+def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
+    """Return the function or class of torch that a loss is, its options, whether it has hooks."""
+    if isinstance(loss_fn, partial):
+        return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
+    if not isinstance(loss_fn, nn.Module):
+        return loss_fn, {}, False
+    kind: Any = type(loss_fn)
+    base = next((b for b in kind.__mro__ if b.__module__ == losses.__name__), kind)
+    inherited = kind.forward is base.forward and kind.__call__ is base.__call__
+    options = {n: v for n in _OPTIONS if (v := getattr(loss_fn, n, None)) is not None}
+    hooked = bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
+    return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
+
+
+def _among(kind: Any, known: tuple[Any, ...]) -> bool:
+    return any(kind is one for one in known)
+
+
+# Any other loss
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A loss, and its gradient by the outputs it was given.
+
+    Attributes:
+        loss: (), float64, without a graph.
+        gradients: By each output that has samples; zeros where it is not used.
+        size: Of the largest output, which rounding is relative to where a loss cancels.
+        inside: Whether the loss depends on no output, or on one without samples, as where the model
+            computes it.
+    """
+
+    loss: Tensor
+    gradients: list[Tensor]
+    size: float
+    inside: bool
+
+
+def evaluate(
+    loss_of: Callable[[Any], Tensor],
+    outputs: Any,
+    *,
+    samples: int | None = None,
+    probed: Iterable[int] | None = None,
+    wide: bool = False,
+) -> Evaluated:
+    """Compute a loss of outputs without a graph, and its gradient by them.
+
+    Args:
+        loss_of: The loss, of copies of the outputs, which it may change in place.
+        outputs: On the device.
+        samples: Outputs with as many entries have samples; None for all with dimensions.
+        probed: Positions of the leaves by which to differentiate, None for all.
+        wide: Whether outputs of half precision become float32.
+    """
+    with torch.enable_grad():
+        leaves = leaves_of(outputs)
+        for position, leaf in enumerate(leaves):
+            if is_float(leaf):
+                leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
+                leaves[position] = leaf.requires_grad_(probed is None or position in probed)
+        copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
+        loss = loss_of(replaced(outputs, copies))
+        wanted = [leaf for leaf in leaves if is_float(leaf) and leaf.requires_grad]
+        return differentiated(loss, wanted, samples)
+
+
+def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = None) -> Evaluated:
+    """Differentiate a loss by outputs, which are in its graph; see `evaluate`."""
+    gradients: Sequence[Tensor | None] = [None] * len(wanted)
+    if loss.requires_grad and wanted:
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    inside, found, size = not loss.requires_grad, [], 0.0
+    for leaf, gradient in zip(wanted, gradients, strict=True):
+        if leaf.dim() == 0 or samples not in (None, len(leaf)):
+            inside |= gradient is not None
+            continue
+        found.append(torch.zeros_like(leaf) if gradient is None else gradient)
+        size = max(size, float(leaf.detach().abs().max()) if leaf.numel() else 0.0)
+    return Evaluated(loss.detach().double(), found, size, inside)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A loss as a whole, and that of its parts together.
+
+    Attributes:
+        whole: The loss of the whole.
+        combined: The weighted sum of the parts' losses.
+        value: By what they differ, relative to their size; infinite where a part is not finite.
+        gradient: Likewise their gradients by the outputs.
+    """
+
+    whole: float
+    combined: float
+    value: float
+    gradient: float
+
+
+def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
+    """Compare a loss with the sum of its parts, each times its factor.
+
+    A part whose factor is 0 does not count, and may be 0 / 0.
+    """
+    pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
+    combined = float(sum(factor * part.loss for factor, part in pairs))
+    value = relative(combined, whole, *(part.loss for _, part in pairs))
+    gradient = 0.0
+    if whole.gradients and all(len(p.gradients) == len(whole.gradients) for p in parts):
+        expected = [
+            torch.cat([f * g if f > 0 else 0 * torch.nan_to_num(g)
+                       for f, g in zip(factors, column, strict=True)])
+            for column in zip(*(part.gradients for part in parts), strict=True)
+        ]  # fmt: skip
+        gradient = difference(expected, whole.gradients) or 0.0
+    return Comparison(float(whole.loss), combined, value, gradient)
+
+
+def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
+    """Return the difference of two losses, relative to the largest of them and of `more`."""
+    if not np.isfinite(float(value)):
+        return float("inf")
+    scale = max(abs(float(each)) for each in (value, whole.loss, *more))
+    # A mean of outputs that cancel is exact to their rounding only.
+    off = max(0.0, abs(float(value) - float(whole.loss)) - 1e-6 * whole.size)
+    return off / scale if scale > 0 else 0.0
+
+
+def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
+    """Return the largest difference of tensors relative to their norm.
+
+    None without anything to compare: their numbers or shapes differ, or one is not finite.
+    """
+    if [a.shape for a in ours] != [b.shape for b in theirs]:
+        return None
+    largest = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        a, b = one.double(), other.double()
+        size = float(torch.maximum(a.norm(), b.norm()))
+        if not np.isfinite(size):
+            return None
+        largest = max(largest, float((a - b).norm()) / size if size > 0 else 0.0)
+    return largest
+
+
+def tolerance(
+    kinds: Iterable[torch.dtype | None],
+    device: torch.device,
+    *,
+    narrow: bool = False,
+    multiplied_by: Sequence[Any] = ("matmul", "conv"),
+) -> float:
+    """Return the difference that rounding may make, relative to the size.
+
+    Args:
+        kinds: The dtypes that take part.
+        device: Where they are computed.
+        narrow: Whether losses of the very same outputs are compared.
+        multiplied_by: The kinds of operators that CUDA may round to TF32 for.
+    """
+    table = _NARROW if narrow else _TOLERANCE
+    worst = max((table.get(kind, 0.0) for kind in kinds if kind is not None), default=0.0)
+    tf32 = device.type == "cuda" and any(map(rounds_to_tf32, multiplied_by))
+    return max(worst or table[torch.float32], _TF32 if tf32 else 0.0)
+
+
+def kinds_of(model: nn.Module, tensors: Iterable[Tensor], device: torch.device) -> set[torch.dtype]:
+    """Return the dtypes of tensors, of a model's parameters and of autocast around the call."""
+    kinds = {tensor.dtype for tensor in (*tensors, *model.parameters())}
+    if torch.is_autocast_enabled(device.type):
+        kinds.add(torch.get_autocast_dtype(device.type))
+    return kinds
+
+
+def normalises_by_batch(modules: Iterable[nn.Module]) -> bool:
+    """Whether a layer without running statistics mixes samples in evaluation mode, too."""
+    return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in modules)
+
+
+# Structures of outputs
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether something is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def floats(tree: Any) -> list[Tensor]:
+    """Return the floating-point tensors with dimensions of a structure."""
+    return [leaf for leaf in leaves_of(tree) if is_float(leaf) and leaf.dim() > 0]
+
+
+def fresh(tree: Any, device: torch.device) -> Any:
+    """Return a structure whose tensors are copies on a device, to be changed in place."""
+
+    def copied(leaf: Any) -> Any:
+        moved = to_device(leaf, device)
+        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
+
+    return map_leaves(copied, tree)
+
+
+def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
+    """Return the parts' outputs as those of one, None where they do not go together.
+
+    Without `counts`, their samples, they may have any number of rows.
+    """
+    every = [leaves_of(output) for output in outputs]
+    if len({len(leaves) for leaves in every}) != 1:
+        return None
+    together: list[Any] = []
+    for column in zip(*every, strict=True):
+        tensors = all(isinstance(leaf, Tensor) for leaf in column)
+        if not tensors or column[0].dim() == 0:
+            together.append(column[0])
+            continue
+        if any(
+            leaf.dim() == 0
+            or (counts is not None and len(leaf) != counts[number])
+            or leaf.shape[1:] != column[0].shape[1:]
+            for number, leaf in enumerate(column)
+        ):
+            return None
+        together.append(torch.cat(list(column)))
+    return replaced(outputs[0], together)

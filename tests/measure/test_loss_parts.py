@@ -1,0 +1,159 @@
+"""What torch's losses divide by, and whether losses of parts add up, against torch on the whole."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.measure.loss_parts import (
+    LossReductionError,
+    LossShapeError,
+    UnsupportedLossError,
+    compare,
+    difference,
+    evaluate,
+    joined,
+    known_loss,
+    tolerance,
+)
+
+GENERATOR = torch.Generator().manual_seed(0)
+OUTPUTS = torch.randn(12, 4, generator=GENERATOR, dtype=torch.float64)
+LABELS = torch.arange(12) % 4
+VALUES = torch.randn(12, 4, generator=GENERATOR, dtype=torch.float64)
+WEIGHT = torch.tensor([0.5, 1, 2, 7], dtype=torch.float64)
+ENDS = [(0, 3), (3, 4), (4, 12)]
+
+
+class Inherits(nn.CrossEntropyLoss):
+    """Computes as torch's does."""
+
+
+class Squares(nn.CrossEntropyLoss):
+    """Computes something else."""
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs, targets).square()
+
+
+def combined(loss_fn, targets, shares=None):
+    """Return the loss of the parts, each times its share of what the whole divides by."""
+    parts = [targets[a:b] for a, b in ENDS]
+    known = known_loss(loss_fn)
+    divisors = shares or known.weights(parts) or [b - a for a, b in ENDS]
+    losses = [loss_fn(OUTPUTS[a:b], t) for (a, b), t in zip(ENDS, parts, strict=True)]
+    if known.reduction == "sum":
+        return sum(losses)
+    pairs = zip(losses, divisors, strict=True)
+    return sum(loss * weight for loss, weight in pairs if weight) / sum(divisors)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "targets"),
+    [
+        (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=2), LABELS),
+        (partial(F.cross_entropy, ignore_index=3), LABELS.to(torch.uint8)),
+        (Inherits(weight=WEIGHT), LABELS),
+        (nn.CrossEntropyLoss(), VALUES.softmax(1)),
+        (F.mse_loss, VALUES),
+        (partial(F.mse_loss, size_average=False), VALUES),
+        (nn.L1Loss(reduction="sum"), VALUES),
+        (nn.KLDivLoss(reduction="batchmean"), VALUES.softmax(1)),
+        (partial(F.triplet_margin_loss, negative=VALUES[:1]), VALUES),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+def test_torchs_losses_divide_by_what_is_read(loss_fn, targets):
+    torch.testing.assert_close(combined(loss_fn, targets), loss_fn(OUTPUTS, targets))
+
+
+def test_counts_by_sample_and_by_row():
+    known = known_loss(nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1))
+    rows = torch.tensor([[0, 1, 3], [1, 1, 1]])
+    assert known.counts(rows).tolist() == [7.5, 0.0]
+    assert known.counts(VALUES) is None and known_loss(F.mse_loss).counts(LABELS) is None
+    uneven = [VALUES[:2], VALUES[2:]]
+    assert known_loss(F.mse_loss).weights(uneven, even=False) == [8.0, 40.0]
+    assert known.weights(uneven, even=False) == [2.0, 10.0]
+
+
+def test_other_losses_are_not_known():
+    hooked = nn.CrossEntropyLoss()
+    assert not known_loss(hooked).hooked
+    hooked.register_forward_hook(lambda *_: None)
+    assert known_loss(hooked).hooked
+    own = nn.MSELoss()
+    own.forward = F.l1_loss
+    for loss in (Squares(), own, lambda o, t: o.sum(), partial(F.mse_loss, OUTPUTS), F.softmax,
+                 partial(F.mse_loss, target=VALUES), nn.LinearCrossEntropyLoss(4, 2)):  # fmt: skip
+        assert known_loss(loss) is None
+
+
+def test_losses_that_have_no_parts_are_refused():
+    with pytest.raises(LossReductionError, match="gives no scalar; use 'mean' or 'sum'"):
+        known_loss(nn.MSELoss(reduction="none"))
+    for loss, targets, error in (
+        (F.mse_loss, VALUES[:, 0], LossShapeError),
+        (partial(F.mse_loss, weight=VALUES), VALUES, UnsupportedLossError),
+        (nn.BCEWithLogitsLoss(pos_weight=VALUES.abs()), VALUES, UnsupportedLossError),
+    ):
+        with pytest.raises(error):
+            known_loss(loss).check(OUTPUTS, targets)
+    known_loss(nn.BCEWithLogitsLoss(pos_weight=WEIGHT)).check(OUTPUTS, VALUES)
+    known_loss(F.multi_margin_loss).check(OUTPUTS, LABELS)
+
+
+def compared(loss_fn, factors=None, outputs=OUTPUTS):
+    whole = evaluate(lambda o: loss_fn(o, VALUES), outputs)
+    parts = [evaluate(lambda o, t=VALUES[a:b]: loss_fn(o, t), outputs[a:b]) for a, b in ENDS]
+    return compare(whole, parts, factors or [(b - a) / 12 for a, b in ENDS])
+
+
+def test_losses_of_parts_against_the_whole():
+    fair = compared(lambda o, t: (o.mul_(2) - t).square().mean())  # in place, of a copy
+    assert (
+        fair.value < 1e-12 and fair.gradient < 1e-12 and fair.combined == pytest.approx(fair.whole)
+    )
+    root = compared(lambda o, t: (o - t).square().mean().sqrt())
+    expected = sum((b - a) / 12 * (OUTPUTS - VALUES)[a:b].square().mean().sqrt() for a, b in ENDS)
+    assert root.combined == pytest.approx(float(expected)) and root.value > 1e-3
+    # Values agree by chance, gradients do not.
+    zero = compared(lambda o, t: (o * t.sign()).sum() / (t > 0).sum(), outputs=OUTPUTS * 0)
+    assert zero.value == 0 and zero.gradient > 0.01
+    # A part that does not count may be 0 / 0, any other may not.
+    ratio = lambda o, t: (o * (t > 9)).sum() / (t > 9).sum()  # noqa: E731
+    assert compared(ratio, [0.0, 0.0, 0.0]).combined == 0
+    assert compared(lambda o, t: o.mean() if len(o) > 1 else o.sum() / 0).value == float("inf")
+
+
+def test_a_loss_inside_the_model_is_told_apart():
+    outputs = {"loss": OUTPUTS.mean(), "logits": OUTPUTS}
+    assert evaluate(lambda o: o["loss"], outputs).inside
+    assert not evaluate(lambda o: o["logits"].mean(), outputs).inside
+    assert evaluate(lambda o: torch.tensor(1.0), outputs).inside
+    assert evaluate(lambda o: o["logits"].mean(), outputs, samples=5).inside
+    half = evaluate(lambda o: o["logits"].mean(), {"logits": OUTPUTS.half()}, wide=True)
+    assert half.gradients[0].dtype == torch.float32 and half.size == OUTPUTS.half().abs().max()
+    only = evaluate(lambda o: o[0].sum() + o[1].sum(), [OUTPUTS, VALUES], probed=[1])
+    assert [g.shape for g in only.gradients] == [VALUES.shape]
+
+
+def test_outputs_are_put_together_or_not():
+    parts = [{"x": OUTPUTS[a:b], "n": a} for a, b in ENDS]
+    assert torch.equal(joined(parts, [3, 1, 8])["x"], OUTPUTS)
+    assert joined(parts, [3, 2, 7]) is None and joined(parts, None) is not None
+    assert joined([OUTPUTS[:2], OUTPUTS[2:, :3]], None) is None
+    assert joined([OUTPUTS[:2], [OUTPUTS, OUTPUTS]], None) is None
+
+
+def test_differences_and_tolerances():
+    assert difference([OUTPUTS], [OUTPUTS * 1.5]) == pytest.approx(1 / 3)
+    assert difference([OUTPUTS], [OUTPUTS[:3]]) is None
+    assert difference([OUTPUTS], [OUTPUTS / 0]) is None
+    cpu = torch.device("cpu")
+    assert tolerance([torch.float64], cpu) == 1e-6 < tolerance([torch.float32], cpu) == 1e-3
+    assert tolerance([torch.float64, torch.bfloat16, None], cpu) == 5e-2
+    assert tolerance([torch.float32], cpu, narrow=True) == 2e-4
+    assert tolerance([torch.int64], cpu) == 1e-3
