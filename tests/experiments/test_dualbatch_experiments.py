@@ -17,7 +17,7 @@ from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments import load_paper
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
-from repro.experiments.dualbatch.runs import CIFAR, PLACES, RULES, SYNCS
+from repro.experiments.dualbatch.runs import CIFAR, RULES, SYNCS
 from repro.measure import TimeModel, Timing
 
 PAPER = load_paper("dualbatch")
@@ -250,12 +250,6 @@ def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
     assert seen == [5, 5, 20]
 
 
-def test_grey_images_have_three_channels_and_every_class_is_there():
-    data = building.TrainingData(_DUAL, digits(_DUAL), "cpu")
-    assert len(data.images) == 40 and data.images.shape[1] == 3 and len(data.test[0]) == 20
-    assert len(data.labels.unique()) == 10
-
-
 @pytest.mark.parametrize("profile", ["smoke", "gpu"])
 def test_models_have_one_dropout_before_the_last_layer(profile):
     for part in ("cifar", "imagenet"):
@@ -278,16 +272,6 @@ def test_momentum_is_kept_where_no_older_record_is(profile):
 
 
 # Around the end of a training.
-
-
-def test_metrics_of_flatness(toys):
-    metrics = toys["flat"].metrics
-    assert len(metrics["variances"]) == len(_FLAT["variance_batches"])
-    assert all(value > 0 for value in metrics["variances"])
-    assert [len(row) for row in metrics["rises"]] == [2] * len(_FLAT["sizes"])
-    assert {len(line) for line in metrics["line"].values()} == {len(PLACES)}
-    # In the middle of the line is the model itself.
-    assert metrics["line"]["train"][5] == pytest.approx(metrics["train_loss"])
 
 
 def test_variance_of_gradients_is_that_of_one_sample_over_the_batch_size():

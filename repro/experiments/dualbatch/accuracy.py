@@ -7,7 +7,7 @@ each mix?
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
-    Gains,
+    Line,
     Lines,
     Records,
     change,
@@ -51,20 +51,26 @@ if TYPE_CHECKING:
 SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
 UNTUNED = "untuned (edge of the grid)"
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
+Groups = Mapping[str, Lines]  # by title, then by a name of `drawing.STYLES`
 
 
-def _draw(results: Results, groups: Mapping[str, Lines], over: str) -> "Figure":
+def table(results: Results, of: Callable[[Results], Groups], columns: str) -> list[dict[str, Any]]:
+    """Final test loss and accuracy of groups of lines, whose columns are named first."""
+    group, name = columns.split(", ")
+    return [
+        {group: title, name: each, **outcome(results, line)}
+        for title, lines in of(results).items()
+        for each, line in lines.items()
+    ]
+
+
+def draw(results: Results, of: Callable[[Results], Groups], over: str) -> "Figure":
     """Draw gains over another training, and curves by epoch, a column for each group."""
     from repro.experiments.dualbatch import drawing
 
+    groups = of(results)
     drawn = {title: gains(results, lines) for title, lines in groups.items()}
     return drawing.draw_trainings(groups, drawn, over)
-
-
-def _draw_panels(results: Results, panels: Mapping[str, Gains]) -> "Figure":
-    from repro.experiments.dualbatch import drawing
-
-    return drawing.draw_gain_panels(panels, section51(results, 1.0, 0))
 
 
 # Table 3: the factor by which a worker's update counts.
@@ -80,15 +86,6 @@ def by_factor(results: Results) -> dict[str, Lines]:
     return groups
 
 
-def table3(results: Results) -> list[dict[str, Any]]:
-    """Final test loss and accuracy by model-update factor; gains are over none."""
-    return [
-        {"workers": workers, "factor": factor, **outcome(results, line)}
-        for workers, lines in by_factor(results).items()
-        for factor, line in lines.items()
-    ]
-
-
 def factor_gains(results: Results) -> Cases:
     """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
     tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
@@ -99,8 +96,8 @@ def factor_gains(results: Results) -> Cases:
 
 TABLE3 = artefact(
     "table3",
-    table3,
-    lambda results: _draw(results, by_factor(results), "no factor"),
+    partial(table, of=by_factor, columns="workers, factor"),
+    partial(draw, of=by_factor, over="no factor"),
     claims={"factor_gains": factor_gains},
 )
 
@@ -109,38 +106,18 @@ TABLE3 = artefact(
 
 def by_mix(results: Results, k: float, kept: bool = False) -> Lines:
     """The trainings at one k by mix, compared with large batches alone; or with momentum kept."""
-    rows = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
-    rows |= {0: PAPER["table5"]["baseline"]}
-    cells = {
-        mix(n): (
-            results.ok("train", setting=runs.KEPT, n_small=n) if kept else section51(results, k, n),
-            rows[n],
-        )
-        for n in ALL
-    }
-    if kept:  # some mixes alone
-        cells = {workers: cell for workers, cell in cells.items() if cell[0]}
-    return lines_over(cells, cells[mix(0)]) if cells else {}
+    paper = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
+    paper[0] = PAPER["table5"]["baseline"]
+    cells = {}
+    for n in ALL:
+        again = results.ok("train", setting=runs.KEPT, n_small=n)
+        cells[mix(n)] = (again if kept else section51(results, k, n), paper[n])
+    return lines_over(cells, cells[mix(0)])
 
 
 def by_k(results: Results) -> dict[str, Lines]:
-    """The trainings of Table 5 by k, and those with momentum kept."""
-    kept = {f"{K[1]:g}, momentum kept": by_mix(results, K[1], kept=True)}
-    return {f"{k:g}": by_mix(results, k) for k in K} | kept
-
-
-def table5(results: Results) -> list[dict[str, Any]]:
-    """Final test loss and accuracy by the number of small-batch workers."""
-    return [
-        {"k": k, "workers": workers, **outcome(results, line)}
-        for k, lines in by_k(results).items()
-        for workers, line in lines.items()
-    ]
-
-
-def figures7_10(results: Results) -> "Figure":
-    """Draw gains, accuracy and loss by the number of small-batch workers."""
-    return _draw(results, {f"k = {k:g}": by_mix(results, k) for k in K}, mix(0))
+    """The trainings of Table 5 by k."""
+    return {f"k = {k:g}": by_mix(results, k) for k in K}
 
 
 def gained(results: Results) -> Cases:
@@ -197,8 +174,8 @@ def virtual_times(records: Records) -> list[float]:
 
 TABLE5 = artefact(
     "table5",
-    table5,
-    figures7_10,
+    partial(table, of=by_k, columns="k, workers"),
+    partial(draw, of=by_k, over=mix(0)),
     claims={
         "gain": gained,
         "one_too_few": one_too_few,
@@ -218,36 +195,33 @@ def _scheme(
     return results.ok("train", setting=setting, n_small=n_small, scheme=scheme)
 
 
-def by_scheme(results: Results, imagenet: bool = False) -> dict[str, Lines]:
+def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, Lines]:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
-    paper = PAPER["table10" if imagenet else "table8"]
-    setting = runs.SECTION_5_2_3 if imagenet else runs.SECTION_5_2
+    table, setting, base = (
+        ("table10", runs.SECTION_5_2_3, "hybrid")
+        if role == IMAGENET
+        else ("table8", runs.SECTION_5_2, "dual-batch")
+    )
     cells = {
         scheme: {
-            mix(n): (_scheme(results, scheme, n, setting), row) for n, row in enumerate(paper[key])
+            mix(n): (_scheme(results, scheme, n, setting), row)
+            for n, row in enumerate(PAPER[table][key])
         }
         for scheme, key in SCHEMES.items()
     }
-    base = cells["hybrid" if imagenet else "dual-batch"][mix(0)]
-    return {scheme: lines_over(of, base) for scheme, of in cells.items()}
+    return {scheme: lines_over(of, cells[base][mix(0)]) for scheme, of in cells.items()}
 
 
-def scheme_table(results: Results, imagenet: bool = False) -> list[dict[str, Any]]:
+def scheme_table(results: Results, role: str) -> list[dict[str, Any]]:
     """Both schemes by the number of small-batch workers, and the time of real workers."""
-    role = IMAGENET if imagenet else runs.CIFAR
-    rows = [
-        {"scheme": scheme, "workers": workers, **outcome(results, line)}
-        for scheme, lines in by_scheme(results, imagenet).items()
-        for workers, line in lines.items()
-    ]
-    rows += real_workers.epoch_rows(results, role) if imagenet else []
-    return [*rows, real_workers.saving_row(results, role)]
+    rows = table(results, partial(by_scheme, role=role), "scheme, workers")
+    return [*rows, *real_workers.saving_rows(results, role)]
 
 
 def _hybrid_over(results: Results, base: str) -> Cases:
     """The hybrid scheme over another training, by the number of small-batch workers."""
     pairs = {}
-    for n in range(1, WORKERS + 1):
+    for n in ALL[1:]:
         other = _scheme(results, base, 0 if base == "hybrid" else n)
         pairs[f"n_S = {n}"] = (_scheme(results, "hybrid", n), other)
     return compared(results, pairs)
@@ -261,8 +235,8 @@ def hybrid_gain(results: Results) -> Cases:
 
 TABLE8 = artefact(
     "table8",
-    scheme_table,
-    lambda results: _draw(results, by_scheme(results), f"{mix(0)}, uncycled"),
+    partial(scheme_table, role=runs.CIFAR),
+    partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
         "accuracy": partial(_hybrid_over, base="dual-batch"),
         "gain": hybrid_gain,
@@ -276,17 +250,15 @@ def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     """Both schemes over the paper's baseline, hybrid with n_S = 0."""
     if not results.ok("train", setting=runs.SECTION_5_2_3):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    lines = {
-        f"{scheme}, n_S = {n}": by_mix[mix(n)]
-        for scheme, by_mix in by_scheme(results, imagenet=True).items()
-        for n in numbers
-    }
-    return compared(results, {name: (line.records, line.base) for name, line in lines.items()})
+    pairs = {}
+    for (scheme, lines), n in itertools.product(by_scheme(results, IMAGENET).items(), numbers):
+        pairs[f"{scheme}, n_S = {n}"] = (lines[mix(n)].records, lines[mix(n)].base)
+    return compared(results, pairs)
 
 
 TABLE10 = artefact(
     "table10",
-    partial(scheme_table, imagenet=True),
+    partial(scheme_table, role=IMAGENET),
     real_workers.draw_saving,
     claims={
         "saving": partial(real_workers.saving, role=IMAGENET),
@@ -295,34 +267,33 @@ TABLE10 = artefact(
     },
 )
 
-# The gains of dual batches, on one picture.
+# The gains of dual batches on one picture; and is it the mix that gains, or more updates?
 
 
-def _gain_panels(results: Results) -> dict[str, Gains]:
-    lines = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
-    panels = {title: gains(results, of) for title, of in lines.items()}
-    hybrid = gains(results, by_scheme(results)["hybrid"])
+def gain_groups(results: Results) -> dict[str, Lines]:
+    """The gains of Tables 5 and 8 over large batches alone."""
+    groups = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
+    hybrid = dict(by_scheme(results)["hybrid"])
     del hybrid[mix(0)]  # which has no small batches
-    return panels | {"resolution cycled as well (Table 8)": hybrid}
+    return groups | {"resolution cycled as well (Table 8)": hybrid}
 
 
-def gains_table(results: Results) -> list[dict[str, Any]]:
-    """The gains that are drawn."""
-    return [
-        {
-            "trained with": title,
-            "workers": workers,
-            "gain, paper (points)": f"{paper:+.1f}",
-            "gain (points)": gain_text(gain),
-        }
-        for title, drawn in _gain_panels(results).items()
-        for workers, (gain, paper) in drawn.items()
-    ]
+def update_groups(results: Results) -> dict[str, Lines]:
+    """The gains of mixes over as many updates, and of all with momentum kept over large batches."""
+    groups = by_k(results) | {"momentum kept": by_mix(results, K[1], kept=True)}
+    return {f"{title}, over as many updates": _over_small(of) for title, of in groups.items()} | {
+        "momentum kept, over large batches": groups["momentum kept"]
+    }
 
 
-GAINS = artefact("gains", gains_table, lambda results: _draw_panels(results, _gain_panels(results)))
-
-# Is it the mix of batch sizes that gains, or more updates?
+def _over_small(lines: Lines) -> Lines:
+    """The mixes of both batch sizes, compared with four small-batch workers."""
+    base, pure = lines[mix(WORKERS)], (mix(0), mix(WORKERS))
+    return {
+        name: Line(line.records, line.paper, base.records, base.paper)
+        for name, line in lines.items()
+        if name not in pure
+    }
 
 
 def updates_over_baseline(record: Record) -> float:
@@ -334,43 +305,36 @@ def updates_over_baseline(record: Record) -> float:
     return float((small + rest) / (asked["samples"] / large))
 
 
-def _mixed(lines: Lines) -> Lines:
-    """The mixes of both batch sizes, compared with four small-batch workers."""
-    cells = {workers: (line.records, line.paper) for workers, line in lines.items()}
-    base = cells.get(mix(WORKERS), ((), {}))
-    pure = (mix(0), mix(WORKERS))
-    return lines_over(
-        {workers: cell for workers, cell in cells.items() if workers not in pure}, base
-    )
+def gain_table(results: Results, of: Callable[[Results], Groups]) -> list[dict[str, Any]]:
+    """Gains by group and mix, and the number of updates."""
+    return [
+        {
+            "trained with": title,
+            "workers": name,
+            "updates over large batches'": Summary.of(
+                map(updates_over_baseline, lines[name].records[:1])
+            ).text(),
+            "gain, paper (points)": f"{paper:+.1f}",
+            "gain (points)": gain_text(gain),
+            "n": len(lines[name].records),
+        }
+        for title, lines in of(results).items()
+        for name, (gain, paper) in gains(results, lines).items()
+    ]
 
 
-def updates_table(results: Results) -> list[dict[str, Any]]:
-    """Accuracy by k and mix, the number of updates, and the gain of mixing alone."""
-    rows = []
-    for k, lines in by_k(results).items():
-        mixed = gains(results, _mixed(lines))
-        for workers, line in lines.items():
-            updates = Summary.of(map(updates_over_baseline, line.records[:1])).text()
-            row = {"k": k, "workers": workers, "updates over baseline's": updates}
-            row |= outcome(results, line)
-            if workers in mixed:
-                gain, paper = mixed[workers]
-                row["at equal updates, paper"] = f"{paper:+.1f}"
-                row["at equal updates"] = gain_text(gain)
-            rows.append(row)
-    return rows
+def draw_gains(results: Results, of: Callable[[Results], Groups]) -> "Figure":
+    """Draw gains by group and mix."""
+    from repro.experiments.dualbatch import drawing
+
+    panels = {title: gains(results, lines) for title, lines in of(results).items()}
+    return drawing.draw_gain_panels(panels, section51(results, 1.0, 0))
 
 
-def draw_updates(results: Results) -> "Figure":
-    """Draw gains over large batches, and over as many updates of one batch size."""
-    lines = {k: by_mix(results, k) for k in K}
-    panels = {f"k = {k:g}: over large batches": gains(results, of) for k, of in lines.items()}
-    for k, of in lines.items():
-        panels[f"k = {k:g}: over as many updates of one size"] = gains(results, _mixed(of))
-    return _draw_panels(results, panels)
-
-
-UPDATES = artefact("updates", updates_table, draw_updates)
+GAINS, UPDATES = (
+    artefact(name, partial(gain_table, of=of), partial(draw_gains, of=of))
+    for name, of in (("gains", gain_groups), ("updates", update_groups))
+)
 
 # Does the gain stay at rates tuned for each mix?
 
@@ -414,6 +378,10 @@ def tuned_gain(results: Results, n: int) -> Estimate:
     return change(results, cells[0], cells[1])
 
 
+def _tuned(results: Results, n: int, name: str) -> Estimate:
+    return tuned_gain(results, n)
+
+
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
@@ -425,7 +393,7 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
             mean = Summary.of(final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
         if n and best:
-            (found,) = cases([""], lambda _, n=n: tuned_gain(results, n)).values()
+            (found,) = cases([""], partial(_tuned, results, n)).values()
             told = f"not run: {found}" if isinstance(found, NotRun) else str(found)
             row["gain over large batches, both tuned"] = told
         rows.append(row | {"n": len(records)})

@@ -145,30 +145,26 @@ def saving(results: Results, role: str) -> Cases:
     return with_colons({role: cycled(results, role)})
 
 
-def saving_row(results: Results, role: str) -> dict[str, str]:
-    """A row of Table 8 or 10: the hybrid scheme's time over dual-batch learning's."""
-    (ours,) = cases([role], lambda _: cycled(results, role)).values()
-    told = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
-    paper = f"×{PAPER_RATIOS[role]:.2f}"
-    return {"scheme": "time of hybrid over dual-batch", "paper": paper, "two real workers": told}
-
-
-def epoch_rows(results: Results, role: str) -> list[dict[str, str]]:
-    """Rows of Table 10: the seconds of an epoch by resolution."""
-    return [
-        {
-            "scheme": f"an epoch at {kind['resolution']} px",
-            "two real workers": f"{Summary.of(kind['seconds']).text(3)} s",
-        }
-        for kind in _timed_kinds(results, role)
-    ]
-
-
 def _timed_kinds(results: Results, of: str) -> list[Kind]:
     try:
         return kinds_of(results, of)
     except NotRun:
         return []
+
+
+def saving_rows(results: Results, role: str) -> list[dict[str, str]]:
+    """Rows of Table 8 or 10: epochs by resolution, and the saving of cycling it."""
+    rows = [
+        {
+            "scheme": f"an epoch at {kind['resolution']} px",
+            "real workers": f"{Summary.of(kind['seconds']).text(3)} s",
+        }
+        for kind in _timed_kinds(results, role)
+    ]
+    (ours,) = cases([role], lambda _: cycled(results, role)).values()
+    row = {"scheme": "time of hybrid over dual-batch", "paper": f"×{PAPER_RATIOS[role]:.2f}"}
+    row["real workers"] = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
+    return [*rows, row]
 
 
 def draw_saving(results: Results) -> "Figure":
@@ -187,11 +183,11 @@ def _draw(
 
     rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
     for label, (published, ours) in found.items():
+        mean = interval = None
         if isinstance(ours, Estimate):
-            low, high = map(math.exp, ours.interval())
-            rows.append((label, published, math.exp(ours.mean), (low, high)))
-        else:
-            rows.append((label, published, None, None))
+            low, high = ours.interval()
+            mean, interval = math.exp(ours.mean), (math.exp(low), math.exp(high))
+        rows.append((label, published, mean, interval))
     figure = drawing.plots.effects(rows, f"{xlabel} (ratio)", log=False)
     ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
     drawing.titled(figure.axes[0], f"{ran}\npaper: {paper}", 100)
@@ -199,6 +195,8 @@ def _draw(
 
 
 # A plan for times measured here.
+
+PLANNED = {f"k = {k:g}": k for k in K}
 
 
 def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -224,7 +222,7 @@ def own_plan_table(results: Results) -> list[dict[str, Any]]:
     ):
         line = Line(records, row_5, base, paper["baseline"])
         rows.append({"plan": plan, **coefficients(times), "k": K[1], **outcome(results, line)})
-    over = over_alone(results) if _timed_kinds(results, OWN) else {}
+    over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
     for kind in _timed_kinds(results, OWN):
         plan = f"two real workers, times measured here, {kind['resolution']} px"
         row = {"plan": plan, "k": kind["k"], "B_L": kind["large_batch"], **coefficients(kind)}
@@ -233,7 +231,7 @@ def own_plan_table(results: Results) -> list[dict[str, Any]]:
         else:
             row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
             row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
-        if isinstance(found := over.get(kind["k"]), Estimate):
+        if isinstance(found := over.get(f"k = {kind['k']:g}"), Estimate):
             row["time over large batches"] = str(found)
         rows.append(row)
     return rows
@@ -244,43 +242,30 @@ def _planned(results: Results) -> list[Record]:
     return [record for record in results.ok("own_plan") if record.metrics["error"] is None]
 
 
-def over_alone(results: Results) -> dict[float, Case]:
-    """By k, the wall time of an epoch over that of large batches alone, or why there is none.
-
-    Raises:
-        NotRun: Nothing was timed.
-    """
+def over_alone(results: Results, k: float) -> Estimate:
+    """The wall time of an epoch with both batch sizes over that of large batches alone."""
     alone, *others = kinds_of(results, OWN)
-    of = {f"{kind['k']:g}": kind for kind in others}
-
-    def over(k: str) -> Estimate:
-        return _time_ratio(results, epoch_seconds(of[k]), epoch_seconds(alone), 3)
-
-    return {float(k): case for k, case in cases(of, over).items()}
+    kind = next(kind for kind in others if kind["k"] == k)
+    return _time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
 
 
 def draw_own_plan(results: Results) -> "Figure":
     """Draw the time of an epoch with both batch sizes, ours and the promised k."""
-    try:
-        found = over_alone(results)
-    except NotRun as missing:
-        found = dict.fromkeys(K, missing)
-    rows = {f"planned for {k:g} times": (k, ours) for k, ours in found.items()}
+    found = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
+    rows = {f"planned for {name}": (PLANNED[name], ours) for name, ours in found.items()}
     xlabel = "time of an epoch with both batch sizes over large ones alone"
     return _draw(results, rows, xlabel, "the promised k")
 
 
 def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
-    found = {
-        f"k = {k:g}": replace(
-            case, mean=case.mean - math.log(k), label=f"k = {k:g}, measured over promised"
-        )
-        if isinstance(case, Estimate)
-        else case
-        for k, case in over_alone(results).items()
-    }
-    return with_colons(found)
+
+    def over_promised(name: str) -> Estimate:
+        over = over_alone(results, PLANNED[name])
+        promised = math.log(PLANNED[name])
+        return replace(over, mean=over.mean - promised, label=f"{name}, measured over promised")
+
+    return with_colons(cases(PLANNED, over_promised))
 
 
 def own_gain(results: Results) -> Cases:

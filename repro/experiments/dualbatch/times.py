@@ -404,7 +404,7 @@ def draw_memory(results: Results) -> "Figure":
             metrics, side = record.metrics, f"{record.config['resolution']} px"
             beyond = dict(metrics["beyond"])
             sizes = [*metrics["batch_sizes"], *beyond]
-            peaks = np.array([*metrics["peaks"], *beyond.values()]) / MIB
+            peaks = [peak / MIB for peak in (*metrics["peaks"], *beyond.values())]
             fixed, each = (metrics[name] / MIB for name in ("fixed_bytes", "bytes_per_sample"))
             title = f"in {role}'s place\n{whose([record], side)}"
             line = Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes])
