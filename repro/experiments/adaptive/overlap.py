@@ -192,12 +192,8 @@ def figure(results: Results) -> "Figure":
         ("step, averaging within", "within_s", "#e69f00"),
     )
     for shift, (label, name, colour) in enumerate(bars):
-        times = [1e3 * np.atleast_1d(row[name]) for row in rows.values()]
-        middle = np.array([np.median(own) for own in times])
-        ends = np.array([[own.min(), own.max()] for own in times]).reshape(-1, 2)
-        error = np.abs(ends.T - middle)
-        at = np.arange(len(rows)) + 0.27 * (shift - 1)
-        axis.bar(at, middle, 0.25, yerr=error, color=colour, label=label)
+        middle = [1e3 * np.median(row[name]) for row in rows.values()]
+        axis.bar(np.arange(len(rows)) + 0.27 * (shift - 1), middle, 0.25, color=colour, label=label)
     axis.set_xticks(range(len(rows)), [str(nodes) for nodes in rows])
     axis.set(xlabel="nodes modelled", ylabel="time of a step (ms)")
     axis.grid(axis="x", visible=False)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from repro.experiments.adaptive import projection, read, runs, scaling
 from repro.experiments.adaptive.runs import AVERAGING, DIV2K, PAPER, TASKS
 from repro.experiments.adaptive.scaling import measured, over, samples_of
@@ -58,8 +60,8 @@ def nodes_table(results: Results) -> list[dict[str, Any]]:
 def figure9(results: Results) -> "Figure":
     """Draw where the time of measured steps goes, at the largest batch size of each task.
 
-    A step is its computation and the time in which that is blocked; communication goes on beside,
-    in the thin bar below. Whiskers reach over all turns or launches.
+    A step is its computation and the time in which that is blocked; communication, the thin bar
+    below, goes on meanwhile.
     """
     from repro.plots import legend_below, new_axes, styles
 
@@ -69,20 +71,19 @@ def figure9(results: Results) -> "Figure":
     for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):
         largest = max(step["batch"] for step in measurement["steps"])
         steps = [step for step in measurement["steps"] if step["batch"] == largest]
-        for row, step in enumerate(steps):
-            computed, sent, blocked = (1e3 * step[f"{part}_s"] for part in PARTS)
-            bars = ((computed, 0, 0.4, -0.14), (sent, 0, 0.2, 0.2), (blocked, computed, 0.4, -0.14))
-            for part, (width, left, height, shift) in zip(PARTS, bars, strict=True):
-                label = None if row else part
-                at, colour = row + shift, colours[part]
-                axis.barh(at, width, left=left, height=height, color=colour, label=label)
-            ends = 1e3 * min(step["samples_s"]), 1e3 * max(step["samples_s"])
-            axis.plot(ends, [row - 0.14] * 2, "|-", color="#8d99ae", lw=2)
         ways = [step["averaging"].replace("_", "-") for step in steps]
         labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
-        axis.set_yticks(range(len(labels)), labels, fontsize=9)
+        computed, sent, blocked = (
+            np.array([1e3 * step[f"{part}_s"] for step in steps]) for part in PARTS
+        )
+        rows, nothing = np.arange(len(steps)), np.zeros(len(steps))
+        for part, width, left, height, shift in zip(
+            PARTS, (computed, sent, blocked), (nothing, nothing, computed), (0.4, 0.2, 0.4),
+            (-0.14, 0.2, -0.14), strict=True,
+        ):  # fmt: skip
+            axis.barh(rows + shift, width, height, left, color=colours[part], label=part)
+        axis.set_yticks(rows, labels, fontsize=9)
         axis.invert_yaxis()
-        axis.set_xlim(left=0)
         axis.grid(axis="y", visible=False)
         axis.set_title(f"{scaling.panel(results, task)}\nB = {largest}", fontsize=9)
         axis.set_xlabel("time of one step (ms)")
@@ -91,39 +92,24 @@ def figure9(results: Results) -> "Figure":
 
 
 def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster; then shares of all time."""
+    """Draw times over one node's computation on the modelled cluster, for either cost."""
     from repro.experiments.adaptive.draw import ticks_of_two
     from repro.plots import legend_below, new_axes, styles
 
     modelled = projection.breakdowns()
-    drawn, axes = new_axes(1, len(modelled) + 1, 10.2, 3.6)
-    *panels, shares = axes[0]
-    whose = f"{read.papers_title(DIV2K)}, its cluster SIMULATED"
-    ticks = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    for axis, (label, (_, rows)) in zip(panels, modelled.items(), strict=True):
+    drawn, axes = new_axes(1, len(modelled), 8.4, 3.6)
+    for axis, (label, (_, rows)) in zip(axes[0], modelled.items(), strict=True):
         for kind, look in styles((*PARTS, "computation at B_m")).items():
-            shown = {n: row[kind] for n, row in rows.items() if row[kind] > 1e-4}
+            shown = {n: 100 * row[kind] for n, row in rows.items() if row[kind] > 1e-4}
             name = kind.replace("B_m", "the largest batch")
             axis.plot(list(shown), list(shown.values()), lw=1.6, ms=5, label=name, **look)
         axis.set_yscale("log")
-        axis.set_ylim(5e-5, 2.0)
-        axis.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
-        axis.minorticks_off()
+        whose = f"{read.papers_title(DIV2K)}, its cluster SIMULATED"
         axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
-        axis.set_ylabel("time over computation on 1 node")
-        before = [100 * row["before B_m"] for row in rows.values()]
-        shares.plot(list(rows), before, "v-", label=f"before the largest batch, cost {label}")
-    for axis in axes[0]:
+        axis.set_ylabel("time over computation on 1 node (%)")
         ticks_of_two(axis, projection.NODES, "nodes")
-    shares.set_ylim(bottom=0)
-    shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
-    shares.set_ylabel("share of all time (%)")
-    legend_below(drawn, 3)
+    legend_below(drawn, 4)
     return drawn
-
-
-def _network(results: Results, task: str) -> str:
-    return read.called(results.need("parallel").config["jobs"][task])
 
 
 def few_samples(results: Results) -> Cases:
@@ -137,7 +123,7 @@ def few_samples(results: Results) -> Cases:
         times = samples_of(measurement, "none")
         few, many = min(times), max(times)
         small, large = ([time / size for time in times[size]] for size in (few, many))
-        label = f"{task}, {_network(results, task)}: time of a sample at B = {few} over {many}"
+        label = f"{task}: time of a sample at B = {few} over {many}"
         found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
     return found
 
@@ -160,9 +146,7 @@ def all_to_all_faster(results: Results) -> Cases:
     for task, measurement in measured(results).items():
         plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
         for size in ours:
-            label = f"{task}, {_network(results, task)}, B = {size}"
-            gap = over(ours[size], plain[size], measurement)
-            gaps[f"{task}, B = {size}"] = replace(gap, label=label)
+            gaps[f"{task}, B = {size}"] = over(ours[size], plain[size], measurement)
     return gaps
 
 
@@ -180,16 +164,15 @@ def steps_predicted(results: Results) -> Cases:
             if math.isnan(said):
                 found[name] = NotRun("measured times do not grow with the samples")
                 continue
-            gap = over([said] * len(times[size]), times[size], measurement)
-            label = f"{task}, {_network(results, task)}, B = {size}"
-            found[name] = replace(gap, label=label)
+            found[name] = over([said] * len(times[size]), times[size], measurement)
     return found
 
 
 @check("The three ways of averaging give the same weights")
 def same_weights(results: Results) -> tuple[bool, str]:
     """Compare weights after batches that grow."""
-    largest = {task: scaling.measured_of(results, task)["difference"] for task in TASKS}
+    results.need("parallel")
+    largest = {task: measured(results)[task]["difference"] for task in TASKS}
     said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
     return all(value <= 1e-6 for value in largest.values()), said
 
