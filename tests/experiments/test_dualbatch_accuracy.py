@@ -239,10 +239,10 @@ def test_what_mixing_gains_is_over_four_small_workers():
         row
         for row in rows("updates")
         if (row["trained with"], row["workers"])
-        == ("k = 1.1, over as many updates", "3 small, 1 large")
+        == ("k = 1.1, over 4 small", "3 small, 1 large")
     )
     assert row["gain (points)"].startswith(row["gain, paper (points)"])
-    paper, ours = drawn_gains(figure("updates"), "paper and ours: k = 1.1, over as many")
+    paper, ours = drawn_gains(figure("updates"), "paper and ours: k = 1.1, over 4 small")
     assert paper == pytest.approx([-2.0, 0.0, 0.2]) and ours == pytest.approx(paper, abs=0.05)
 
 

@@ -281,7 +281,7 @@ def gain_groups(results: Results) -> dict[str, Lines]:
 def update_groups(results: Results) -> dict[str, Lines]:
     """The gains of mixes over as many updates, and of all with momentum kept over large batches."""
     groups = by_k(results) | {"momentum kept": by_mix(results, K[1], kept=True)}
-    return {f"{title}, over as many updates": _over_small(of) for title, of in groups.items()} | {
+    return {f"{title}, over 4 small": _over_small(of) for title, of in groups.items()} | {
         "momentum kept, over large batches": groups["momentum kept"]
     }
 
