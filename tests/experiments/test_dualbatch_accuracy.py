@@ -238,8 +238,7 @@ def test_what_mixing_gains_is_over_four_small_workers():
     (row,) = (
         row
         for row in rows("updates")
-        if (row["trained with"], row["workers"])
-        == ("k = 1.1, over 4 small", "3 small, 1 large")
+        if (row["trained with"], row["workers"]) == ("k = 1.1, over 4 small", "3 small, 1 large")
     )
     assert row["gain (points)"].startswith(row["gain, paper (points)"])
     paper, ours = drawn_gains(figure("updates"), "paper and ours: k = 1.1, over 4 small")

@@ -146,15 +146,6 @@ def test_metrics_of_a_training(toys, name):
     assert metrics["same_weights"] is (True if config.get("verify") else None)
 
 
-def test_the_hybrid_scheme_cycles_the_resolution(toys):
-    low, high = (entry["resolution"] for entry in _HYBRID["sub_stages"])
-    assert low < high and toys["hybrid"].metrics["resolution"] == [low, high] * 2
-    assert set(toys["dual-batch"].metrics["resolution"]) == {None}
-    first, second = toys["hybrid"].metrics["plans"]
-    assert (first["resolution"], second["resolution"]) == (low, high)
-    assert first["small_batch"] > second["small_batch"]
-
-
 def test_the_virtual_clock_is_the_time_models(toys):
     epoch = building.plan_of(_BASE["sub_stages"][0]["plan"]).time_of("large")
     assert toys["baseline"].metrics["virtual_time_s"] == pytest.approx([epoch, 2 * epoch])
@@ -248,17 +239,6 @@ def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
     for _ in range(3):
         evaluate(torch.nn.Identity())
     assert seen == [5, 5, 20]
-
-
-@pytest.mark.parametrize("profile", ["smoke", "gpu"])
-def test_models_have_one_dropout_before_the_last_layer(profile):
-    for part in ("cifar", "imagenet"):
-        model = building.build_model(runs.PROFILES[profile][part], 7)
-        dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-        assert len(dropouts) == 1 and dropouts[0].p == 0.0 and linear[-1].out_features == 7
-    with pytest.raises(ValueError, match="unet has no last linear layer"):
-        building.build_model({"model": {"name": "unet"}}, 2)
 
 
 @pytest.mark.parametrize("profile", ["gpu", "paper", "smoke", "quick", "long"])
