@@ -3,29 +3,12 @@
 import math
 
 import pytest
-from made_adaptive import (
-    CHOSEN,
-    World,
-    judge,
-    nothing,
-    only_strategies,
-    paper_final,
-    results_of,
-)
+from made_adaptive import World, judge, nothing, only_strategies, paper_final, results_of
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batch_sizes, experiments, read, stable_batch
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DIV2K,
-    FIRST_EPOCHS,
-    PAPER,
-    PHANTOM,
-    PROFILES,
-    TASKS,
-)
+from repro.experiments.adaptive import batch_sizes, experiments, stable_batch
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES, TASKS
 from repro.experiments.judge import BySeed, ratio
-from repro.experiments.view import signature
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
@@ -123,13 +106,6 @@ class TestFigure1:
         assert "B = 128 over 16 -0.09" in found.evidence and "paper -2.24" in found.evidence
         found = judge("figure1/large_lose", World(final=at({128: 34.5, 256: 31.0}), scatter=0.1))
         assert found.word == "partly"
-
-    def test_a_size_that_is_missing_leaves_it_open(self):
-        def status(run):
-            return None if run.config["stands_for"] == 128 else {}
-
-        found = judge("figure1/large_lose", World(status=status))
-        assert found.word == "undecided" and "B = 128: no records" in found.evidence
 
     def test_epochs_to_a_common_level_are_counted_by_seed(self):
         """Of a climb of 1 dB an epoch, to 30 dB after as many epochs as the batch size tells."""
@@ -250,17 +226,6 @@ class TestPeak:
             begun = batch_sizes.further(results, task).values()
             assert [len(records) for records in begun] == [seeds - 1] * 2
 
-    def test_further_seeds_are_drawn_nowhere_and_said(self, target):
-        artefact = DESIGN.artefacts[target.partition("/")[0]]
-        results = results_of(artefact.name, begun_later([1], [2]), "long")
-        begun = {id(record) for record in results.ok(FIRST_EPOCHS)}
-        drawn = {
-            id(r) for task in TASKS for own in read.by_size(results, task).values() for r in own
-        }
-        assert begun and not begun & drawn
-        assert "judged by further seeds" in artefact.caption(results)
-        assert " · n = 3" in signature(results, "")
-
 
 class TestInterval:
     @pytest.mark.parametrize(
@@ -281,12 +246,6 @@ class TestInterval:
         """A K of 5, three times, is rounded."""
         found = judge("figure2/interval", World(interval=lambda c, seed: 5))
         assert "×1.00 [×0.87, ×1.15]" in found.evidence
-
-    def test_under_long_the_seeds_after_the_first_look_judge_alone(self):
-        """K is the paper's in the two seeds of the first look alone."""
-        world = World(interval=lambda c, seed: papers_k(c, seed) if seed < 2 else 2)
-        found = judge("figure2/interval", world, "long", seeds=tuple(range(9)))
-        assert found.word == "not reproduced" and "×0.40" in found.evidence
 
 
 class TestTrend:
@@ -373,13 +332,3 @@ class TestShown:
         for artefact, labels in shown.items():
             (legend,) = DESIGN.artefacts[artefact].draw(results_of(artefact)).legends
             assert [text.get_text() for text in legend.get_texts()] == labels
-
-    def test_the_trainings_of_other_figures_are_shared(self):
-        stable = DESIGN.artefacts["stable"].runs("long", CHOSEN)
-        assert FIRST_EPOCHS not in {run.experiment for run in stable}
-        others = {
-            run
-            for name in ("figure1", "figure2", "figure6")
-            for run in DESIGN.artefacts[name].runs("long", CHOSEN)
-        }
-        assert {run for run in stable if run.experiment == "train"} < others

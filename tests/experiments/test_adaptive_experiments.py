@@ -15,15 +15,7 @@ from repro.adaptive import METHODS, DivergedError
 from repro.datasets import PatchLoader
 from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DECAY,
-    DIV2K,
-    MORE,
-    PHANTOM,
-    STRATEGIES,
-    TASKS,
-)
+from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
 
 DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}

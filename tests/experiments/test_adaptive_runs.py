@@ -22,14 +22,6 @@ def chosen(profile):
     return {task: names[0] for task, names in DESIGN.datasets[profile].items()}
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_open_choices_are_in_the_runs_that_they_change(profile):
-    """Under gpu and paper, so that ``--set`` may change them."""
-    trainings = runs.strategies(profile, chosen(profile), DIV2K)
-    has = {key: all(key in run.config for run in trainings) for key in DESIGN.options}
-    assert set(has.values()) == {profile in ("gpu", "paper")}
-
-
 @pytest.mark.parametrize("name", DESIGN.artefacts)
 @pytest.mark.parametrize("kind", WORLDS)
 def test_whatever_records_there_are(name, kind):

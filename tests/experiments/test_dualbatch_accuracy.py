@@ -102,14 +102,6 @@ def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
         assert str(gain) == row["gain"]  # one number has one interval
 
 
-def test_seeds_are_compared_one_by_one():
-    """What a seed gives to all cells alike drops out."""
-    found = results("table5", World(spread=0.1))
-    for record in found.ok("train"):
-        record.metrics["accuracy"][-1] += 9.0 * record.seed
-    assert made.verdict("dualbatch/table5/gain", found).word == "reproduced"
-
-
 def test_one_too_few_and_the_best():
     def falling(config):
         return 80.0 - config["n_small"]

@@ -160,15 +160,6 @@ def test_the_same_seed_repeats_exactly_and_another_does_not(toys):
     assert other["train_loss"] != first["train_loss"]
 
 
-def test_the_factor_matters_and_captured_steps_are_ordinary_ones_on_a_cpu(toys):
-    first, data = toys["dual-batch"].metrics, digits(_DUAL)
-    plain = training.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
-    assert plain["test_loss"] != first["test_loss"]
-    assert plain["virtual_time_s"] == first["virtual_time_s"]
-    captured = training.train(_DUAL | {"captured": True}, 0, data, "cpu").metrics
-    assert captured["train_loss"] == first["train_loss"]
-
-
 def test_trainings_that_cannot_be():
     with pytest.raises(FloatingPointError, match="diverged"):
         training.train(_DUAL | {"stages": [[1, 1e30]]}, 0, digits(_DUAL), "cpu")

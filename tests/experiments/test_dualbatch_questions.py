@@ -5,7 +5,7 @@ import pytest
 from made_dualbatch import PAPER, REPORTED, World, caption, judge, results, rows
 
 from repro import report
-from repro.experiments.dualbatch import building, labels, runs
+from repro.experiments.dualbatch import building, cells, runs
 
 CLAIMS = [f"{name}/{key}" for name, a in PAPER.artefacts.items() for key in a.claims]
 # ImageNet is trained under `paper`; engines are compared where a training is small. One process
@@ -56,7 +56,7 @@ def test_captions_name_what_is_not_the_papers():
         assert "SYNTHETIC images" in caption(artefact)
     assert "SIMULATED limit" in caption("figure13")
     assert caption("table2").count("Solved, not measured.") == 1
-    assert labels.whose([]) == "ours: not run"
+    assert cells.whose([]) == "ours: not run"
 
 
 # Solved tables.

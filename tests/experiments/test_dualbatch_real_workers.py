@@ -178,10 +178,6 @@ def test_convergence_by_the_same_rule():
     def judged(change):
         return judge(key, edit={"synchronise": change})
 
-    def rule(metrics, config):
-        if (config["sync"], config["merge"]) == ("asp", "delta"):
-            metrics["accuracy"] = [10.0, 75.0]
-
     def idle(metrics, config):
         if config["merge"] == "delta":
             metrics["accuracy"] = [10.0, 10.0]
@@ -191,20 +187,13 @@ def test_convergence_by_the_same_rule():
         if config["merge"] == "delta":
             metrics |= {"accuracy": [15.6, 10.0], "test_loss": [2.4, math.nan]}
 
-    def straggles(metrics, config):
-        if config.get("straggler"):
-            metrics["accuracy"] = [10.0, 99.0]
-
     def all_at(*accuracy):
         return judged(lambda metrics, config: metrics.update(accuracy=list(accuracy)))[0]
 
     assert all_at(10.0, 69.0) == "not reproduced" and all_at(10.0, 10.0) == "not run"
-    word, evidence = judged(rule)
-    assert word == "partly" and "delta: +5.00" in evidence
     for change in (idle, diverge):
         word, evidence = judged(change)
         assert word == "reproduced" and "delta" not in evidence
-    assert judged(straggles) == judge(key)
 
 
 def test_all_end_at_the_same_virtual_time():
@@ -232,12 +221,9 @@ def test_table_of_synchronisation():
 
 
 def test_figures_of_synchronisation():
-    accuracy, duration = (
-        axis.containers[0].lines[0].get_ydata()
-        for axis in figure("synchronisation", World(noise=0.0)).axes
-    )
+    (axis,) = figure("synchronisation", World(noise=0.0)).axes
+    accuracy = axis.containers[0].lines[0].get_ydata()
     assert list(accuracy) == pytest.approx([70.0] * 4 + [67.0] * 3 + [69.0] * 3)
-    assert list(duration) == pytest.approx([3.15, 2.5])
     bars = panel(figure("figure2"), "ASP").patches  # shares begin with their pull
     assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
     bars = panel(figure("figure2"), "BSP").patches
@@ -322,6 +308,6 @@ def test_table_and_figures_of_flatness():
     train, test = lines("large")
     assert train[5] == pytest.approx(0.5) == min(train) and test[5] > train[5]
     assert max(train) > max(lines("small")[0])
-    rises = figure("flatness", World(noise=0.0)).axes[1]
+    (rises,) = figure("flatness", World(noise=0.0)).axes
     heights = [container.lines[0].get_ydata()[-1] for container in rises.containers]
     assert heights == pytest.approx([0.25, 0.75, 0.5])  # steepness by the size squared

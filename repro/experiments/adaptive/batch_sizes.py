@@ -256,11 +256,7 @@ def later_peak(results: Results, task: str) -> Estimate:
 
 
 def rises_first(results: Results, task: str) -> Estimate:
-    """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end.
-
-    Raises:
-        NotRun: There are no trainings, or θ is not above 0 in two epochs of one.
-    """
+    """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end."""
     start = PAPER[task]["theta"]["batch"]
     whole, more = read.by_size(results, task).get(start), further(results, task).get(start)
     if not whole:
@@ -324,9 +320,6 @@ def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
     """The factor by which values above 0 grow where the batch doubles: a line through logarithms.
 
     Counts, such as of whole epochs, have a `resolution`; see `of_counts`.
-
-    Raises:
-        NotRun: There are fewer than two sizes.
     """
     if len(cells) < 2:
         raise NotRun("too few batch sizes")

@@ -161,7 +161,7 @@ def _rows(results: Results) -> dict[int, dict[str, Any]]:
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Hidden and blocked time by nodes of the modelled cluster, beside the model's."""
+    """Hidden and blocked time by nodes of the modelled cluster, measured and modelled."""
     modelled, rows = projection.breakdowns()["fitted"][1], []
     for nodes, row in _rows(results).items():
         after, within = (statistics.median(row[name]) for name in ("after_s", "within_s"))

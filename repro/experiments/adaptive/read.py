@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import design, view
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DIV2K,
-    FIRST_EPOCHS,
-    PAPER,
-    PHANTOM,
-    TRAININGS,
-)
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.judge import BySeed, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -59,9 +52,6 @@ def has_learned(results: Results, task: str) -> None:
 
     Of the paper's value it reaches less than half the accuracy, or ends 10 dB below the PSNR, at
     ten times the squared error.
-
-    Raises:
-        NotRun: It is such a setting.
     """
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
     ends = [record.metrics[METRIC[task]][-1] for record in best]

@@ -64,11 +64,7 @@ def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list
 
 
 def pace(measurement: Mapping[str, Any], task: str, strategy: str) -> Estimate:
-    """The speed-up of two processes over one for the paper's training, as a ratio.
-
-    Raises:
-        NotRun: There are no steps of several processes.
-    """
+    """The speed-up of two processes over one for the paper's training, as a ratio."""
     ways = ("none", projection.OURS)
     alone, together = (projection.end_to_end(measurement, task, strategy, way) for way in ways)
     return over(alone, together, measurement)

@@ -129,11 +129,7 @@ def few_samples(results: Results) -> Cases:
 
 
 def all_to_all_faster(results: Results) -> Cases:
-    """The time of a step with the paper's averaging over that with an allreduce, at every size.
-
-    Raises:
-        NotRun: The processes leave no core free to communicate, so that nothing can be hidden.
-    """
+    """The time of a step with the paper's averaging over that with an allreduce, at every size."""
     record = results.need("parallel")
     cores = re.fullmatch(r"cpu-(\d+)-cores", record.device["slug"])
     processes = record.config["processes"]

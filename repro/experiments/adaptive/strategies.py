@@ -238,11 +238,7 @@ def figure3(results: Results) -> "Figure":
 
 
 def ends_of(results: Results, task: str, strategy: str) -> BySeed:
-    """The final metric of a strategy, one value for each seed.
-
-    Raises:
-        NotRun: There are no trainings of it, or one diverged.
-    """
+    """The final metric of a strategy, one value for each seed."""
     records = read.trained(results, task, strategy)
     if why := _lost(results, task, strategy) or "no records" * (not records):
         raise NotRun(f"{name_of(strategy)}: {why}")
@@ -322,11 +318,7 @@ def _at_decay(record: Record) -> tuple[float, float] | None:
 
 
 def _rise(results: Results, strategy: str) -> BySeed:
-    """θ at the end over θ at the first decay, one value for each seed.
-
-    Raises:
-        NotRun: No training of the strategy came so far, or θ is not above 0 in one.
-    """
+    """θ at the end over θ at the first decay, one value for each seed."""
     records = [r for r in read.trained(results, CIFAR, strategy) if _at_decay(r)]
     if not records:
         raise NotRun(f"{NAMES[strategy]}: no records")

@@ -19,6 +19,7 @@ from repro.experiments.dualbatch.cells import (
     Line,
     Lines,
     Records,
+    artefact,
     change,
     compared,
     final,
@@ -27,9 +28,9 @@ from repro.experiments.dualbatch.cells import (
     lines_over,
     outcome,
     section51,
+    whose,
     with_colons,
 )
-from repro.experiments.dualbatch.labels import artefact, whose
 from repro.experiments.dualbatch.runs import (
     FACTORS,
     IMAGENET,
@@ -359,12 +360,7 @@ def best_rate(results: Results, n: int) -> float | None:
 
 
 def tuned_gain(results: Results, n: int) -> Estimate:
-    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge.
-
-    Raises:
-        NotRun: Not all rates were run, a best rate lies at an end of the grid, or only the
-            trainings that chose the rates were run.
-    """
+    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge."""
     cells: list[Records] = []
     for m in (n, 0):
         rate = best_rate(results, m)

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.cells import Gains, Lines
-from repro.experiments.dualbatch.labels import ROLE, whose
+from repro.experiments.dualbatch.cells import ROLE, Gains, Lines, whose
 from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
 from repro.report import Summary
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.dualbatch.cells import with_colons
-from repro.experiments.dualbatch.labels import artefact, whose
+from repro.experiments.dualbatch.cells import artefact, whose, with_colons
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, difference
 from repro.experiments.query import Results
@@ -67,30 +66,18 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def draw(results: Results) -> "Figure":
-    """Draw the variance of gradients by batch size, and the rise of the loss by perturbation."""
+    """Draw the rise of the training loss by the length of random perturbations."""
     from repro.experiments.dualbatch import drawing
 
     of = {name: _of(results, kind) for kind, name in KINDS.items()}
     ran = [record for records in of.values() for record in records]
-    sizes = ran[0].config["variance_batches"] if ran else []
-    variances = {
-        name: {n: [r.metrics["variances"][i] for r in records] for i, n in enumerate(sizes)}
-        for name, records in of.items()
-    }
     rises = {
         name: {size: [rise(record, size) for record in records] for size in PERTURBED}
         for name, records in of.items()
     }
-    panels = {
-        f"variance of a mini-batch's gradient\n{whose(ran)}": variances,
-        f"rise of the training loss by random perturbations\n{whose(ran)}": rises,
-    }
-    figure, axes = drawing.draw_means(panels, "batch size", "variance (all weights), or loss")
-    axes[1].set_xlabel("length of the perturbation, as a share of each filter's")
-    if ran:
-        axes[0].set_xscale("log", base=2)
-        axes[0].set_yscale("log")
-    return figure
+    title = f"rise of the training loss by random perturbations\n{whose(ran)}"
+    xlabel = "length of the perturbation, as a share of each filter's"
+    return drawing.draw_means({title: rises}, xlabel, "rise of the loss")[0]
 
 
 MEASURES: dict[str, tuple[str, Read]] = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.dualbatch.labels import artefact
+from repro.experiments.dualbatch.cells import artefact
 from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
 from repro.experiments.judge import NotRun
 from repro.experiments.query import Results

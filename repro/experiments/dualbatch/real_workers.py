@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.dualbatch.cells import (
+    ROLE,
     Line,
+    artefact,
     by_process,
     compared,
     outcome,
     section51,
+    whose,
     with_colons,
 )
-from repro.experiments.dualbatch.labels import ROLE, artefact, whose
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import (
     BySeed,
@@ -47,11 +49,7 @@ PAPER_RATIOS = {
 
 
 def kinds_of(results: Results, of: str) -> list[Kind]:
-    """The kinds of epoch of a task, or of our own plans; of several processes each one's medians.
-
-    Raises:
-        NotRun: Nothing was timed; the text says why.
-    """
+    """The kinds of epoch of a task, or of our own plans; of several processes their medians."""
     results.need("wall")
     first, *others = (_kinds_of(record, of) for record in results.ok("wall"))
     for number, kind in enumerate(first if others else ()):
@@ -80,11 +78,7 @@ def _kinds_of(record: Record, of: str) -> list[Kind]:
 
 
 def epoch_seconds(kind: Kind) -> list[float]:
-    """The wall seconds of an epoch by round, or by process.
-
-    Raises:
-        NotRun: There is no such plan for the times measured.
-    """
+    """The wall seconds of an epoch by round, or by process."""
     if kind["error"]:
         raise NotRun(f"no plan for the times measured: {kind['error']}")
     seconds: list[float] = kind["seconds"]
@@ -95,9 +89,6 @@ def rounds(results: Results) -> dict[str, list[float]]:
     """Wall seconds of a round of epochs by our own times, by ``bsp`` and ``asp``.
 
     Of several processes, each one's median.
-
-    Raises:
-        NotRun: Nothing was timed, or processes had other epochs, for want of a plan.
     """
     results.need("wall")
     records = results.ok("wall")

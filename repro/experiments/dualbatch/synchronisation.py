@@ -11,8 +11,15 @@ import numpy as np
 
 from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_times
-from repro.experiments.dualbatch.cells import Records, by_process, compared, final, with_colons
-from repro.experiments.dualbatch.labels import artefact, whose
+from repro.experiments.dualbatch.cells import (
+    Records,
+    artefact,
+    by_process,
+    compared,
+    final,
+    whose,
+    with_colons,
+)
 from repro.experiments.dualbatch.real_workers import rounds
 from repro.experiments.judge import Cases, NotRun, ratio
 from repro.experiments.query import Results
@@ -81,36 +88,27 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "shares ahead, most": max(map(_lead, records), default=DASH),
             }
         )
-    for sync, seconds in _rounds(results).items():
+    try:
+        timed = rounds(results)
+    except NotRun:
+        timed = {}
+    for sync, seconds in timed.items():
         name = f"{_name(sync)}, two real workers, a round of epochs"
         rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
     return rows
 
 
-def _rounds(results: Results) -> dict[str, list[float]]:
-    try:
-        return rounds(results)
-    except NotRun:
-        return {}
-
-
 def draw(results: Results) -> "Figure":
-    """Draw final accuracies, and the time of real workers with and without barrier."""
+    """Draw final accuracies by synchronisation and merge rule."""
     from repro.experiments.dualbatch import drawing
 
     of = {f"{_name(sync)}, {rule}": _of(results, sync, rule) for sync, rule in runs.SYNCS}
     ran = [record for records in of.values() for record in records]
     accuracies = {name: final(results, records, "accuracy") for name, records in of.items()}
-    seconds = {f"{sync.upper()}, seconds": of for sync, of in _rounds(results).items()}
-    panels: dict[str, Any] = {
-        f"final test accuracy (%): workers SIMULATED in turns\n{whose(ran)}": {"ours": accuracies},
-        f"a round of epochs: two real workers, SYNTHETIC images\n{whose(results.ok('wall'))}": {
-            "ours": seconds
-        },
-    }
-    figure, axes = drawing.draw_means(panels, "", "mean ± 1 deviation")
-    for axis in axes:
-        axis.tick_params(axis="x", rotation=60, labelsize=7)
+    title = f"workers SIMULATED in turns; {whose(ran)}"
+    ylabel = "final test accuracy (%), ± 1 deviation"
+    figure, axes = drawing.draw_means({title: {"ours": accuracies}}, "", ylabel)
+    axes[0].tick_params(axis="x", rotation=45, labelsize=7)
     return figure
 
 

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repro.experiments.dualbatch import runs
-from repro.experiments.dualbatch.cells import by_process, by_seed, with_colons
-from repro.experiments.dualbatch.labels import ROLE, artefact, whose
+from repro.experiments.dualbatch.cells import (
+    ROLE,
+    artefact,
+    by_process,
+    by_seed,
+    whose,
+    with_colons,
+)
 from repro.experiments.dualbatch.real_workers import coefficients
 from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
