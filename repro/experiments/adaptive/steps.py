@@ -73,15 +73,15 @@ def figure9(results: Results) -> "Figure":
         steps = [step for step in measurement["steps"] if step["batch"] == largest]
         ways = [step["averaging"].replace("_", "-") for step in steps]
         labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
-        computed, sent, blocked = (
-            np.array([1e3 * step[f"{part}_s"] for step in steps]) for part in PARTS
-        )
-        rows, nothing = np.arange(len(steps)), np.zeros(len(steps))
-        for part, width, left, height, shift in zip(
-            PARTS, (computed, sent, blocked), (nothing, nothing, computed), (0.4, 0.2, 0.4),
-            (-0.14, 0.2, -0.14), strict=True,
-        ):  # fmt: skip
-            axis.barh(rows + shift, width, height, left, color=colours[part], label=part)
+        rows = np.arange(len(steps))
+        ms = {part: np.array([1e3 * step[f"{part}_s"] for step in steps]) for part in PARTS}
+        places: dict[str, tuple[float, Any, float]] = {
+            "computation": (0.4, 0, -0.14),
+            "communication": (0.2, 0, 0.2),
+            "blocked": (0.4, ms["computation"], -0.14),
+        }
+        for part, (height, left, shift) in places.items():
+            axis.barh(rows + shift, ms[part], height, left, color=colours[part], label=part)
         axis.set_yticks(rows, labels, fontsize=9)
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
