@@ -6,19 +6,14 @@ communication to computation is that of the paper's cluster by `projection`, who
 overlap to be perfect.
 """
 
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
@@ -211,16 +206,3 @@ OVERLAP = artefact(
     draw=figure,
     facts=lambda results: (),
 )
-
-
-@record
-def main() -> None:
-    """Measure by the configuration in the first argument's file; rank 0 writes the second."""
-    asked, answered = sys.argv[1:]
-    found = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
-    if os.environ["RANK"] == "0":
-        Path(answered).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -266,15 +266,25 @@ def end_gap(results: Results, task: str, strategy: str, other: str) -> Estimate:
     return replace(judge.difference(ends, others, read.UNIT[task]), label=label)
 
 
+def _compared(
+    results: Results, task: str, strategy: str, other: str, keeps: bool
+) -> Estimate | Exact:
+    """`end_gap`; a strategy that diverges does not keep up, and ends below any if all do."""
+    ends_of(results, task, other)
+    if lost := _lost(results, task, strategy):
+        return Exact(False, lost) if keeps else _all_lost(results, task, strategy)
+    return end_gap(results, task, strategy, other)
+
+
 def keeps_up(results: Results, task: str, strategy: str) -> Cases:
-    """Where a strategy ends less the best fixed batch; one that diverges does not keep up."""
+    """Where a strategy ends less the best fixed batch."""
     ends_of(results, task, "best")
     read.has_learned(results, task)
-    if lost := _lost(results, task, strategy):
-        return {NAMES[strategy]: Exact(False, lost)}
-    gap, own = end_gap(results, task, strategy, "best"), read.trained(results, task, strategy)
+    gap = _compared(results, task, strategy, "best", keeps=True)
+    own = read.trained(results, task, strategy)
     pairs = [pair for record in own for pair in itertools.pairwise(record.metrics["lr"])]
-    if strategy == DECAY and not any(after < before for before, after in pairs):
+    decayed = any(after < before for before, after in pairs)
+    if strategy == DECAY and isinstance(gap, Estimate) and not decayed:
         raise NotRun("the cost of no training saturated, so that no rate decayed")
     return {NAMES[strategy]: gap}
 
@@ -283,14 +293,9 @@ def ends_lower(results: Results, task: str, strategy: str) -> Cases:
     """Where a strategy ends less the best fixed batch, and less θ-adaptive training."""
     read.has_learned(results, task)
     others = {NAMES[other]: other for other in ("best", "theta")}
-
-    def compared(name: str) -> Estimate | Exact:
-        ends_of(results, task, others[name])
-        if _lost(results, task, strategy):
-            return _all_lost(results, task, strategy)
-        return end_gap(results, task, strategy, others[name])
-
-    return judge.cases(others, compared)
+    return judge.cases(
+        others, lambda name: _compared(results, task, strategy, others[name], keeps=False)
+    )
 
 
 def as_many_epochs(results: Results, task: str) -> Cases:

@@ -321,26 +321,20 @@ def _shares(record: Record) -> list[dict[str, Any]]:
 def table4(results: Results) -> list[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
     shares = [(f"paper, {AUTHORS}", "", row) for row in PAPER["table4"]["rows"]]
+    missing = []
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
-    ours = [row for record in _timed(results)[:1] for row in record.metrics["shares"]]
     for record in _timed(results)[:1]:
         shares += [(f"here, {row['kind']}", "_s", row) for row in _shares(record)]
-    return [
-        {
-            "where": where,
-            "k": row["k"],
-            "batch size": row["batch"],
-            "samples": row["samples"],
-            "measured (s)": f"{row[f'measured{end}']:.4g}",
-            "predicted (s)": f"{row[f'predicted{end}']:.4g}",
-            "error": f"{100 * (row[f'measured{end}'] / row[f'predicted{end}'] - 1):+.1f} %",
-        }
-        for where, end, row in shares
-    ] + [
-        {"where": f"here, {runs.mix(row['n_small'])}: no plan", "k": row["k"]}
-        for row in ours
-        if "error" in row
-    ]
+        lacking = [row for row in record.metrics["shares"] if "error" in row]
+        missing = [{"where": f"here, {runs.mix(row['n_small'])}: no plan"} for row in lacking]
+    timed = []
+    for where, end, row in shares:
+        measured, predicted = row[f"measured{end}"], row[f"predicted{end}"]
+        cells = {"where": where, "k": row["k"], "batch size": row["batch"]}
+        cells |= {"samples": row["samples"], "measured (s)": f"{measured:.4g}"}
+        error = f"{100 * (measured / predicted - 1):+.1f} %"
+        timed.append(cells | {"predicted (s)": f"{predicted:.4g}", "error": error})
+    return timed + missing
 
 
 def shares_predicted(results: Results) -> Cases:
