@@ -3,29 +3,12 @@
 import math
 
 import pytest
-from made_adaptive import (
-    CHOSEN,
-    World,
-    judge,
-    nothing,
-    only_strategies,
-    paper_final,
-    results_of,
-)
+from made_adaptive import World, judge, nothing, only_strategies, paper_final, results_of
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batch_sizes, experiments, read, stable_batch
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DIV2K,
-    FIRST_EPOCHS,
-    PAPER,
-    PHANTOM,
-    PROFILES,
-    TASKS,
-)
+from repro.experiments.adaptive import batch_sizes, experiments, stable_batch
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES, TASKS
 from repro.experiments.judge import BySeed, ratio
-from repro.experiments.view import signature
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
@@ -94,22 +77,6 @@ REFUTED = {
     "similar_up_to": World(norm=norms(0.7, 0.5)),
     "lower_beyond": World(norm=norms(1.0, 0.97)),
 }
-STARTS = [PAPER[task]["theta"]["batch"] for task in TASKS]
-OPEN = {
-    "large_lose": World(scatter=3.0),
-    "small_keep_up": World(scatter=0.5),
-    "slower": World(final=lambda config: 30.0, scatter=2.0),
-    "same_cost": World(cost=lambda c, s: 0.1 + 0.1 * (c["strategy"] != "best") * (s - 1)),
-    "sharpness": World(scatter=30.0),
-    "later_peak": World(
-        peak=lambda c, s: ((9, 5, 4) if c.get("stands_for") in STARTS else (2, 9, 4))[s]
-    ),
-    "rises_first": World(peak=lambda c, seed: (1, 1, 9)[seed]),
-    "interval": World(interval=lambda c, s: round(papers_k(c, s) * (0.6, 1.0, 1.7)[s])),
-    "keeps_accuracy": World(scatter=3.0),
-    "similar_up_to": World(norm=norms(0.93, 0.5, 0.05)),
-    "lower_beyond": World(norm=norms(1.0, 0.87, 0.05)),
-}
 
 
 @pytest.mark.parametrize("target", CLAIMS)
@@ -122,10 +89,9 @@ class TestClaims:
         found = judge(target, world, self.profile(target))
         assert found.word == "reproduced", found.evidence
 
-    @pytest.mark.parametrize(("worlds", "word"), [(REFUTED, "not reproduced"), (OPEN, "undecided")])
-    def test_refuted_and_open(self, target, worlds, word):
-        found = judge(target, worlds[target.partition("/")[2]], self.profile(target))
-        assert found.word == word, found.evidence
+    def test_the_opposite_is_refuted(self, target):
+        found = judge(target, REFUTED[target.partition("/")[2]], self.profile(target))
+        assert found.word == "not reproduced", found.evidence
 
     @pytest.mark.parametrize("world", [World(status=nothing), World(length=lambda config, seed: 0)])
     def test_without_trainings_nothing_is_judged(self, target, world):
@@ -137,16 +103,9 @@ class TestFigure1:
     def test_every_size_beyond_64_has_to_lose(self):
         found = judge("figure1/large_lose", World(final=at({128: 33.5, 256: 31.0}), scatter=0.4))
         assert found.word == "undecided"
-        assert "B = 128 over 16, EDSR -0.09" in found.evidence and "paper -2.24" in found.evidence
+        assert "B = 128 over 16 -0.09" in found.evidence and "paper -2.24" in found.evidence
         found = judge("figure1/large_lose", World(final=at({128: 34.5, 256: 31.0}), scatter=0.1))
         assert found.word == "partly"
-
-    def test_a_size_that_is_missing_leaves_it_open(self):
-        def status(run):
-            return None if run.config["stands_for"] == 128 else {}
-
-        found = judge("figure1/large_lose", World(status=status))
-        assert found.word == "undecided" and "B = 128: no records" in found.evidence
 
     def test_epochs_to_a_common_level_are_counted_by_seed(self):
         """Of a climb of 1 dB an epoch, to 30 dB after as many epochs as the batch size tells."""
@@ -158,9 +117,8 @@ class TestFigure1:
         world = World(final=lambda c: 0.0, spread=1.0, edit={"train": edit})
         found = judge("figure1/slower", world)
         assert found.word == "reproduced" and "epochs to 30.0 dB" in found.evidence
-        middle = {16: 40, 32: 50, 64: 60, 128: 70, 256: 80}
-        listed = ", ".join(f"B = {size}: {epochs}.0 ± 1.0" for size, epochs in middle.items())
-        assert listed in found.evidence
+        # 40, 50, 60, 70 and 80 epochs with 16 to 256 images.
+        assert "the batch doubles ×1.19" in found.evidence
 
 
 class TestFigure2:
@@ -237,32 +195,26 @@ class TestPeak:
     def test_it_is_looked_for_before_the_decay_and_after_a_warm_up(self, target):
         """On CIFAR-10 θ climbs again after the decay, by far more here; that is no peak."""
         world = World(peak=sized(9, 15, 3), rise=lambda c, seed: 9.0)
-        found = judge(target, world)
-        for task in tasks_of(target):
-            size = PAPER[task]["linear"]["batch"]
-            assert f"B = {size}: by the end of its warm-up, not counted" in found.evidence
-        assert found.word == "reproduced" and "9.0 ± 0.0" in found.evidence
+        assert judge(target, world).word == "reproduced"
 
     def test_peaks_before_the_end_of_the_first_epoch_have_no_order(self, target):
         found = judge(target, World(peak=lambda c, seed: 1))
-        assert found.word == "undecided" and "falls from the first epoch on" in found.evidence
+        assert found.word == "undecided"
 
     def test_further_seeds_judge_and_whole_trainings_are_told(self, target):
         """Whole ones chose their number, and are judged no more: here by the other order."""
         found = judge(target, begun_later([1], [2]), "long")
         assert found.word == "reproduced"
-        assert "whole trainings, not counted: 2, 2, 2 at B = " in found.evidence
         assert judge(target, begun_later([2], [1], (1, 2)), "long").word == "not reproduced"
         rises = target.replace("later_peak", "rises_first")
         found = judge(rises, begun_later([2], [1], whole=(1, 2)), "long")
-        assert found.word == "not reproduced" and "peaks in epochs 1 (" in found.evidence
+        assert found.word == "not reproduced"
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_where_theta_may_rise_on_none_of_either_size_counts(self, target, size):
         later = [[1], [1]]
         later[size] = [1, 1, first_epochs(target)[0]]
         found = judge(target, begun_later(*later, whole=(1, 4)), "long", seeds=tuple(range(6)))
-        assert "end before θ falls are not counted" in found.evidence
         assert found.word == "reproduced"
 
     def test_one_that_diverged_is_not_counted(self, target):
@@ -273,17 +225,6 @@ class TestPeak:
         for task, seeds in zip(tasks_of(target), first_epochs(target)[1], strict=True):
             begun = batch_sizes.further(results, task).values()
             assert [len(records) for records in begun] == [seeds - 1] * 2
-
-    def test_further_seeds_are_drawn_nowhere_and_said(self, target):
-        artefact = DESIGN.artefacts[target.partition("/")[0]]
-        results = results_of(artefact.name, begun_later([1], [2]), "long")
-        begun = {id(record) for record in results.ok(FIRST_EPOCHS)}
-        drawn = {
-            id(r) for task in TASKS for own in read.by_size(results, task).values() for r in own
-        }
-        assert begun and not begun & drawn
-        assert "judged by further seeds" in artefact.caption(results)
-        assert " · n = 3" in signature(results, "")
 
 
 class TestInterval:
@@ -305,12 +246,6 @@ class TestInterval:
         """A K of 5, three times, is rounded."""
         found = judge("figure2/interval", World(interval=lambda c, seed: 5))
         assert "×1.00 [×0.87, ×1.15]" in found.evidence
-
-    def test_under_long_the_seeds_after_the_first_look_judge_alone(self):
-        """K is the paper's in the two seeds of the first look alone."""
-        world = World(interval=lambda c, seed: papers_k(c, seed) if seed < 2 else 2)
-        found = judge("figure2/interval", world, "long", seeds=tuple(range(9)))
-        assert found.word == "not reproduced" and "×0.40" in found.evidence
 
 
 class TestTrend:
@@ -369,19 +304,17 @@ class TestStable:
 
 
 class TestShown:
-    def test_figure_1_and_2(self):
-        rows = batch_sizes.sizes_table(results_of("figure1"), DIV2K)
+    def test_tables(self):
+        rows = batch_sizes.table(results_of("figure1"), [DIV2K])
         sizes = [16, 32, 64, 128, 256]
         assert [row["B, paper"] for row in rows] == [row["B"] for row in rows] == sizes
-        assert [row["μ"] for row in rows] == [f"{1e-4 * n / 16:g}" for n in sizes]
-        assert [r["PSNR (dB), paper"] for r in rows] == ["33.59", DASH, DASH, DASH, "31.35"]
+        papers = [row["accuracy or PSNR, paper"] for row in rows]
+        assert papers == ["33.59", DASH, DASH, DASH, "31.35"]
         assert [row["θ peaks in epoch"] for row in rows] == ["8", "9", "10", "11", "12"]
-        rows = batch_sizes.sizes_table(results_of("figure2"), CIFAR)
-        assert [row["θ peaks in epoch, paper"] for row in rows] == [5, 5, DASH]
-
-    def test_figure_6(self):
-        rows = batch_sizes.peaks_table(results_of("figure6"))
-        assert [row["B"] for row in rows] == [16, 64, 256, "θ-adaptive", 16, 32, 128, "θ-adaptive"]
+        rows = batch_sizes.table(results_of("figure2"), [CIFAR])
+        assert [row["θ peaks in epoch, paper"] for row in rows] == ["5", "5", DASH, "5"]
+        rows = batch_sizes.table(results_of("figure6"), [DIV2K, PHANTOM])
+        assert [row["B"] for row in rows] == [16, 64, 256, DASH, 16, 32, 128, DASH]
         papers = [row["θ peaks in epoch, paper"] for row in rows]
         assert papers == [DASH, "9 to 10", DASH, "9 to 10", DASH, "55 to 65", DASH, "55 to 65"]
         assert (rows[3]["K, paper"], rows[3]["K"], rows[7]["θ peaks in epoch"]) == (10, "10", "59")
@@ -394,23 +327,8 @@ class TestShown:
         assert batch_sizes.first_peaks(results, results.ok("variant", strategy="best")) == [8] * 3
 
     def test_figures_have_a_line_for_every_size(self):
-        def labels(artefact, profile):
-            drawn = DESIGN.artefacts[artefact].draw(results_of(artefact, None, profile))
-            return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
-
-        assert labels("figure1", "gpu") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]
-        assert labels("figure1", "quick")[0] == "B = 4 (paper: 16)"
-        decay = "first decay of the rate"
-        assert labels("figure2", "gpu") == [*(f"B = {n}" for n in (128, 256, 2048)), decay]
-        multiples = [f"{n} × the best batch" for n in (2, 4, 8, 16)]
-        assert labels("figure6", "gpu") == ["best batch", *multiples]
-
-    def test_the_trainings_of_other_figures_are_shared(self):
-        stable = DESIGN.artefacts["stable"].runs("long", CHOSEN)
-        assert FIRST_EPOCHS not in {run.experiment for run in stable}
-        others = {
-            run
-            for name in ("figure1", "figure2", "figure6")
-            for run in DESIGN.artefacts[name].runs("long", CHOSEN)
-        }
-        assert {run for run in stable if run.experiment == "train"} < others
+        multiples = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
+        shown = {"figure1": multiples, "figure2": [multiples[n] for n in (0, 1, 4)]}
+        for artefact, labels in shown.items():
+            (legend,) = DESIGN.artefacts[artefact].draw(results_of(artefact)).legends
+            assert [text.get_text() for text in legend.get_texts()] == labels

@@ -11,20 +11,11 @@ import torch
 from torch import nn
 
 from repro import datasets
-from repro.adaptive import METHODS, DivergedError, full_cost
+from repro.adaptive import METHODS, DivergedError
 from repro.datasets import PatchLoader
 from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DECAY,
-    DIV2K,
-    GIVEN,
-    MORE,
-    PHANTOM,
-    STRATEGIES,
-    TASKS,
-)
+from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
 
 DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
@@ -115,15 +106,6 @@ class TestTrain:
         assert run.history["theta"] == pytest.approx([(initial - cost) / float(gap.norm())], 1e-4)
         assert sizes == [8] * 5 + [3]
 
-    def test_the_first_cost_is_of_the_whole_set_at_w_0(self):
-        config = config_of()
-        torch.manual_seed(0)
-        loader, _ = building.build_data(config, load(config), 0, "cpu")
-        model = building.build_model(config, 10, "cpu")
-        images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
-        expected = full_cost(model, (images, labels), 43)
-        assert start(config)[0].history["initial_cost"] == pytest.approx([expected], rel=1e-5)
-
     def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
         torch.rand(3)  # whatever ran before in the process
         name = "Phantom, θ-adaptive"
@@ -193,12 +175,6 @@ class TestTrain:
         end, low = run.controller.initial_lr, config["controller"]["base_lr"]
         wanted = [low + (end - low) * (n + 1) / warmup for n in range(warmup)]
         assert rates == pytest.approx([*wanted, end])
-
-    def test_the_papers_k_is_grown_by(self):
-        """10 of 1,100 epochs are one of 4: after every epoch, as long as costs fall."""
-        config = config_of(GIVEN, DIV2K)
-        found, own = train(config), config["controller"]
-        assert found["batch_size"] == [min(own["max_batch"], own["batch"] * 2**n) for n in range(4)]
 
     def test_a_saturated_cost_decays_the_rate(self):
         """Section III-E: first to μ_0 β, then by β; here no cost falls by 99 %."""

@@ -20,7 +20,6 @@ from repro.experiments.adaptive.runs import (
     TASKS,
     paper_schedule,
 )
-from repro.experiments.design import claims_of
 from repro.experiments.query import Results
 from repro.experiments.view import signature
 
@@ -117,7 +116,7 @@ class TestMeasured:
         """The prediction is of the medians of other sizes; these turns are judged."""
         found = judge("figure9/steps_predicted", slower(factor, jitter=jitter))
         assert found.word == word, found.evidence
-        assert f"DIV2K, EDSR 2×16 (for EDSR), B = 4 ×{1 / factor:.2f} [" in found.evidence
+        assert f"DIV2K, B = 4 ×{1 / factor:.2f} [" in found.evidence
         assert found.evidence.count("B = ") == 14
 
     def test_few_samples(self):
@@ -127,16 +126,8 @@ class TestMeasured:
         assert judge("figure9/few_samples", World(jitter=0.5)).word == "undecided"
         found = judge("figure9/few_samples")
         wanted = (1 + 7 / 6 / 8) / (1 + 7 / 6 / 128)  # section VI-B: a step costs 7/6 of a sample
-        said = "CIFAR, ResNet-8 (for ResNet-20): time of a sample at B = 8 over 128"
+        said = "CIFAR: time of a sample at B = 8 over 128"
         assert said in found.evidence and f"paper ×{wanted:.2f}" in found.evidence
-
-    @pytest.mark.parametrize("profile", ["smoke", "quick"])
-    def test_the_papers_cost_of_few_samples_at_every_profiles_sizes(self, profile):
-        effects = claims_of("adaptive")["figure9"]["few_samples"].effect
-        for name in steps.few_samples(results_of("figure9", profile=profile)):
-            few, many = map(int, name.partition(", ")[2].split(" over "))
-            cost = projection.overhead()
-            assert effects[name] == pytest.approx((1 + cost / few) / (1 + cost / many), abs=1e-5)
 
     def test_all_to_all(self):
         target = "figure9/all_to_all_faster"
@@ -384,22 +375,20 @@ class TestFigures:
         task = STRONG[artefact]
         results = results_of(artefact)
         drawn = scaling.figure(results, task)
-        _, speed, here = drawn.axes
-        titles = [axis.get_title() for axis in drawn.axes]
-        assert [title.partition(":")[0] for title in titles] == ["paper", "paper", "ours"]
-        assert all("SIMULATED" in title for title in titles) and "random images" in titles[2]
+        speed, here = drawn.axes
+        assert "SIMULATED" in speed.get_title() and "random images" in here.get_title()
         wanted = sorted(tuple(v) for v in PAPER[task]["speedups"].values() if v[0])
         assert sorted(marks(speed, hollow=True)) == wanted
         paces = [pace_by_hand(task, name) for name in projection.SCALED]
         assert [y for _, y in marks(here, hollow=False)] == pytest.approx(paces, rel=0.02)
         assert not marks(here, hollow=True)
-        bands = [band.get_paths()[0].vertices for band in speed.collections]
+        bands = [band.get_paths()[0].vertices for band in speed.collections[:3]]
         for band, strategy in zip(bands, projection.SCALED, strict=True):
             if nodes := PAPER[task]["speedups"][strategy][0]:
                 low, high = sorted(projection.predicted(task, strategy))
                 ends = [value for n, value in band if n == nodes]
                 assert (min(ends), max(ends)) == pytest.approx((low / 1.03, high * 1.03))
-        assert len(scaling.figure(results_of(artefact, World(status=nothing)), task).axes) == 2
+        assert len(scaling.figure(results_of(artefact, World(status=nothing)), task).axes) == 1
 
     def test_parts_of_a_step(self):
         first, *others = steps.figure9(results_of("figure9")).axes
@@ -412,16 +401,14 @@ class TestFigures:
         assert first.get_title().startswith("ours: ResNet-8 for ResNet-20, random images")
 
     def test_many_nodes(self):
-        *times, shares = steps.nodes_figure(results_of("breakdown")).axes
         costs = (None, projection.overhead())
-        for axis, whole, cost in zip(times, shares.get_lines(), costs, strict=True):
+        axes = steps.nodes_figure(results_of("breakdown")).axes
+        for axis, cost in zip(axes, costs, strict=True):
             parts = projection.breakdown(projection.fitted_to_paper(DIV2K, None, cost), 256)
-            # Of all time: another quantity than times over one node's.
-            before = parts.pop("before B_m")
-            assert whole.get_ydata()[-1] == pytest.approx(100 * before)
+            del parts["before B_m"]  # of all time: another quantity
             ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
-            named = {name.replace("B_m", "the largest batch"): n for name, n in parts.items()}
-            assert ends == named
+            named = {k.replace("B_m", "the largest batch"): 100 * n for k, n in parts.items()}
+            assert ends == pytest.approx(named)
 
 
 @pytest.mark.parametrize("artefact", [*STRONG, "figure9"])

@@ -17,7 +17,7 @@ from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments import load_paper
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
-from repro.experiments.dualbatch.runs import CIFAR, PLACES, RULES, SYNCS
+from repro.experiments.dualbatch.runs import CIFAR, RULES, SYNCS
 from repro.measure import TimeModel, Timing
 
 PAPER = load_paper("dualbatch")
@@ -146,15 +146,6 @@ def test_metrics_of_a_training(toys, name):
     assert metrics["same_weights"] is (True if config.get("verify") else None)
 
 
-def test_the_hybrid_scheme_cycles_the_resolution(toys):
-    low, high = (entry["resolution"] for entry in _HYBRID["sub_stages"])
-    assert low < high and toys["hybrid"].metrics["resolution"] == [low, high] * 2
-    assert set(toys["dual-batch"].metrics["resolution"]) == {None}
-    first, second = toys["hybrid"].metrics["plans"]
-    assert (first["resolution"], second["resolution"]) == (low, high)
-    assert first["small_batch"] > second["small_batch"]
-
-
 def test_the_virtual_clock_is_the_time_models(toys):
     epoch = building.plan_of(_BASE["sub_stages"][0]["plan"]).time_of("large")
     assert toys["baseline"].metrics["virtual_time_s"] == pytest.approx([epoch, 2 * epoch])
@@ -167,15 +158,6 @@ def test_the_same_seed_repeats_exactly_and_another_does_not(toys):
     assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
     other = training.train(_HYBRID, 1, data, "cpu").metrics
     assert other["train_loss"] != first["train_loss"]
-
-
-def test_the_factor_matters_and_captured_steps_are_ordinary_ones_on_a_cpu(toys):
-    first, data = toys["dual-batch"].metrics, digits(_DUAL)
-    plain = training.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
-    assert plain["test_loss"] != first["test_loss"]
-    assert plain["virtual_time_s"] == first["virtual_time_s"]
-    captured = training.train(_DUAL | {"captured": True}, 0, data, "cpu").metrics
-    assert captured["train_loss"] == first["train_loss"]
 
 
 def test_trainings_that_cannot_be():
@@ -250,23 +232,6 @@ def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
     assert seen == [5, 5, 20]
 
 
-def test_grey_images_have_three_channels_and_every_class_is_there():
-    data = building.TrainingData(_DUAL, digits(_DUAL), "cpu")
-    assert len(data.images) == 40 and data.images.shape[1] == 3 and len(data.test[0]) == 20
-    assert len(data.labels.unique()) == 10
-
-
-@pytest.mark.parametrize("profile", ["smoke", "gpu"])
-def test_models_have_one_dropout_before_the_last_layer(profile):
-    for part in ("cifar", "imagenet"):
-        model = building.build_model(runs.PROFILES[profile][part], 7)
-        dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-        assert len(dropouts) == 1 and dropouts[0].p == 0.0 and linear[-1].out_features == 7
-    with pytest.raises(ValueError, match="unet has no last linear layer"):
-        building.build_model({"model": {"name": "unet"}}, 2)
-
-
 @pytest.mark.parametrize("profile", ["gpu", "paper", "smoke", "quick", "long"])
 def test_momentum_is_kept_where_no_older_record_is(profile):
     config = runs.section51(profile, DIGITS, 1.1, 2).config
@@ -278,16 +243,6 @@ def test_momentum_is_kept_where_no_older_record_is(profile):
 
 
 # Around the end of a training.
-
-
-def test_metrics_of_flatness(toys):
-    metrics = toys["flat"].metrics
-    assert len(metrics["variances"]) == len(_FLAT["variance_batches"])
-    assert all(value > 0 for value in metrics["variances"])
-    assert [len(row) for row in metrics["rises"]] == [2] * len(_FLAT["sizes"])
-    assert {len(line) for line in metrics["line"].values()} == {len(PLACES)}
-    # In the middle of the line is the model itself.
-    assert metrics["line"]["train"][5] == pytest.approx(metrics["train_loss"])
 
 
 def test_variance_of_gradients_is_that_of_one_sample_over_the_batch_size():

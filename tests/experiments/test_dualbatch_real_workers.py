@@ -7,16 +7,7 @@ import statistics
 
 import made
 import pytest
-from made_dualbatch import (
-    World,
-    figure,
-    judge,
-    only,
-    panel,
-    paper_accuracy,
-    results,
-    rows,
-)
+from made_dualbatch import World, figure, judge, only, panel, results, rows
 
 from repro.experiments.dualbatch import real_workers
 from repro.experiments.dualbatch.runs import CIFAR, OWN, SYNCS
@@ -71,7 +62,7 @@ def test_no_process_is_dropped_and_those_after_the_first_look_judge():
     ratio = real_workers.cycled(found, CIFAR)
     assert ratio.n == 11 and ratio.trials == "processes"
     assert math.exp(ratio.mean) == pytest.approx(0.905, abs=0.01)
-    lines = real_workers.figure10(found).axes[0].get_lines()
+    lines = real_workers.draw_saving(found).axes[0].get_lines()
     drawn = [line.get_xdata()[0] for line in lines]
     assert any(value == pytest.approx(math.exp(ratio.mean)) for value in drawn)
 
@@ -83,7 +74,7 @@ def test_workers_that_share_a_core_say_nothing():
     world = World(edit={"wall": alone})
     word, evidence = judge("table8/saving", edit={"wall": alone})
     assert word == "not run" and "1 core or accelerator for two workers" in evidence
-    assert "1 core" in rows("table8", world)[-1]["two real workers"]
+    assert "1 core" in rows("table8", world)[-1]["real workers"]
     assert len(rows("own_plan", world)) == 2
 
 
@@ -95,45 +86,6 @@ def test_figures_draw_both_ratios():
     for label in ("paper", "ours"):
         drawn = [line.get_xdata()[0] for line in lines if line.get_label() == label]
         assert drawn == pytest.approx([1.05, 1.1])
-
-
-# ImageNet.
-
-
-def imagenet(worse=(), **world):
-    def accuracy(config):
-        return 60.0 if config["n_small"] in worse else paper_accuracy(config)
-
-    return judge("table10/imagenet_accuracy", "paper", accuracy=accuracy, **world)
-
-
-def test_imagenet():
-    assert imagenet((3, 4))[0] == "not reproduced"
-    assert imagenet((4,))[0] == "partly"
-    assert imagenet((1, 2))[0] == "reproduced"  # which the claim leaves out
-    assert imagenet(spread=1.0)[0] == "undecided"
-    assert "margin -0.5 points" in imagenet()[1]
-
-    def one_gains(config):
-        gains = (config["scheme"], config["n_small"]) == ("hybrid", 2)
-        return 67.0 if gains else paper_accuracy(config)
-
-    same = judge("table10/imagenet_loss", "paper", accuracy=lambda config: 65.0)
-    assert same[0] == "not reproduced"
-    assert judge("table10/imagenet_loss", "paper", accuracy=one_gains)[0] == "partly"
-
-
-def test_imagenet_is_trained_under_the_profile_paper_alone():
-    word, evidence = judge("table10/imagenet_accuracy", "gpu")
-    assert word == "not run" and "ImageNet" in evidence
-    trained = rows("table10")[:10]
-    assert [row["accuracy, paper (%)"] for row in trained[:3]] == ["65.9", "62.1", "64.5"]
-    assert {row["n"] for row in trained} == {0} and trained[6]["gain, paper"] == "-2.3"
-    found = rows("table10", World(noise=0.0), "paper")
-    assert found[9]["accuracy (%)"] == "65.50 ± 0.02"
-    assert [row["scheme"] for row in found[11:]] == [
-        f"an epoch at {side} px" for side in (160, 224, 288)
-    ]
 
 
 # A plan for times measured here.
@@ -186,7 +138,7 @@ def test_table_of_our_own_plan():
     own = [row for row in found if "times measured here, 32 px" in row["plan"]]
     assert [row.get("time over large batches", "")[:6] for row in own] == ["", "×1.050", "×1.100"]
     none = rows("own_plan", World(edit={"wall": no_plans, "own_plan": no_plan}))
-    assert sum("no plan" in row["plan"] for row in none) == 5  # three seeds, two kinds
+    assert sum("no plan" in row["plan"] for row in none) == 2
 
 
 # Synchronisation.
@@ -226,10 +178,6 @@ def test_convergence_by_the_same_rule():
     def judged(change):
         return judge(key, edit={"synchronise": change})
 
-    def rule(metrics, config):
-        if (config["sync"], config["merge"]) == ("asp", "delta"):
-            metrics["accuracy"] = [10.0, 75.0]
-
     def idle(metrics, config):
         if config["merge"] == "delta":
             metrics["accuracy"] = [10.0, 10.0]
@@ -239,20 +187,13 @@ def test_convergence_by_the_same_rule():
         if config["merge"] == "delta":
             metrics |= {"accuracy": [15.6, 10.0], "test_loss": [2.4, math.nan]}
 
-    def straggles(metrics, config):
-        if config.get("straggler"):
-            metrics["accuracy"] = [10.0, 99.0]
-
     def all_at(*accuracy):
         return judged(lambda metrics, config: metrics.update(accuracy=list(accuracy)))[0]
 
     assert all_at(10.0, 69.0) == "not reproduced" and all_at(10.0, 10.0) == "not run"
-    word, evidence = judged(rule)
-    assert word == "partly" and "delta: +5.00" in evidence
     for change in (idle, diverge):
         word, evidence = judged(change)
-        assert word == "reproduced" and "delta: neither learned anything" in evidence
-    assert judged(straggles) == judge(key)
+        assert word == "reproduced" and "delta" not in evidence
 
 
 def test_all_end_at_the_same_virtual_time():
@@ -268,7 +209,8 @@ def test_table_of_synchronisation():
     found = rows("synchronisation")
     assert [row["merge"] for row in found[:10]] == [merge for _, merge in SYNCS]
     assert found[-1]["synchronisation"].startswith("ASP, two real workers")
-    assert [row["staleness, most"] for row in found[:10]] == [0] * 4 + [3] * 3 + [1] * 3
+    stale = ["0.00"] * 4 + ["3.00"] * 3 + ["1.00"] * 3
+    assert [row["staleness, mean"] for row in found[:10]] == stale
     assert [row["shares ahead, most"] for row in found[:10]] == [0] * 4 + [1] * 6
     slow = [row["synchronisation"].split(", one")[0] for row in found[10:14]]
     assert slow == [*(f"SSP, s = {bound}" for bound in range(3)), "ASP"]
@@ -279,12 +221,9 @@ def test_table_of_synchronisation():
 
 
 def test_figures_of_synchronisation():
-    accuracy, duration = (
-        axis.containers[0].lines[0].get_ydata()
-        for axis in figure("synchronisation", World(noise=0.0)).axes
-    )
+    (axis,) = figure("synchronisation", World(noise=0.0)).axes
+    accuracy = axis.containers[0].lines[0].get_ydata()
     assert list(accuracy) == pytest.approx([70.0] * 4 + [67.0] * 3 + [69.0] * 3)
-    assert list(duration) == pytest.approx([3.15, 2.5])
     bars = panel(figure("figure2"), "ASP").patches  # shares begin with their pull
     assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
     bars = panel(figure("figure2"), "BSP").patches
@@ -356,9 +295,10 @@ def test_variance_of_gradients():
 
 def test_table_and_figures_of_flatness():
     small, large, dual = rows("flatness", World(noise=0.0, spread=0.0))
-    assert [row["batch sizes"] for row in (small, large, dual)] == ["87", "500", "87, 500"]
-    assert large["rise by random 0.5"].startswith("0.750")
-    assert float(dual["σ² of a sample"].split()[0]) == pytest.approx(5.0)
+    assert [row["rise by random 0.3"][:5] for row in (small, large, dual)] == [
+        "0.090", "0.270", "0.180",
+    ]  # fmt: skip
+    assert small["variance ∝ N to the"].startswith("-1.00")
     drawn = figure("figure1")
 
     def lines(kind):
@@ -368,6 +308,6 @@ def test_table_and_figures_of_flatness():
     train, test = lines("large")
     assert train[5] == pytest.approx(0.5) == min(train) and test[5] > train[5]
     assert max(train) > max(lines("small")[0])
-    rises = figure("flatness", World(noise=0.0)).axes[1]
+    (rises,) = figure("flatness", World(noise=0.0)).axes
     heights = [container.lines[0].get_ydata()[-1] for container in rises.containers]
     assert heights == pytest.approx([0.25, 0.75, 0.5])  # steepness by the size squared

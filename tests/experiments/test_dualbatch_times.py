@@ -88,26 +88,21 @@ def test_without_the_raw_data():
         assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
 
 
-def test_table_of_lines():
+def test_table_and_figure_of_lines():
     found = rows("figure3")
     assert [row["where"] for row in found] == [
+        "gives the paper's Table 2",
         "here, 24 px",
         "here, 32 px",
-        "authors' raw data, PyTorch",
-        "authors' raw data, TensorFlow",
-        "gives the paper's Table 2",
+        "paper, GTX 1080, PyTorch",
+        "paper, GTX 1080, TensorFlow",
     ]
-    here, raw, inferred = found[1], found[3], found[4]
-    assert float(here["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
-    assert raw["largest error of a batch"] == "0.0 %"
-    assert inferred["a (ms per sample)"] == "0.5661"
+    assert float(found[2]["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
+    assert found[4]["error, largest"] == "0.0 %" and found[0]["a (ms per sample)"] == "0.5661"
     # Errors are of a batch, not of an epoch.
     bent = World(step=lambda side, n: line(side, n) * (1 + 0.5 * (n == 16)), noise=0.0)
-    assert rows("figure3", World(epoch=lambda side, n: 1.5))[1] == rows("figure3")[1]
-    assert float(rows("figure3", bent)[1]["largest error of a batch"][:-2]) > 5
-
-
-def test_figure_3():
+    assert rows("figure3", World(epoch=lambda side, n: 1.5))[2] == rows("figure3")[2]
+    assert float(rows("figure3", bent)[2]["error, largest"][:-2]) > 5
     drawn = figure("figure3", World(noise=0.0))
     assert list(panels(drawn)) == [*OURS, *RAW]
     for drawn_line in panels(drawn)[OURS[1]].get_lines():
@@ -146,8 +141,6 @@ def test_a_slow_process_is_slow_in_all():
     assert verdict("figure4/falls", found)[0] == "reproduced"
     word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
     assert word == "reproduced" and "[-0.0, +0.0" in evidence
-    drawn = PAPER.artefacts["figure3"].draw(found)
-    assert legend_of(drawn).count("ours: median (bar: all processes)") == 1
 
 
 def test_a_round_counts_no_more_than_its_process():
@@ -166,15 +159,21 @@ def test_a_round_counts_no_more_than_its_process():
 # Figure 4.
 
 
-def test_table_of_epochs():
+def test_table_and_figure_of_epochs():
     found = rows("figure4", World(epoch=lambda side, n: 1.1, noise=0.0))
-    here = [row for row in found if row["where"].startswith("here, 32 px")]
-    assert len(here) == 11 and {row["error"] for row in here} == {"+10.0 %"}
-    raw = [row for row in found if "TensorFlow" in row["where"]]
-    assert [row["batch size"] for row in raw] == [100, 200, 300, 400, 500, "all 500"]
-    assert raw[-1]["error"] == "median 1.0 %, at most 3.0 %"
-    # By hand: (5.6607e-4 · 500 + 0.0140412) · 100.
-    assert found[-1]["equation 2 (s)"] == "29.708" and "measured (s)" not in found[-1]
+    assert [row["error, median"] for row in found[1:3]] == ["10.0 %", "10.0 %"]
+    assert found[-1]["seconds"] == "63.3 to 29.7"  # by the world's a and b
+    drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
+    assert legend_of(drawn) == [
+        "ours: measured",
+        "ours: equation 2",
+        "paper's: measured",
+        "paper's: equation 2",
+    ]
+    points, _ = panels(drawn)[RAW[0]].get_lines()
+    assert points.get_markerfacecolor() == "none"
+    measured, predicted = panels(drawn)[OURS[0]].get_lines()
+    assert measured.get_ydata() == pytest.approx(1.01 * np.array(predicted.get_ydata()))
 
 
 def test_falls():
@@ -200,20 +199,6 @@ def test_equation_2():
     row = checked("figure4", 1, edit=edit)
     assert row["holds"] == "NO"
     assert "at batch size 7; 10.0 % of 500 batch sizes" in row["evidence"]
-
-
-def test_figure_4():
-    drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
-    assert legend_of(drawn) == [
-        "ours: median (bar: all rounds)",
-        "ours: equation 2",
-        "paper's: raw measurements",
-        "paper's: equation 2",
-    ]
-    points, _ = panels(drawn)[RAW[0]].get_lines()
-    assert points.get_markerfacecolor() == "none"
-    measured, predicted = panels(drawn)[OURS[0]].get_lines()
-    assert measured.get_ydata() == pytest.approx(1.01 * np.array(predicted.get_ydata()))
 
 
 # Table 4.
@@ -244,8 +229,8 @@ def test_shares():
 def test_table_4():
     found = rows("table4")
     paper = [row for row in found if row["where"] == "paper, GTX 1080"]
-    assert [row["error of predicted"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
-    assert len(paper) == 10 and {row["error of predicted"] for row in found[10:-1]} == {"+2.0 %"}
+    assert [row["error"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
+    assert len(paper) == 10 and {row["error"] for row in found[10:-1]} == {"+2.0 %"}
     assert {row["where"] for row in found[10:]} == {
         "here, small",
         "here, large",
@@ -284,7 +269,7 @@ def test_one_of_two_decides_nothing_of_both_and_nothing_may_fit():
 
 
 def test_figure_13():
-    first, _, errors = figure("figure13").axes
+    first, _ = figure("figure13").axes
     assert first.get_title() == "in CIFAR's place\nours: ResNet-18, 32 px"
     points, fitted, limit = first.get_lines()
     sizes, peaks = points.get_data()
@@ -292,5 +277,3 @@ def test_figure_13():
     assert peaks[0] == pytest.approx((2**20 + 2**14 * 64) / 2**20)
     assert fitted.get_ydata() == pytest.approx(peaks, rel=1e-6)
     assert limit.get_ydata()[0] == 24_576
-    drawn = {li.get_label(): li.get_xdata()[0] for li in errors.get_lines()}
-    assert (drawn["paper"], drawn["_ours"]) == (3.7, 0)

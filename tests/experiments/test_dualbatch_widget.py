@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from repro.dualbatch import largest_k
 from repro.experiments.dualbatch import widget
 from repro.experiments.dualbatch.widget import describe, draw, paper_setting, solve
-from repro.measure import TimeModel
 
 PAPER = paper_setting()
 
@@ -44,16 +43,6 @@ def test_the_infeasible_is_said_in_words(k):
     assert [text.get_text() for text in drawn.axes[0].texts] == ["no such plan"]
 
 
-def test_a_device_without_a_cost_of_a_step():
-    setting = widget.Setting("ideal", TimeModel(1e-3, 0.0), 1000)
-    assert "b = 0" in solve(setting, 1.1, 2, 100)
-    # B_L = 2 leaves next to no choice: lines stay empty, nothing fails.
-    toy = widget.Setting("toy", TimeModel(1.0, 1e-12), 8)
-    drawn = draw(toy, 2, "no plan")
-    FigureCanvasAgg(drawn).draw()
-    assert all(len(line.get_xdata()) == 0 for line in drawn.axes[1].get_lines())
-
-
 @pytest.mark.parametrize("n_small", range(5))
 def test_every_worker_has_its_words_and_steps(n_small):
     plan = solve(PAPER, 1.05, n_small, 500)
@@ -81,16 +70,6 @@ def test_numbers_and_the_baselines_epoch():
     assert f"{PAPER.times.pass_time(83, 10_625):.3f} and " in describe(plan)
     (line,) = draw(PAPER, 500, plan).axes[0].get_lines()
     assert line.get_xdata()[0] == pytest.approx(solve(PAPER, 1.0, 0, 500).time_of("large"))
-
-
-def test_choices_are_smaller_for_more_time_and_hold_the_plan():
-    for n_small, points in widget.choices(PAPER, 500).items():
-        ks, sizes = zip(*points, strict=True)
-        assert len(ks) > 20 and min(ks) > 1 and max(ks) <= widget.MOST_TIME
-        assert all(b <= a for a, b in itertools.pairwise(sizes)) and min(sizes) >= 1
-        plan = solve(PAPER, 1.1, n_small, 500)
-        *_, chosen = draw(PAPER, 500, plan).axes[1].get_lines()
-        assert [list(data) for data in chosen.get_data()] == [[1.1], [plan.small_batch]]
 
 
 def test_axes_and_names_stay_whatever_the_sliders_say():

@@ -5,7 +5,6 @@ Of trainings with one batch size all along, their rates in proportion to it.
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ import numpy as np
 from repro.experiments import judge
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
-from repro.experiments.design import LONG, SEEDS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -28,6 +26,14 @@ if TYPE_CHECKING:
 
 def _best(task: str) -> int:
     return int(PAPER[task]["best"]["batch"])
+
+
+def _trainings(results: Results, task: str, least: int = 1) -> dict[int, list[Record]]:
+    """The trainings by the paper's batch size; `NotRun` where there are too few sizes."""
+    found = read.by_size(results, task)
+    if len(found) < least:
+        raise NotRun("no records")
+    return found
 
 
 # When θ peaks
@@ -71,70 +77,44 @@ def further(results: Results, task: str) -> dict[int, list[Record]]:
     return dict(sorted(found.items()))
 
 
-def _listed(numbers: Sequence[float]) -> str:
-    if len(numbers) <= len(SEEDS[LONG]):
-        return ", ".join(map(str, numbers))
-    counts = sorted(Counter(numbers).items())
-    return ", ".join(f"{n} ({count} seed{'s' * (count > 1)})" for n, count in counts)
+# Tables and figures
 
 
-# Tables
-
-
-def sizes_table(results: Results, task: str) -> list[dict[str, Any]]:
-    """Figures 1 and 2 in numbers, a row for each batch size."""
-    rows, paper, shown = [], PAPER[task], read.HEADING[task]
-    for size, records in read.by_size(results, task).items():
-        told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
-        peak = paper["peak"][0] if size in paper.get("peak_of", ()) else DASH
-        rows.append(
-            {
-                "B, paper": size,
-                "B": read.batch_of(records),
-                "μ": f"{max(records[0].metrics['lr']):g}",
-                f"{shown}, paper": read.printed(told[0]) if told else DASH,
-                shown: Summary.of(read.final(results, records, read.METRIC[task])).text(),
-                "training cost": Summary.of(read.final(results, records, "train_cost")).text(4),
-                "θ peaks in epoch, paper": peak,
-                "θ peaks in epoch": read.span(first_peaks(results, records)),
-                "θ at the end": Summary.of(read.final(results, records, "theta")).text(4),
-                "n": len(records),
-            }
-        )
-    return rows
-
-
-def peaks_table(results: Results) -> list[dict[str, Any]]:
-    """Figure 6 in numbers: the epochs in which θ peaks, and K."""
+def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The figures in numbers: a row for each batch size, and θ-adaptive training for its K."""
     rows = []
-    for task in (DIV2K, PHANTOM):
-        adaptive, paper = read.trained(results, task, "theta"), PAPER[task]
-        low, high = paper["peak"]
-        for size, records in [*read.by_size(results, task).items(), ("θ-adaptive", adaptive)]:
-            whole = size == "θ-adaptive"
-            found = read.interval(records) if whole else DASH
-            peak = f"{low} to {high}" if whole or size == paper["theta"]["batch"] else DASH
+    for task in tasks:
+        paper, metric = PAPER[task], read.METRIC[task]
+        peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
+        sizes: dict[Any, list[Record]] = dict(read.by_size(results, task))
+        adaptive = read.trained(results, task, "theta")
+        for size, records in [*sizes.items(), *([("θ-adaptive", adaptive)] if adaptive else [])]:
+            whole = records is adaptive
+            told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
+            peaks = whole or size in (paper["theta"]["batch"], *paper.get("peak_of", ()))
             rows.append(
                 {
                     "task": task,
-                    "B": size if whole else read.batch_of(records),
-                    "θ peaks in epoch, paper": peak,
+                    "B, paper": size,
+                    "B": DASH if whole else read.batch_of(records),
+                    "accuracy or PSNR, paper": read.printed(told[0]) if told else DASH,
+                    "accuracy or PSNR": Summary.of(read.final(results, records, metric)).text(),
+                    "cost": Summary.of(read.final(results, records, "train_cost")).text(4),
+                    "θ peaks in epoch, paper": peak if peaks and peak else DASH,
                     "θ peaks in epoch": read.span(first_peaks(results, records)),
                     "K, paper": paper["interval"] if whole else DASH,
-                    "K": found,
+                    "K": read.interval(records) if whole else DASH,
                     "n": len(records),
                 }
             )
     return rows
 
 
-# Figures
-
-
 def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure":
     """Draw quantities by epoch, a line for each batch size.
 
-    Each of `panels` is a task, a quantity and its name with the unit.
+    Each of `panels` is a task, a quantity and its name with the unit. θ peaks in the first of
+    hundreds of epochs, so that those of a restoration are drawn on a logarithmic axis.
     """
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes, styles
@@ -142,35 +122,24 @@ def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure"
     drawn, axes = new_axes(1, len(panels), 4.1 * len(panels), 3.4)
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
     looks = styles(names)
-    several = len({task for task, _, _ in panels}) > 1  # whose sizes differ, not their multiples
     for axis, (task, name, ylabel) in zip(axes[0], panels, strict=True):
-        curves, own = {}, {}
-        for size, records in read.by_size(results, task).items():
-            batch, doubled = read.batch_of(records), int(math.log2(size / _best(task)))
-            label = f"B = {batch}" + f" (paper: {size})" * (batch != size)
-            label = names[doubled] if several else label
-            curves[label], own[label] = records, looks[names[doubled]]
-        draw.by_epoch(axis, curves, own, name, ylabel)
+        trainings = read.by_size(results, task)
+        curves = {names[int(math.log2(n / _best(task)))]: own for n, own in trainings.items()}
+        draw.by_epoch(axis, curves, looks, name)
+        axis.set_ylabel(ylabel)
+        axis.set_title(read.title(next(iter(trainings.values()), []), task), fontsize=9)
+        if name == "theta" and task != CIFAR:
+            axis.set(xscale="log", xlabel="epoch (logarithmic)")
+            axis.set_ylim(bottom=0)
+            draw.in_decimals(axis.xaxis)
     legend_below(drawn, 4, names)
-    return drawn
-
-
-def figure6(results: Results) -> "Figure":
-    """Draw θ by batch size on both restorations; its peak is in the first of hundreds of epochs."""
-    from repro.experiments.adaptive.draw import in_decimals
-
-    drawn = figure(results, [(task, "theta", "θ after the epoch") for task in (DIV2K, PHANTOM)])
-    for axis in drawn.axes:
-        axis.set(xscale="log", xlabel="epoch (logarithmic)")
-        axis.set_ylim(bottom=0)
-        in_decimals(axis.xaxis)
     return drawn
 
 
 # The numbers behind the claims
 
 
-def _over_best(results: Results, kept: bool) -> Cases:
+def over_best(results: Results, kept: bool) -> Cases:
     """PSNR less the best batch's, at the sizes that are said to keep up or at those beyond."""
     trainings, paper = read.by_size(results, DIV2K), PAPER[DIV2K]
     every = [size for size in paper["figure1"] if size > _best(DIV2K)]
@@ -181,7 +150,7 @@ def _over_best(results: Results, kept: bool) -> Cases:
         found = judge.difference(
             read.final(results, own, "psnr"), read.final(results, best, "psnr"), read.UNIT[DIV2K]
         )
-        return replace(found, label=f"B = {_sized(own)} over {_sized(best)}, {read.ran(own)}")
+        return replace(found, label=f"B = {_sized(own)} over {_sized(best)}")
 
     return judge.cases(sizes, gap)
 
@@ -196,28 +165,18 @@ def slower(results: Results) -> Cases:
     """The factor by which epochs to a PSNR that every training reaches grow where B doubles.
 
     The paper's is that of the epochs to the end of its trainings with 16 and 256.
-
-    Raises:
-        NotRun: There are no trainings.
     """
-    trainings = read.by_size(results, DIV2K)
-    if not trainings:
-        raise NotRun("no records")
-    every = [record.metrics["psnr"] for records in trainings.values() for record in records]
+    trainings = _trainings(results, DIV2K).values()
+    every = [record.metrics["psnr"] for records in trainings for record in records]
     common = min(max(value for value in curve if value is not None) for curve in every)
 
     def first(record: Record) -> int:
         numbers = enumerate(record.metrics["psnr"], 1)
         return next(n for n, value in numbers if value is not None and value >= common)
 
-    epochs = {read.batch_of(own): results.cell(own, first) for own in trainings.values()}
-    own = read.ran(next(iter(trainings.values())))
-    label = f"{own}: epochs to {common:.1f} dB where the batch doubles"
-    return {"epochs": replace(trend(epochs, resolution=1), label=label, note=_by_batch(epochs))}
-
-
-def _by_batch(counts: Mapping[int, Sequence[float]]) -> str:
-    return ", ".join(f"B = {size}: {Summary.of(own).text(1)}" for size, own in counts.items())
+    epochs = {read.batch_of(own): results.cell(own, first) for own in trainings}
+    label = f"epochs to {common:.1f} dB where the batch doubles"
+    return {"epochs": replace(trend(epochs, resolution=1), label=label)}
 
 
 def same_cost(results: Results) -> Cases:
@@ -225,8 +184,8 @@ def same_cost(results: Results) -> Cases:
 
     Trainings that have not would have the same cost because they have hardly begun.
     """
-    trainings, best = read.by_size(results, CIFAR), _best(CIFAR)
-    if best not in trainings or len(trainings) < 2:
+    trainings, best = _trainings(results, CIFAR, 2), _best(CIFAR)
+    if best not in trainings:
         raise NotRun("no records")
     start = float(np.mean([r.metrics["initial_cost"][0] for r in trainings[best]]))
     end = float(np.mean(read.final(results, trainings[best], "train_cost")))
@@ -244,8 +203,8 @@ def same_cost(results: Results) -> Cases:
             )
             for n in (sizes[name], best)
         )
-        label = f"{name} over {best}, {read.ran(trainings[best])}"
-        return replace(judge.difference(costs, best_costs, "of the fall", digits=3), label=label)
+        gap = judge.difference(costs, best_costs, "of the fall", digits=3)
+        return replace(gap, label=f"{name} over {best}")
 
     return judge.cases(sizes, compared)
 
@@ -255,77 +214,49 @@ def sharpness(results: Results) -> Cases:
 
     Where seeds do not tell which θ is higher, the difference decides nothing.
     """
-    trainings = read.by_size(results, CIFAR)
-    if len(trainings) < 2:
-        raise NotRun("no records")
+    trainings = _trainings(results, CIFAR, 2)
 
     def compared(a: int, b: int) -> Estimate:
-        thetas, accuracies = (
-            [read.final(results, trainings[n], name) for n in (a, b)]
-            for name in ("theta", "accuracy")
+        first, second = trainings[a], trainings[b]
+        theta, accuracy = (
+            judge.difference(
+                read.final(results, first, name), read.final(results, second, name), unit
+            )
+            for name, unit in (("theta", ""), ("accuracy", read.UNIT[CIFAR]))
         )
-        theta = judge.difference(thetas[0], thetas[1], digits=4)
-        accuracy = judge.difference(accuracies[0], accuracies[1], read.UNIT[CIFAR])
         if theta.mean < 0:
             a, b = b, a
             theta, accuracy = (replace(one, mean=-one.mean) for one in (theta, accuracy))
-        network = read.ran(trainings[a])
         if theta.interval()[0] > 0:
-            label = f"accuracy of B = {a}, where θ is higher, over {b}, {network}"
-            return replace(accuracy, label=label, note=f"θ {theta}")
-        label = f"accuracy of B = {a} over {b}, {network}"
-        note = f"seeds do not tell which θ is higher: {theta}"
+            return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
+        label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
         return replace(accuracy, error=math.nan, dof=math.nan, label=label, note=note)
 
     return {f"{a}, {b}": compared(a, b) for a, b in itertools.combinations(trainings, 2)}
 
 
 def later_peak(results: Results, task: str) -> Estimate:
-    """The factor by which the epoch of θ's peak grows where the batch doubles.
-
-    Raises:
-        NotRun: There are no trainings.
-    """
-    trainings = read.by_size(results, task)
-    if not trainings:
-        raise NotRun("no records")
+    """The factor by which the epoch of θ's peak grows where the batch doubles."""
     peaks: dict[int, BySeed] = {}
-    hidden = ""
-    for records in trainings.values():
-        size, epochs, first = (
-            read.batch_of(records),
-            first_peaks(results, records),
-            _warmup(records[0]),
-        )
-        if first and first + 1 in epochs:
-            hidden += f"; B = {size}: by the end of its warm-up, not counted"
-        else:
-            peaks[size] = epochs
-    begun = further(results, task)
-    later = {read.batch_of(records): first_peaks(results, records) for records in begun.values()}
-    if any(of[0].config["epochs"] in first_peaks(results, of) for of in begun.values()):
-        # θ may rise on in those seeds, and to leave these out alone would favour early peaks.
-        hidden += "; further seeds whose first epochs end before θ falls are not counted"
-    elif len(later) > 1:
-        whole = ", ".join(f"{_listed(epochs)} at B = {n}" for n, epochs in peaks.items())
-        hidden += f"; whole trainings, not counted: {whole}"
+    for records in _trainings(results, task).values():
+        epochs, warmup = first_peaks(results, records), _warmup(records[0])
+        if not warmup or warmup + 1 not in epochs:  # else θ may have peaked within its warm-up
+            peaks[read.batch_of(records)] = epochs
+    begun = further(results, task).values()
+    later = {read.batch_of(records): first_peaks(results, records) for records in begun}
+    # θ may rise on in seeds that end so early; to leave these out alone would favour early peaks.
+    rises_on = any(of[0].config["epochs"] in first_peaks(results, of) for of in begun)
+    if len(later) > 1 and not rises_on:
         peaks = later
-    estimate, listed = trend(peaks, resolution=1), _by_batch(peaks)
-    if all(set(counts) == {1} for counts in peaks.values()):
+    estimate = trend(peaks, resolution=1)
+    if all(set(epochs) == {1} for epochs in peaks.values()):
         # An earlier peak than the first epoch's is not seen, so neither is its order.
-        hidden = f": θ falls from the first epoch on{hidden}"
         estimate = judge.unsure(1.0, log=True)
-    own = read.ran(next(iter(trainings.values())))
-    label = f"{task}, {own}: a doubling of the batch"
-    return replace(estimate, label=label, note=f"epochs of the peak {listed}{hidden}")
+    return replace(estimate, label=f"{task}: a doubling of the batch")
 
 
 def rises_first(results: Results, task: str) -> Estimate:
-    """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end.
-
-    Raises:
-        NotRun: There are no trainings, or θ is not above 0 in two epochs of one.
-    """
+    """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end."""
     start = PAPER[task]["theta"]["batch"]
     whole, more = read.by_size(results, task).get(start), further(results, task).get(start)
     if not whole:
@@ -337,38 +268,25 @@ def rises_first(results: Results, task: str) -> Estimate:
             raise NotRun(f"seed {record.seed}: θ is not above 0 after two epochs before the decay")
         return theta[1] / theta[0]
 
-    paper = " to ".join(dict.fromkeys(map(str, PAPER[task]["peak"])))
-    note = f"peaks in epochs {_listed(first_peaks(results, more or whole))} (paper {paper})"
-    if more:
-        note += f"; whole trainings, not counted: {_listed(first_peaks(results, whole))}"
     rises = judge.mean_of(results.cell(more or whole, rise), log=True, trials="seeds")
-    label = f"{task}, {read.ran(whole)}: θ after the second epoch over that after the first"
-    return replace(rises, label=label, note=note)
+    return replace(rises, label=f"{task}: θ after the second epoch over that after the first")
 
 
 def interval(results: Results, tasks: Sequence[str]) -> Cases:
     """K over the paper's, and the seeds that find none."""
     found: dict[str, Case] = {}
     for task in tasks:
-        adaptive, paper = read.trained(results, task, "theta"), PAPER[task]["interval"]
-        by_seed = {record.seed: record.metrics["interval"][-1] for record in adaptive}
-        lost = [seed for seed, k in by_seed.items() if k is None]
-        found |= {f"{task}, seed {seed}": judge.Exact(False, "K not found") for seed in lost}
-        having = [record for record in adaptive if record.seed not in lost]
-        if not having:
-            found |= {} if adaptive else {task: NotRun("no records")}
-            continue
-        gap = of_counts([read.final(results, having, "interval")], [1.0])
-        # Up to K the training that stays at B_s is the same, seed by seed.
-        fixed = read.by_size(results, task).get(PAPER[task]["theta"]["batch"], [])
-        peaks = _listed(first_peaks(results, fixed)) or "not run"
-        ours = _listed([by_seed[record.seed] for record in having])
-        found[task] = replace(
-            gap,
-            mean=gap.mean - math.log(paper),
-            label=f"{task}, {read.ran(having)}: K over the paper's",
-            note=f"K = {ours} (paper {paper}), θ peaks in epochs {peaks}",
-        )
+        adaptive = read.trained(results, task, "theta")
+        having = [record for record in adaptive if record.metrics["interval"][-1] is not None]
+        for record in adaptive:
+            if record not in having:
+                found[f"{task}, seed {record.seed}"] = judge.Exact(False, "K not found")
+        if having:
+            gap = of_counts([read.final(results, having, "interval")], [1.0])
+            mean = gap.mean - math.log(PAPER[task]["interval"])
+            found[task] = replace(gap, mean=mean, label=f"{task}: K over the paper's")
+        elif not adaptive:
+            found[task] = NotRun("no records")
     return found
 
 
@@ -402,9 +320,6 @@ def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
     """The factor by which values above 0 grow where the batch doubles: a line through logarithms.
 
     Counts, such as of whole epochs, have a `resolution`; see `of_counts`.
-
-    Raises:
-        NotRun: There are fewer than two sizes.
     """
     if len(cells) < 2:
         raise NotRun("too few batch sizes")
@@ -417,18 +332,18 @@ def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
 FIGURE1 = read.artefact(
     "figure1",
     plan=runs.figure1,
-    rows=partial(sizes_table, task=DIV2K),
+    rows=partial(table, tasks=[DIV2K]),
     draw=partial(figure, panels=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
     claims={
-        "large_lose": partial(_over_best, kept=False),
-        "small_keep_up": partial(_over_best, kept=True),
+        "large_lose": partial(over_best, kept=False),
+        "small_keep_up": partial(over_best, kept=True),
         "slower": slower,
     },
 )
 FIGURE2 = read.artefact(
     "figure2",
     plan=runs.figure2,
-    rows=partial(sizes_table, task=CIFAR),
+    rows=partial(table, tasks=[CIFAR]),
     draw=partial(
         figure,
         panels=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
@@ -438,7 +353,7 @@ FIGURE2 = read.artefact(
 FIGURE6 = read.artefact(
     "figure6",
     plan=runs.figure6,
-    rows=peaks_table,
-    draw=figure6,
+    rows=partial(table, tasks=[DIV2K, PHANTOM]),
+    draw=partial(figure, panels=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
 )

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from repro import plots
-from repro.experiments.adaptive import read
 from repro.experiments.adaptive.runs import NAMES
 from repro.records import Record
 
@@ -18,33 +17,20 @@ GREY = "#48536a"
 LOOKS = {**plots.styles(NAMES), "noise": {"color": "#56b4e9", "marker": "h"}}
 PAPERS: dict[str, Any] = {**plots.HOLLOW, "ls": "none", "label": "paper"}  # for a legend
 Look = Mapping[str, Any]
-Curves = Mapping[str, Sequence[Record]]
 
 
-def by_epoch(axis: Axes, curves: Curves, looks: Mapping[str, Look], name: str, ylabel: str) -> None:
-    """Draw a quantity of trainings by label, means over seeds by epoch.
-
-    Bars behind the ends are one standard deviation; a dotted line is the rate's first decay.
-    """
-    rows = {label: [r.metrics[name] for r in records] for label, records in curves.items()}
-    longest = max((min(map(len, own)) for own in rows.values()), default=1)
-    for place, (label, own) in enumerate(rows.items(), 1):
-        shortest = min(map(len, own))
-        values = np.array([row[:shortest] for row in own], dtype=float)  # None becomes NaN
-        epochs, mean = np.arange(1, shortest + 1), values.mean(0)
-        look = {"lw": 1.6, "ms": 4.5, **looks[label]}
-        axis.plot(epochs, mean, markevery=max(1, shortest // 7), label=label, **look)
-        if len(values) > 1:  # bands of so many curves would hide each other
-            std, behind = values[:, -1].std(ddof=1), (0.02 + 0.1 * place / len(rows)) * longest
-            ends = mean[-1] - std, mean[-1] + std
-            axis.vlines(shortest + behind, *ends, color=look["color"], lw=2)
-    records = [record for own in curves.values() for record in own]
-    if decays := [d[0] for r in records if (d := r.config["controller"].get("decay_at"))]:
-        label = "first decay of the rate"
-        axis.axvline(decays[0] + 0.5, color=GREY, ls=":", lw=1.3, label=label, zorder=1)
+def by_epoch(
+    axis: Axes, curves: Mapping[str, Sequence[Record]], looks: Mapping[str, Look], name: str
+) -> None:
+    """Draw a quantity of trainings by label, means over seeds by epoch."""
+    for label, records in curves.items():
+        rows = [record.metrics[name] for record in records]
+        shortest = min(map(len, rows))
+        mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None becomes NaN
+        look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
+        axis.plot(range(1, shortest + 1), mean, label=label, **look)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set(xlabel="epoch", ylabel=ylabel)
-    axis.set_title(read.title(records, records[0].config["task"]) if records else "", fontsize=9)
+    axis.set_xlabel("epoch")
 
 
 def point(

@@ -6,19 +6,14 @@ communication to computation is that of the paper's cluster by `projection`, who
 overlap to be perfect.
 """
 
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
@@ -161,7 +156,7 @@ def _rows(results: Results) -> dict[int, dict[str, Any]]:
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Hidden and blocked time by nodes of the modelled cluster, beside the model's."""
+    """Hidden and blocked time by nodes of the modelled cluster, measured and modelled."""
     modelled, rows = projection.breakdowns()["fitted"][1], []
     for nodes, row in _rows(results).items():
         after, within = (statistics.median(row[name]) for name in ("after_s", "within_s"))
@@ -192,12 +187,8 @@ def figure(results: Results) -> "Figure":
         ("step, averaging within", "within_s", "#e69f00"),
     )
     for shift, (label, name, colour) in enumerate(bars):
-        times = [1e3 * np.atleast_1d(row[name]) for row in rows.values()]
-        middle = np.array([np.median(own) for own in times])
-        ends = np.array([[own.min(), own.max()] for own in times]).reshape(-1, 2)
-        error = np.abs(ends.T - middle)
-        at = np.arange(len(rows)) + 0.27 * (shift - 1)
-        axis.bar(at, middle, 0.25, yerr=error, color=colour, label=label)
+        middle = [1e3 * np.median(row[name]) for row in rows.values()]
+        axis.bar(np.arange(len(rows)) + 0.27 * (shift - 1), middle, 0.25, color=colour, label=label)
     axis.set_xticks(range(len(rows)), [str(nodes) for nodes in rows])
     axis.set(xlabel="nodes modelled", ylabel="time of a step (ms)")
     axis.grid(axis="x", visible=False)
@@ -215,16 +206,3 @@ OVERLAP = artefact(
     draw=figure,
     facts=lambda results: (),
 )
-
-
-@record
-def main() -> None:
-    """Measure by the configuration in the first argument's file; rank 0 writes the second."""
-    asked, answered = sys.argv[1:]
-    found = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
-    if os.environ["RANK"] == "0":
-        Path(answered).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

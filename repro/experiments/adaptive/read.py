@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import design, view
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DIV2K,
-    FIRST_EPOCHS,
-    PAPER,
-    PHANTOM,
-    TRAININGS,
-)
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.judge import BySeed, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -28,18 +21,15 @@ HEADING = {CIFAR: "accuracy (%)", DIV2K: "PSNR (dB)", PHANTOM: "PSNR (dB)"}
 UNIT = {CIFAR: "points", DIV2K: "dB", PHANTOM: "dB"}
 
 
-def trained(results: Results, task: str, strategy: str) -> list[Record]:
-    """The trainings by a strategy that completed an epoch, diverged ones too."""
-    return [r for r in _all(results, task, strategy) if r.metrics["completed"]]
+def trained(results: Results, task: str, strategy: str, every: bool = False) -> list[Record]:
+    """The trainings by a strategy that completed an epoch, or all; diverged ones too."""
+    found = [r for name in TRAININGS for r in results.ok(name, task=task, strategy=strategy)]
+    return [record for record in found if every or record.metrics["completed"]]
 
 
 def diverged(results: Results, task: str, strategy: str) -> int:
     """How many trainings by a strategy ended in numbers that are not finite."""
-    return sum(record.metrics["diverged"] for record in _all(results, task, strategy))
-
-
-def _all(results: Results, task: str, strategy: str) -> list[Record]:
-    return [r for name in TRAININGS for r in results.ok(name, task=task, strategy=strategy)]
+    return sum(r.metrics["diverged"] for r in trained(results, task, strategy, every=True))
 
 
 def by_size(results: Results, task: str) -> dict[int, list[Record]]:
@@ -62,9 +52,6 @@ def has_learned(results: Results, task: str) -> None:
 
     Of the paper's value it reaches less than half the accuracy, or ends 10 dB below the PSNR, at
     ten times the squared error.
-
-    Raises:
-        NotRun: It is such a setting.
     """
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
     ends = [record.metrics[METRIC[task]][-1] for record in best]
@@ -111,17 +98,6 @@ def network(config: Mapping[str, Any]) -> str:
         width = model.get("width", 256)
         return "EDSR" if width == 256 else f"EDSR {model['blocks']}×{width}"
     return f"ResNet-{model.get('depth', 20)}"
-
-
-def called(config: Mapping[str, Any]) -> str:
-    """A network, and the paper's in whose place it is: ``ResNet-8 (for ResNet-20)``."""
-    ours, role = network(config), ROLES[config["task"]]
-    return ours if ours == role else f"{ours} (for {role})"
-
-
-def ran(records: Sequence[Record]) -> str:
-    """The network that was trained; see `called`."""
-    return called(records[0].config)
 
 
 def title(records: Sequence[Record], task: str) -> str:

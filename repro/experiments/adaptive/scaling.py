@@ -14,8 +14,8 @@ import numpy as np
 
 from repro.experiments import view
 from repro.experiments.adaptive import projection, read, runs
-from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM, paper_schedule
-from repro.experiments.design import Artefact, Check, check
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM
+from repro.experiments.design import Artefact
 from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
 from repro.experiments.query import Results, of_processes
 from repro.report import DASH
@@ -30,8 +30,8 @@ NEAR = 0.2  # of a speed-up, as a share: the checks' margin is ours, as of steps
 def measured(results: Results) -> dict[str, Any]:
     """The measured steps of processes by task, empty where there are none.
 
-    Turns of one launch correlate: of several launches each
-    counts once, by the medians of its turns; the difference of weights is the largest of all.
+    Turns of one launch correlate: of several launches each counts once, by the medians of its
+    turns; the difference of weights is the largest of all.
     """
     launches = results.ok("parallel")
     if not launches:
@@ -50,17 +50,6 @@ def measured(results: Results) -> dict[str, Any]:
     return tasks
 
 
-def measured_of(results: Results, task: str) -> dict[str, Any]:
-    """The measured steps of a task.
-
-    Raises:
-        NotRun: There are none.
-    """
-    results.need("parallel")
-    found: dict[str, Any] = measured(results)[task]
-    return found
-
-
 def over(
     first: Sequence[float], second: Sequence[float], measurement: Mapping[str, Any]
 ) -> Estimate:
@@ -75,11 +64,7 @@ def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list
 
 
 def pace(measurement: Mapping[str, Any], task: str, strategy: str) -> Estimate:
-    """The speed-up of two processes over one for the paper's training, as a ratio.
-
-    Raises:
-        NotRun: There are no steps of several processes.
-    """
+    """The speed-up of two processes over one for the paper's training, as a ratio."""
     ways = ("none", projection.OURS)
     alone, together = (projection.end_to_end(measurement, task, strategy, way) for way in ways)
     return over(alone, together, measurement)
@@ -123,107 +108,71 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
 
 
 def figure(results: Results, task: str) -> "Figure":
-    """Draw training time and speed-ups against the number of nodes, both logarithmic.
+    """Draw speed-ups against the number of nodes, both logarithmic.
 
-    Left the time by a fit to all of the paper's speed-ups. Then the paper's speed-ups, hollow,
-    beside bands that have not seen them: a band comes from the other two strategies alone. Then
-    the speed-up of two processes here, solid with intervals, and its projection.
+    Left the paper's, hollow, with bands that have not seen them: a band comes from the other two
+    strategies alone. Right those of two processes here, with intervals.
     """
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes
 
     measurement = measured(results).get(task)
-    drawn, axes = new_axes(1, 2 + bool(measurement), 10.2 if measurement else 6.8, 3.7)
-    time, speed, *here = axes[0]
-    fit, samples = projection.fitted_to_paper(task), PAPER[task]["samples"]
-    model = projection.fitted_here(measurement) if measurement else None
-    alone = fit.training_time(paper_schedule(task, "best"), samples, 1)
+    drawn, axes = new_axes(1, 1 + bool(measurement), 9.2 if measurement else 7, 3.7)
+    speed, *here = axes[0]
+    fit = projection.fitted_to_paper(task)
     for number, strategy in enumerate(projection.SCALED):
         look, colour = draw.LOOKS[strategy], draw.LOOKS[strategy]["color"]
-        schedule, fitted = paper_schedule(task, strategy), projection.speedups(fit, task, strategy)
-        nodes, (at, value) = [*fitted], PAPER[task]["speedups"][strategy]
-        times = [fit.training_time(schedule, samples, n) / alone for n in nodes]
-        time.plot(nodes, times, ls="--", lw=1.2, color=colour)
-        time.plot([], [], label=NAMES[strategy], **look)
+        fitted, (at, value) = (
+            projection.speedups(fit, task, strategy),
+            PAPER[task]["speedups"][strategy],
+        )
         models = projection.held_out(task, strategy)
         both = [[*projection.speedups(held, task, strategy).values()] for held in models]
         low, high = np.sort(both, axis=0)
         # As wide as a line at least, where both say the same.
-        speed.fill_between(nodes, low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
-        speed.plot(nodes, [*fitted.values()], ls="--", lw=1.2, color=colour)
+        speed.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
+        speed.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
         if at:
             draw.point(speed, at, value, look)
         else:
             speed.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
-        if model is not None:
-            projected = projection.speedups(model, task, strategy)
-            here[0].plot(nodes, [*projected.values()], ls=":", color=colour)
         if measurement:
-            gap, beside = pace(measurement, task, strategy), 2 * 1.05 ** (number - 1)
+            gap, place = pace(measurement, task, strategy), 2 * 1.05 ** (number - 1)
             interval = np.exp(gap.interval()).tolist()
-            draw.point(here[0], beside, math.exp(gap.mean), look, interval)
-    time.plot([], [], "--", color=draw.GREY, label="fit to all three of the paper's speed-ups")
-    time.plot([], [], **draw.PAPERS)
-    band = "predicted from the other two strategies (held out)"
-    time.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
-    whose = f"{read.papers_title(task)}\nits cluster SIMULATED, "
-    titles = [f"{whose}fitted", f"{whose}predicted"]
-    labels = ["time over the best batch's on 1 node", "speed-up over 1 node"]
-    if measurement:
-        titles.append(f"{panel(results, task)}\nmeasured on 2 processes; more SIMULATED")
-        labels.append("speed-up over 1 process")
-        here[0].plot(
-            [], [], ":", color=draw.GREY, label="projected: a fit to our steps (SIMULATED)"
-        )
-        here[0].plot([], [], "o-", color=draw.GREY, label="ours, measured (95 % interval)")
-    for axis, title, label in zip(axes[0], titles, labels, strict=True):
-        axis.set_title(title, fontsize=9)
-        axis.set_ylabel(label)
-        draw.ticks_of_two(axis, projection.NODES, "processes" if axis in here else "nodes")
-        draw.powers_of_two(axis)
+            draw.point(here[0], place, math.exp(gap.mean), look, interval)
+    speed.plot([], [], "--", color=draw.GREY, label="fit to all three")
+    speed.plot([], [], **draw.PAPERS)
+    band = "predicted from the other two (held out)"
+    speed.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
+    speed.set_title(f"{read.papers_title(task)}\nits cluster SIMULATED", fontsize=9)
+    draw.ticks_of_two(speed, projection.NODES, "nodes")
+    draw.powers_of_two(speed)
+    speed.set_ylabel("speed-up over 1 node")
+    for axis in here:
+        axis.plot([], [], "o-", color=draw.GREY, label="ours, measured (95 % interval)")
+        axis.set_title(panel(results, task), fontsize=9)
+        draw.ticks_of_two(axis, (1, 2, 4), "processes")
+        axis.set_ylabel("speed-up over 1 process")
     legend_below(drawn, 3)
     return drawn
 
 
-_CALLED = {
-    "best": "the best fixed batch",
-    "scheduled": "an adaptive batch at a fixed rate",
-    "theta": "θ-adaptive training",
-}
+def predicts(results: Results, task: str, strategy: str) -> tuple[bool, str]:
+    """Compare a strategy's speed-up with those that the other two strategies predict."""
+    paper = PAPER[task]["speedups"][strategy][1]
+    values = projection.predicted(task, strategy)
+    said = " and ".join(f"{value:.1f} (×{value / paper:.2f})" for value in values)
+    holds = all(abs(math.log(value / paper)) <= math.log1p(NEAR) for value in values)
+    return holds, f"{said}, without and with VI-B's cost; paper {paper:g}"
 
 
-def predicts(task: str, strategy: str) -> Check:
-    """The check that the other two strategies' speed-ups predict a strategy's own."""
-
-    @check(
-        f"The speed-ups of the other two strategies predict that of {_CALLED[strategy]} within "
-        f"{100 * NEAR:g} %, so that one model has all of the paper's numbers (SIMULATED)"
-    )
-    def near(results: Results) -> tuple[bool, str]:
-        paper = PAPER[task]["speedups"][strategy][1]
-        values = projection.predicted(task, strategy)
-        said = " and ".join(f"{value:.1f} (×{value / paper:.2f})" for value in values)
-        holds = all(abs(math.log(value / paper)) <= math.log1p(NEAR) for value in values)
-        return holds, f"{said}, without and with VI-B's cost; paper {paper:g}"
-
-    return near
-
-
-def scales_further(task: str) -> Check:
-    """The check that θ-adaptive training scales further than the other two."""
-
-    @check(
-        "θ-adaptive training scales further than the other two, by the model fitted to those two: "
-        "it has the large batch for longer, and no less of the nodes"
-    )
-    def further(results: Results) -> tuple[bool, str]:
-        paper = PAPER[task]["speedups"]
-        others = max(paper["best"][1], paper["scheduled"][1])
-        values = projection.predicted(task, "theta")
-        said = " and ".join(f"{value:.1f}" for value in values)
-        return min(values) > others, f"{said}, without and with VI-B's cost; others {others:g}"
-
-    return further
+def scales_further(results: Results, task: str) -> tuple[bool, str]:
+    """Compare θ-adaptive training's predicted speed-up with the paper's other two."""
+    paper = PAPER[task]["speedups"]
+    others = max(paper["best"][1], paper["scheduled"][1])
+    values = projection.predicted(task, "theta")
+    said = " and ".join(f"{value:.1f}" for value in values)
+    return min(values) > others, f"{said}, without and with VI-B's cost; others {others:g}"
 
 
 def speedup(results: Results, task: str) -> Cases:
@@ -237,7 +186,10 @@ def speedup(results: Results, task: str) -> Cases:
 
 
 def _artefact(name: str, task: str) -> Artefact:
-    predictions = (predicts(task, name) for name in reversed(projection.SCALED))
+    predictions = {
+        f"predicts_{key}": partial(predicts, task=task, strategy=key)
+        for key in reversed(projection.SCALED)
+    }
     return read.artefact(
         name,
         plan=runs.parallel,
@@ -245,7 +197,7 @@ def _artefact(name: str, task: str) -> Artefact:
         draw=partial(figure, task=task),
         facts=partial(warnings, task=task),
         claims={"speedup": partial(speedup, task=task)},
-        checks=(scales_further(task), *predictions),
+        checks={"scales_further": partial(scales_further, task=task), **predictions},
     )
 
 

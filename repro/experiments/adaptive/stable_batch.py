@@ -13,7 +13,6 @@ from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +65,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw gradient norms against the batch size: means over seeds, bars of one deviation."""
+    """Draw gradient norms against the batch size: means over seeds."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes, styles
 
@@ -75,14 +74,11 @@ def figure(results: Results) -> "Figure":
         records, moments = results.ok("norms", task=task), _norms(results, task)
         looks = styles(map(str, moments)).values()
         for (epochs, norms), look in zip(moments.items(), looks, strict=True):
-            own = [Summary.of(values) for values in norms.values()]
-            deviations = np.nan_to_num([summary.std for summary in own])
-            means = [summary.mean for summary in own]
+            means = [float(np.mean(values)) for values in norms.values()]
             label = f"after {epochs} epochs" if epochs else "with the first weights, w_0"
-            axis.errorbar(list(norms), means, deviations, capsize=3, label=label, **look)
+            axis.plot(list(norms), means, label=label, **look)
             limit = f"{100 * SIMILAR:g} % below the smallest batch's"
-            level = (1 - SIMILAR) * means[0]
-            axis.axhline(level, color=look["color"], ls=":", lw=1.3, label=limit)
+            axis.axhline((1 - SIMILAR) * means[0], color=look["color"], ls=":", label=limit)
         if records:
             label = "paper's B_s, at our scale"
             axis.axvline(at_scale(records[0]), color=draw.GREY, ls="--", label=label)
@@ -115,7 +111,7 @@ def keeps_accuracy(results: Results) -> Cases:
         own, smallest = (trainings.get(size, []) for size in sizes[task])
         ends, others = (read.final(results, part, read.METRIC[task]) for part in (own, smallest))
         gap = difference(ends, others, read.UNIT[task])
-        label = f"{task}, {read.ran(own)}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
+        label = f"{task}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
         return replace(gap, label=label)
 
     return cases(larger, compared)

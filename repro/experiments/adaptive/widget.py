@@ -15,7 +15,7 @@ from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.plots import INK, legend_below, new_axes, sign
 
-OTHERS = ("best", "scheduled")  # of the paper's strategies, drawn beside
+OTHERS = ("best", "scheduled")  # of the paper's strategies, also drawn
 LARGEST = 2**13  # batch size that a slider reaches
 PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
@@ -76,7 +76,7 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
 
 
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
-    """Draw θ, batch sizes, rates and simulated speed-ups beside the paper's other strategies.
+    """Draw θ, batch sizes, rates and simulated speed-ups, with the paper's other strategies.
 
     Axes are the same for all curves of a task: only the changed parts move.
     """

@@ -11,13 +11,7 @@ from torch import nn
 
 from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Share,
-    Stage,
-    SubStage,
-)
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, SubStage
 from repro.dualbatch.shares import resized
 from repro.experiments.captured import CapturedPasses
 from repro.measure import TimeModel

@@ -1,4 +1,4 @@
-"""One colour and marker for the same workers in every figure; changes and curves of trainings."""
+"""One colour and marker for the same workers in every figure; gains and curves of trainings."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.labels import ROLE
+from repro.experiments.dualbatch.cells import ROLE, Gains, Lines, whose
 from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
-from repro.experiments.judge import Estimate
-from repro.records import Record
 from repro.report import Summary
 
 _UNUSED = "too light for a line"
@@ -22,7 +20,6 @@ STYLES: dict[str, dict[str, Any]] = plots.styles(
     [FACTORS["none"], *map(mix, _SMALL_FIRST), FACTORS["linear"], _UNUSED, FACTORS["sqrt"]]
 )
 LARGE, SMALL = mix(0), mix(WORKERS)  # also of one worker with large, or small, batches
-LIMIT = "#b3261e"
 STYLES |= {
     "small batches": STYLES[SMALL],
     "large batches": STYLES[LARGE],
@@ -31,10 +28,6 @@ STYLES |= {
     "test loss": {"color": plots.WITHOUT, "marker": "s"},
     "ours": {"color": plots.OURS, "marker": "o", "ls": "none"},
 }
-METRICS = {"accuracy": "accuracy (%)", "test_loss": "test loss"}
-
-# By line: our difference to another training, None where it was not run, and the paper's.
-Changes = Mapping[str, tuple[Estimate | None, float]]
 
 
 def titled(axis: Axes, text: str, characters: int = 42) -> None:
@@ -43,56 +36,54 @@ def titled(axis: Axes, text: str, characters: int = 42) -> None:
     axis.set_title("\n".join(lines), fontsize=8)
 
 
-def draw_trainings(
-    groups: Mapping[str, Mapping[str, Sequence[Record]]],
-    changes: Mapping[str, Mapping[str, Changes]],
-    ours: str,
-    over: str,
-) -> Figure:
-    """Draw, a column for each group, changes over another training and our curves by epoch.
-
-    Args:
-        groups: By title, then by line, a name of `STYLES`, the trainings of all seeds.
-        changes: By metric, then by title, then by line, the differences.
-        ours: Network and data.
-        over: The training that they are differences to.
-    """
-    figure, axes = plots.new_axes(2 * len(METRICS), len(groups), 9.8, 8.6)
-    figure.suptitle(both(ours, "; at curves' ends: ± 1 deviation"), fontsize=9)
-    for number, (metric, name) in enumerate(METRICS.items()):
-        upper, lower = axes[2 * number], axes[2 * number + 1]
-        for above, below, (title, lines) in zip(upper, lower, groups.items(), strict=True):
-            draw_changes(above, changes[metric][title])
-            titled(above, f"paper and ours, {title}: change over {over}")
-            _draw_curves(below, lines, metric)
-            titled(below, f"ours, {title}")
-        upper[0].set_ylabel(f"change of {name.replace('%', 'points')}")
-        lower[0].set_ylabel(name)
-        for row in (upper, lower):
-            on_one_scale(row)
+def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over: str) -> Figure:
+    """Draw, a column for each group, gains over a training (`over`), and our curves by epoch."""
+    figure, axes = plots.new_axes(3, len(groups), 9.8, 7.4)
+    ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
+    figure.suptitle(_both(whose(ran)), fontsize=9)
+    for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
+        draw_gains(above, gains[title])
+        titled(above, f"paper and ours, {title}: gain over {over}")
+        for axis, metric in zip(below, ("accuracy", "test_loss"), strict=True):
+            _draw_curves(axis, lines, metric)
+    names = ("gain of accuracy (points)", "ours: accuracy (%)", "ours: test loss")
+    for row, name in zip(axes, names, strict=True):
+        row[0].set_ylabel(name)
+        on_one_scale(row)
     plots.legend_below(figure, 6)
     return figure
 
 
-def both(ours: str, more: str = "") -> str:
-    """The title of a figure of differences: network and data of the paper and of ours, and bars."""
-    return f"paper (hollow): {ROLE}, CIFAR-100; {ours} (solid; bars: 95 % interval{more})"
+def draw_gain_panels(panels: Mapping[str, Gains], ran: Sequence[Any]) -> Figure:
+    """Draw gains by title and mix of workers; the title names the trainings that ran."""
+    figure, axes = plots.new_axes(1, len(panels), 9.8, 3.9)
+    for axis, (title, gains) in zip(axes[0], panels.items(), strict=True):
+        draw_gains(axis, gains)
+        titled(axis, f"paper and ours:\n{title}", 36)
+    axes[0, 0].set_ylabel("gain of accuracy (points)")
+    on_one_scale(axes[0])
+    figure.suptitle(_both(whose(ran)), fontsize=9)
+    plots.legend_below(figure, 2)
+    return figure
 
 
-def draw_changes(axis: Axes, changes: Changes) -> None:
-    """Draw differences next to each other, the paper's hollow, ours on their 95 % intervals."""
-    axis.axhline(0, color="#48536a", lw=1, label="_no change")
-    paper = [published for _, published in changes.values()]
+def _both(ours: str) -> str:
+    return f"paper (hollow): {ROLE}, CIFAR-100; {ours} (solid; bars: 95 % interval)"
+
+
+def draw_gains(axis: Axes, gains: Gains) -> None:
+    """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
+    axis.axhline(0, color="#48536a", lw=1, label="_no gain")
+    paper = [published for _, published in gains.values()]
     axis.plot(np.arange(len(paper)) - 0.14, paper, label="paper", **plots.HOLLOW)
-    for position, (line, (gap, _)) in enumerate(changes.items()):
-        if gap is not None:
+    for position, (line, (gain, _)) in enumerate(gains.items()):
+        if gain is not None:
             x, colour = position + 0.14, STYLES[line]["color"]
-            axis.plot([x], [gap.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
-            axis.vlines(x, *gap.interval(), color=colour, lw=2)
-    axis.set_xticks(
-        range(len(changes)), [line.replace(", ", ",\n") for line in changes], fontsize=7
-    )
-    axis.set_xlim(-0.5, len(changes) - 0.5)
+            axis.plot([x], [gain.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
+            axis.vlines(x, *gain.interval(), color=colour, lw=2)
+    names = [line.replace(", ", ",\n") for line in gains]
+    axis.set_xticks(range(len(gains)), names, fontsize=7)
+    axis.set_xlim(-0.5, len(gains) - 0.5)
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
 
@@ -122,20 +113,13 @@ def draw_means(
     return figure, list(axes[0])
 
 
-def _draw_curves(axis: Axes, lines: Mapping[str, Sequence[Record]], metric: str) -> None:
-    """Draw a metric by epoch, mean over seeds; bars at the end are one standard deviation."""
-    for number, (line, records) in enumerate(lines.items()):
-        if not records:
-            continue
-        values = np.asarray([record.metrics[metric] for record in records])  # (seeds, epochs)
-        mean, epochs = values.mean(0), np.arange(1, values.shape[1] + 1)
-        every = max(1, len(epochs) // 8)
-        axis.plot(epochs, mean, lw=1.6, ms=5, markevery=every, label=line, **STYLES[line])
-        if len(values) > 1:  # bands of so many curves would hide each other
-            deviation = values[:, -1].std(ddof=1)
-            after = epochs[-1] + 0.05 * len(epochs) * (1 + number)
-            ends = mean[-1] - deviation, mean[-1] + deviation
-            axis.vlines(after, *ends, color=STYLES[line]["color"], lw=1.8)
+def _draw_curves(axis: Axes, lines: Lines, metric: str) -> None:
+    """Draw a metric by epoch, the mean over seeds."""
+    for name, line in lines.items():
+        if line.records:
+            mean = np.mean([record.metrics[metric] for record in line.records], axis=0)
+            every, epochs = max(1, len(mean) // 8), range(1, 1 + len(mean))
+            axis.plot(epochs, mean, lw=1.6, ms=5, markevery=every, label=name, **STYLES[name])
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.set_xlabel("epoch")
 

@@ -1,10 +1,10 @@
 """Do the equations give the paper's plans and schedules? Tables 1, 2, 6, 7 and 9: all solved."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Artefact
-from repro.experiments.dualbatch.labels import artefact
+from repro.experiments.dualbatch.cells import artefact
 from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
 from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
@@ -37,84 +37,61 @@ def _cell(value: Any) -> Any:
 # Tables 2 and 6: batch sizes and shares.
 
 
-def _table2_rows(results: Results) -> list[tuple[str, Row, Row]]:
-    """No name, then the paper's row of each k and n_S, and ours; empty where not solved."""
-    ours = {(row["k"], row["n_small"]): row for row in _solved(results, table="table2")}
-    rows = PAPER["table2"]["rows"]
-    return [("", row, ours.get((row["k"], row["n_small"]), {})) for row in rows]
-
-
-def _table6_rows(results: Results) -> list[tuple[str, Row, Row]]:
-    """A part of Table 6, then the paper's row of each resolution and n_S, and ours."""
-    ours = {(row["resolution"], row["n_small"]): row for row in _solved(results, table="table6")}
-    rows: list[tuple[str, Row, Row]] = []
+def _table6_paper() -> Iterator[tuple[dict[str, Any], Row]]:
+    """Yield columns and the paper's row of each resolution and n_S of Table 6."""
     for role, name in PARTS.items():
         part = PAPER["table6"][name]
-        for index, side in enumerate(part["resolutions"]):
+        for index, (side, large) in enumerate(
+            zip(part["resolutions"], part["large_batches"], strict=True)
+        ):
             for n in range(WORKERS + 1):
-                row = {
-                    "n_small": n,
-                    "resolution": side,
-                    "large_batch": part["large_batches"][index],
-                }
+                row = {"n_small": n, "resolution": side}
                 if n:
                     row["small_batch"] = part["small_batches"][n - 1][index]
                     row["small_samples"] = part["small_samples"][n - 1]
                 if n < WORKERS:
                     row["large_samples"] = part["large_samples" if n else "baseline_samples"]
-                rows.append((role, row, ours.get((side, n), {})))
-    return rows
+                yield {"data": role, "resolution": side, "B_L": large}, row
 
 
-def _columns(paper: Row, ours: Row) -> dict[str, Any]:
-    cells: dict[str, Any] = {"workers": mix(paper["n_small"])}
-    for key, name in QUANTITIES.items():
-        there = key in paper
-        cells |= {f"{name}, paper": _cell(paper.get(key))}
-        cells |= {name: _cell(ours.get(key)) if there else None}
-    return cells
-
-
-def table2(results: Results) -> list[dict[str, Any]]:
-    """Batch sizes and shares, solved; and batch sizes of the authors' raw measurements."""
-    rows = _table2_rows(results)
-    raw: list[Any] = _raw_sizes(results) or [None] * len(rows)
+def _pairs(results: Results, table: str) -> list[tuple[dict[str, Any], Row, Row]]:
+    """First columns, then the paper's row and ours; ours is empty where not solved."""
+    by = "k" if table == "table2" else "resolution"
+    ours = {(row[by], row["n_small"]): row for row in _solved(results, table=table)}
+    paper = [({"k": f"{row['k']:.2f}"}, row) for row in PAPER["table2"]["rows"]]
     return [
-        {"k": f"{paper['k']:.2f}", **_columns(paper, ours), "B_S, raw data": size}
-        for (_, paper, ours), size in zip(rows, raw, strict=True)
+        (first, row, ours.get((row[by], row["n_small"]), {}))
+        for first, row in (paper if table == "table2" else _table6_paper())
     ]
 
 
-def table6(results: Results) -> list[dict[str, Any]]:
-    """Batch sizes and shares at every resolution, solved."""
+def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
+    """Batch sizes and shares of Table 2 or 6, the paper's with ours."""
+    quantities = list(QUANTITIES.items())[: 4 if table == "table2" else 3]
     rows = []
-    for role, paper, ours in _table6_rows(results):
-        cells = {"data": role, "resolution": paper["resolution"], "B_L": paper["large_batch"]}
-        columns = _columns(paper, ours).items()
-        rows.append(cells | {name: value for name, value in columns if "/" not in name})
+    for first, paper, ours in _pairs(results, table):
+        row = first | {"workers": mix(paper["n_small"])}
+        for key, name in quantities:
+            row |= {f"{name}, paper": _cell(paper.get(key))}
+            row[name] = _cell(ours.get(key)) if key in paper else None
+        rows.append(row)
+    for row, size in zip(rows, _raw_sizes(results), strict=False):
+        row["B_S, raw data"] = size
     return rows
 
 
-def _equal(rows: Iterable[tuple[str, Row, Row]]) -> tuple[bool, str]:
+def equations(results: Results, table: str) -> tuple[bool, str]:
     """Compare every quantity that the paper's rows have: to the last digit, factors as rounded."""
     right: dict[str, list[bool]] = {}
-    first_wrong: dict[str, str] = {}
-    for part, paper, ours in rows:
+    for first, paper, ours in _pairs(results, table):
         if not ours:
             raise NotRun("no records")
-        for key, quantity in QUANTITIES.items():
-            if key not in paper:
-                continue
-            name = f"{part}, {quantity}" if part else quantity
+        for key in QUANTITIES.keys() & paper.keys():
+            name = f"{first['data']}, {QUANTITIES[key]}" if "data" in first else QUANTITIES[key]
             same = abs(ours[key] - paper[key]) <= (ROUNDED if key == "factor" else 0)
             right.setdefault(name, []).append(same)
-            if not same:
-                first_wrong.setdefault(name, f" (not {ours[key]:g} for {paper[key]:g})")
-    said = [
-        f"{name}: {sum(same)} of {len(same)}{first_wrong.get(name, '')}"
-        for name, same in right.items()
-    ]
-    return not first_wrong, "; ".join(said)
+    said = "; ".join(f"{name}: {sum(of)} of {len(of)}" for name, of in sorted(right.items()))
+    return all(map(all, right.values())), said
 
 
 def _raw_sizes(results: Results) -> list[int]:
@@ -136,19 +113,19 @@ def raw_plan(results: Results) -> tuple[bool, str]:
 
 TABLE2 = artefact(
     "table2",
-    table2,
-    checks={"equations": lambda results: _equal(_table2_rows(results)), "raw_plan": raw_plan},
+    partial(sizes_table, table="table2"),
+    checks={"equations": partial(equations, table="table2"), "raw_plan": raw_plan},
 )
 TABLE6 = artefact(
     "table6",
-    table6,
-    checks={"equations": lambda results: _equal(_table6_rows(results))},
+    partial(sizes_table, table="table6"),
+    checks={"equations": partial(equations, table="table6")},
 )
 
 # Tables 7 and 9: the schedules.
 
 
-def _schedule(results: Results, table: str) -> list[dict[str, Any]]:
+def schedule(results: Results, table: str) -> list[dict[str, Any]]:
     """For each span of epochs, the paper's and our values by column."""
     part, paper = PAPER["table6"]["cifar" if table == "table7" else "imagenet"], PAPER[table]
     count, rows = len(part["resolutions"]), []
@@ -157,54 +134,45 @@ def _schedule(results: Results, table: str) -> list[dict[str, Any]]:
         cycled, first = row["scheme"] == "hybrid", (row["stage"] - 1) * count
         index = row["sub_stage"] - 1 if cycled else count - 1
         begin, end = (first + index, first + index) if cycled else (first, first + count - 1)
-        rows.append(
-            {
-                "scheme": row["scheme"],
-                "stage": row["stage"],
-                "epochs, paper": [paper["epochs"][begin][0], paper["epochs"][end][1]],
-                "epochs": [row["first"], row["last"]],
-                "rate, paper": paper["stages"][row["stage"] - 1][1],
-                "rate": row["lr"],
-                "B_S, B_L, paper": [part["small_batches"][0][index], part["large_batches"][index]],
-                "B_S, B_L": [row["small_batch"], row["large_batch"]],
-                "resolution, paper": part["resolutions"][index],
-                "resolution": row["resolution"],
-                "dropout, paper": paper["dropouts"][index],
-                "dropout": row["dropout"],
-            }
-        )
+        spans = [paper["epochs"][begin][0], paper["epochs"][end][1]]
+        batches = [part["small_batches"][0][index], part["large_batches"][index]]
+        cells = {
+            "scheme": row["scheme"],
+            "stage": row["stage"],
+            "rate": row["lr"],
+            "resolution": row["resolution"],
+            "dropout": row["dropout"],
+            "epochs, paper": spans,
+            "epochs": [row["first"], row["last"]],
+            "B_S, B_L, paper": batches,
+            "B_S, B_L": [row["small_batch"], row["large_batch"]],
+        }
+        rows.append({name: _cell(value) for name, value in cells.items()})
     return rows
 
 
-def _schedule_artefact(table: str) -> Artefact:
-    def rows(results: Results) -> list[dict[str, Any]]:
-        found = _schedule(results, table)
-        return [{name: _cell(value) for name, value in row.items()} for row in found]
-
-    def same(results: Results) -> tuple[bool, str]:
-        found = _schedule(results, table)
-        if not found:
-            raise NotRun("no records")
-        equal = [
-            row[key] == row[f"{key}, paper"] for row in found for key in ("epochs", "B_S, B_L")
-        ]
-        evidence = f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
-        return all(equal), evidence
-
-    return artefact(table, rows, checks={"same": same})
+def same_schedule(results: Results, table: str) -> tuple[bool, str]:
+    """Compare spans of epochs, and batch sizes, with the paper's."""
+    found = schedule(results, table)
+    if not found:
+        raise NotRun("no records")
+    equal = [row[key] == row[f"{key}, paper"] for row in found for key in ("epochs", "B_S, B_L")]
+    return all(equal), f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
 
 
-TABLE7, TABLE9 = map(_schedule_artefact, ("table7", "table9"))
+TABLE7, TABLE9 = (
+    artefact(
+        table,
+        partial(schedule, table=table),
+        checks={"same": partial(same_schedule, table=table)},
+    )
+    for table in ("table7", "table9")
+)
 
 # Table 1: the three schemes, in symbols.
 
 SYMBOLS = PAPER["table1"]["rows"]
-HEADINGS = {
-    "rate": "rate",
-    "batches": "batch sizes",
-    "resolution": "resolution",
-    "dropout": "dropout",
-}
+HEADINGS = ("rate", "batches", "resolution", "dropout")
 
 
 def _symbol(row: Row, quantity: str) -> str:
@@ -219,37 +187,28 @@ def table1(results: Results) -> list[dict[str, Any]]:
     rows = []
     for row in _solved(results, "schemes"):
         cells = {"scheme": row["scheme"], "epochs": f"{row['first']}-{row['last']}"}
-        for key, name in HEADINGS.items():
-            cells |= {f"{name}, paper": _symbol(row, key), name: _cell(row[key])}
+        for name in HEADINGS:
+            cells |= {f"{name}, paper": _symbol(row, name), name: _cell(row[name])}
         rows.append(cells)
-    for scheme, symbols in SYMBOLS.items() if not rows else ():
-        printed = {f"{HEADINGS[key]}, paper": ", ".join(of) for key, of in symbols.items()}
-        rows.append({"scheme": scheme, **printed})
     return rows
 
 
 def draw_schemes(results: Results) -> "Figure":
-    """Draw resolution and batch sizes by epoch, a column for each scheme."""
+    """Draw the resolution by epoch, a column for each scheme."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(2, len(SYMBOLS), 9.6, 3.8)
-    for (above, below), scheme in zip(axes.T, SYMBOLS, strict=True):
+    figure, axes = drawing.plots.new_axes(1, len(SYMBOLS), 9.6, 2.4)
+    for axis, scheme in zip(axes[0], SYMBOLS, strict=True):
         rows = [row for row in _solved(results, "schemes") if row["scheme"] == scheme]
         epochs = [epoch for row in rows for epoch in (row["first"] - 1, row["last"])]
-        drawing.titled(above, f"ours, solved: {scheme}")
-        above.plot(
-            epochs, [row["resolution"] for row in rows for _ in range(2)], label="resolution"
-        )
-        for place, workers in ((-1, drawing.LARGE), (-2, drawing.SMALL)):  # small come first
-            if rows and len(rows[0]["batches"]) >= -place:
-                sizes = [row["batches"][place] for row in rows for _ in range(2)]
-                style = {"color": drawing.STYLES[workers]["color"]}
-                below.plot(epochs, sizes, label=f"{workers.split()[1]} batches", **style)
+        sides = [row["resolution"] for row in rows for _ in range(2)]
+        axis.plot(epochs, sides, label="resolution (pixels)")
+        for row in rows:
+            axis.annotate(_cell(row["batches"]), (row["first"], row["resolution"]), fontsize=7)
+        drawing.titled(axis, f"ours, solved: {scheme}; batch sizes at each step")
+        axis.set_xlabel("epoch")
     axes[0, 0].set_ylabel("resolution (pixels)")
-    axes[1, 0].set(xlabel="epoch", ylabel="batch size")
-    for row in axes:
-        drawing.on_one_scale(row)
-    drawing.plots.legend_below(figure, 3)
+    drawing.on_one_scale(axes[0])
     return figure
 
 
@@ -259,8 +218,8 @@ def same_symbols(results: Results) -> tuple[bool, str]:
     if not rows:
         raise NotRun("no records")
     for scheme in SYMBOLS:
-        for key, name in HEADINGS.items():
-            pairs = {(_symbol(r, key), str(r[key])) for r in rows if r["scheme"] == scheme}
+        for name in HEADINGS:
+            pairs = {(_symbol(r, name), str(r[name])) for r in rows if r["scheme"] == scheme}
             if not len(pairs) == len({s for s, _ in pairs}) == len({v for _, v in pairs}):
                 wrong.append(f"{scheme}, {name}")
     count = len(SYMBOLS) * len(HEADINGS)

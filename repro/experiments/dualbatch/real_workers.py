@@ -1,28 +1,38 @@
 """How long do plans take by real processes, and does cycling the resolution save time?
 
 Plans elsewhere have the paper's ratio of times. Here a and b are measured as well, one plan for
-them is trained, and two real workers time epochs (Table 10, sections 3.2 and 3.3).
+them is trained, and two real workers time epochs (Tables 8 and 10, sections 3.2 and 3.3).
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import (
-    batch_sizes,
+    ROLE,
+    Line,
+    artefact,
     by_process,
     compared,
     outcome,
-    scheme_rows,
     section51,
-    section52,
+    whose,
+    with_colons,
 )
-from repro.experiments.dualbatch.labels import ROLE, artefact, said_of, whose
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, in_turns, ratio
+from repro.experiments.judge import (
+    BySeed,
+    Case,
+    Cases,
+    Cell,
+    Estimate,
+    NotRun,
+    cases,
+    in_turns,
+    ratio,
+)
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
@@ -39,11 +49,7 @@ PAPER_RATIOS = {
 
 
 def kinds_of(results: Results, of: str) -> list[Kind]:
-    """The kinds of epoch of a task, or of our own plans; of several processes each one's medians.
-
-    Raises:
-        NotRun: Nothing was timed; the text says why.
-    """
+    """The kinds of epoch of a task, or of our own plans; of several processes their medians."""
     results.need("wall")
     first, *others = (_kinds_of(record, of) for record in results.ok("wall"))
     for number, kind in enumerate(first if others else ()):
@@ -72,61 +78,46 @@ def _kinds_of(record: Record, of: str) -> list[Kind]:
 
 
 def epoch_seconds(kind: Kind) -> list[float]:
-    """The wall seconds of an epoch by round, or by process.
-
-    Raises:
-        NotRun: There is no such plan for the times measured.
-    """
+    """The wall seconds of an epoch by round, or by process."""
     if kind["error"]:
         raise NotRun(f"no plan for the times measured: {kind['error']}")
     seconds: list[float] = kind["seconds"]
     return seconds
 
 
-def trials_of(results: Results) -> str:
-    """The unit of repetition of wall times: processes, or the rounds of one."""
-    return "processes" if len(results.ok("wall")) > 1 else "rounds"
-
-
 def rounds(results: Results) -> dict[str, list[float]]:
     """Wall seconds of a round of epochs by our own times, by ``bsp`` and ``asp``.
 
     Of several processes, each one's median.
-
-    Raises:
-        NotRun: Nothing was timed, or processes had other epochs, for want of a plan.
     """
     results.need("wall")
     records = results.ok("wall")
     kinds = [_kinds_of(record, OWN) for record in records]
     if len({tuple(kind["error"] is None for kind in of) for of in kinds}) > 1:
         raise NotRun("not all processes found a plan for the times that they measured")
-    first, *others = (
-        {
-            "bsp": list(map(sum, zip(*(k["seconds"] for k in of if not k["error"]), strict=True))),
-            **record.metrics["parts"][0]["round_s"],
-        }
-        for record, of in zip(records, kinds, strict=True)
-    )
-    if not others:
-        return first
-    return {sync: [statistics.median(one[sync]) for one in (first, *others)] for sync in first}
+    found = []
+    for record, of in zip(records, kinds, strict=True):
+        epochs = [kind["seconds"] for kind in of if not kind["error"]]
+        bsp = list(map(sum, zip(*epochs, strict=True)))
+        found.append({"bsp": bsp, **record.metrics["parts"][0]["round_s"]})
+    if len(found) == 1:
+        return found[0]
+    return {sync: [statistics.median(one[sync]) for one in found] for sync in found[0]}
 
 
-def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
+def _time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
     """The ratio of real workers' times, process by process, or round by round of one."""
-    ours, theirs = (by_process(results, "wall", values) for values in (first, second))
+    ours, theirs = (by_process(results, results.ok("wall"), values) for values in (first, second))
     if isinstance(ours, BySeed):
         return ratio(ours, theirs, digits, trials="processes")
     return in_turns(ours, theirs, digits)
 
 
-def cycled(results: Results, role: str) -> Estimate:
-    """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9.
+# Tables 8 and 10: what cycling the resolution saves.
 
-    Raises:
-        NotRun: Nothing was timed.
-    """
+
+def cycled(results: Results, role: str) -> Estimate:
+    """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
     kinds = kinds_of(results, role)
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
     epochs = [sum(b - a + 1 for a, b in spans[n :: len(kinds)]) for n in range(len(kinds))]
@@ -137,49 +128,12 @@ def cycled(results: Results, role: str) -> Estimate:
     dual = [sum(epochs) * turn[-1] for turn in turns]
     sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
     label = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers"
-    return replace(time_ratio(results, hybrid, dual), label=label)
+    return replace(_time_ratio(results, hybrid, dual), label=label)
 
 
-def saving(role: str) -> Callable[[Results], Cases]:
-    """The claim's function on the times of whole schedules, at the resolutions of a task."""
-    return lambda results: said_of({role: cycled(results, role)})
-
-
-def saving_row(results: Results, role: str) -> dict[str, str]:
-    """A row of Table 8 or 10: the hybrid scheme's time over dual-batch learning's."""
-    (ours,) = cases([role], lambda _: cycled(results, role)).values()
-    told = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
-    paper = f"×{PAPER_RATIOS[role]:.2f}"
-    return {"scheme": "time of hybrid over dual-batch", "paper": paper, "two real workers": told}
-
-
-def _draw(
-    results: Results, found: Mapping[str, tuple[float, Any]], xlabel: str, paper: str
-) -> "Figure":
-    """Draw ratios: by label the paper's, and ours, an `Estimate` or `NotRun`."""
-    from repro.experiments.dualbatch import drawing
-
-    rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
-    for label, (published, ours) in found.items():
-        if isinstance(ours, Estimate):
-            low, high = map(math.exp, ours.interval())
-            rows.append((label, published, math.exp(ours.mean), (low, high)))
-        else:
-            rows.append((label, published, None, None))
-    figure = drawing.plots.effects(rows, f"{xlabel} (ratio)", log=False)
-    ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
-    drawing.titled(figure.axes[0], f"{ran}\npaper: {paper}", 100)
-    return figure
-
-
-def table10(results: Results) -> list[dict[str, Any]]:
-    """The trainings on ImageNet, and epochs of real workers at its three resolutions."""
-    rows = scheme_rows(results, "table10", runs.SECTION_5_2_3, "hybrid")
-    rows.append(saving_row(results, IMAGENET))
-    for kind in _timed_kinds(results, IMAGENET):
-        row = {"scheme": f"an epoch at {kind['resolution']} px"}
-        rows.append(row | {"two real workers": f"{Summary.of(kind['seconds']).text(3)} s"})
-    return rows
+def saving(results: Results, role: str) -> Cases:
+    """The time of whole schedules, cycled over not, at the resolutions of a task."""
+    return with_colons({role: cycled(results, role)})
 
 
 def _timed_kinds(results: Results, of: str) -> list[Kind]:
@@ -189,7 +143,22 @@ def _timed_kinds(results: Results, of: str) -> list[Kind]:
         return []
 
 
-def figure10(results: Results) -> "Figure":
+def saving_rows(results: Results, role: str) -> list[dict[str, str]]:
+    """Rows of Table 8 or 10: epochs by resolution, and the saving of cycling it."""
+    rows = [
+        {
+            "scheme": f"an epoch at {kind['resolution']} px",
+            "real workers": f"{Summary.of(kind['seconds']).text(3)} s",
+        }
+        for kind in _timed_kinds(results, role)
+    ]
+    (ours,) = cases([role], lambda _: cycled(results, role)).values()
+    row = {"scheme": "time of hybrid over dual-batch", "paper": f"×{PAPER_RATIOS[role]:.2f}"}
+    row["real workers"] = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
+    return [*rows, row]
+
+
+def draw_saving(results: Results) -> "Figure":
     """Draw the time that cycling the resolution takes over the highest one alone."""
     found = cases(PARTS, lambda role: cycled(results, role))
     rows = {f"at {role}'s resolutions": (PAPER_RATIOS[role], ours) for role, ours in found.items()}
@@ -197,33 +166,28 @@ def figure10(results: Results) -> "Figure":
     return _draw(results, rows, xlabel, f"{ROLE}, four workers with a GPU each")
 
 
-def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
-    """Both schemes over the paper's baseline, hybrid with n_S = 0."""
+def _draw(
+    results: Results, found: Mapping[str, tuple[float, Case]], xlabel: str, paper: str
+) -> "Figure":
+    """Draw ratios by label, the paper's and ours."""
+    from repro.experiments.dualbatch import drawing
 
-    def of(scheme: str, n: int) -> list[Record]:
-        return section52(results, scheme, n, runs.SECTION_5_2_3)
+    rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
+    for label, (published, ours) in found.items():
+        mean = interval = None
+        if isinstance(ours, Estimate):
+            low, high = ours.interval()
+            mean, interval = math.exp(ours.mean), (math.exp(low), math.exp(high))
+        rows.append((label, published, mean, interval))
+    figure = drawing.plots.effects(rows, f"{xlabel} (ratio)", log=False)
+    ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
+    drawing.titled(figure.axes[0], f"{ran}\npaper: {paper}", 100)
+    return figure
 
-    if not results.ok("train", setting=runs.SECTION_5_2_3):
-        raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    base = of("hybrid", 0)
-    pairs = {
-        f"{scheme}, n_S = {n}": (of(scheme, n), base) for scheme in runs.SCHEMES for n in numbers
-    }
-    return compared(results, pairs)
-
-
-TABLE10 = artefact(
-    "table10",
-    table10,
-    figure10,
-    claims={
-        "saving": saving(IMAGENET),
-        "imagenet_accuracy": lambda results: _imagenet(results, (3, 4)),  # "more than two"
-        "imagenet_loss": lambda results: _imagenet(results, (1, 2)),
-    },
-)
 
 # A plan for times measured here.
+
+PLANNED = {f"k = {k:g}": k for k in K}
 
 
 def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -239,39 +203,27 @@ def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
-    """The plans with their a and b, their gain and their cost."""
+    """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
     base, paper = section51(results, 1.0, 0), PAPER["table5"]
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
-    ours = _planned(results)
-    theirs = {"plan": "trained, the paper's b / a", **coefficients(PAPER["inferred"])}
-    measured = coefficients(ours[0].metrics) if ours else {}
-    own = {"plan": "trained, times measured here", **measured}
-    rows: list[dict[str, Any]] = [
-        {**row, "k": K[1], "workers": runs.mix(HALF), **batch_sizes(records)}
-        | outcome(results, records, row_5, base, paper["baseline"])
-        for row, records in ((theirs, section51(results, K[1], HALF)), (own, ours))
-    ]
-    for record in results.ok("own_plan"):
-        if record.metrics["error"]:
-            rows.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
-    over = over_alone(results) if _timed_kinds(results, OWN) else {}
-    for kind in (kind for of in (OWN, *PARTS) for kind in _timed_kinds(results, of)):
-        own_times = kind["in"] == OWN
-        times = "times measured here" if own_times else f"{kind['in']}'s, the paper's b / a"
-        row = {
-            "plan": f"two real workers, {times}, {kind['resolution']} px",
-            "k": kind["k"],
-            "workers": "2 large" if kind["k"] == runs.ALONE else "1 small, 1 large",
-            "B_L": kind["large_batch"],
-            **coefficients(kind),
-        }
+    ours, rows = _planned(results), []
+    for plan, times, records in (
+        ("trained, the paper's b / a", PAPER["inferred"], section51(results, K[1], HALF)),
+        ("trained, times measured here", ours[0].metrics if ours else {"a": None, "b": None}, ours),
+    ):
+        line = Line(records, row_5, base, paper["baseline"])
+        rows.append({"plan": plan, **coefficients(times), "k": K[1], **outcome(results, line)})
+    over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
+    for kind in _timed_kinds(results, OWN):
+        plan = f"two real workers, times measured here, {kind['resolution']} px"
+        row = {"plan": plan, "k": kind["k"], "B_L": kind["large_batch"], **coefficients(kind)}
         if kind["error"]:
             row["plan"] += f": no plan, {kind['error']}"
         else:
             row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
             row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
-        if own_times and isinstance(ratio_ := over.get(kind["k"]), Estimate):
-            row["time over large batches"] = str(ratio_)
+        if isinstance(found := over.get(f"k = {kind['k']:g}"), Estimate):
+            row["time over large batches"] = str(found)
         rows.append(row)
     return rows
 
@@ -281,46 +233,30 @@ def _planned(results: Results) -> list[Record]:
     return [record for record in results.ok("own_plan") if record.metrics["error"] is None]
 
 
-def over_alone(results: Results) -> dict[float, Estimate | NotRun]:
-    """By k, the wall time of an epoch over that of large batches alone, or why there is none.
-
-    Raises:
-        NotRun: Nothing was timed.
-    """
+def over_alone(results: Results, k: float) -> Estimate:
+    """The wall time of an epoch with both batch sizes over that of large batches alone."""
     alone, *others = kinds_of(results, OWN)
-    found: dict[float, Estimate | NotRun] = {}
-    for kind in others:
-        try:
-            found[kind["k"]] = time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
-        except NotRun as missing:
-            found[kind["k"]] = missing
-    return found
+    kind = next(kind for kind in others if kind["k"] == k)
+    return _time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
 
 
 def draw_own_plan(results: Results) -> "Figure":
     """Draw the time of an epoch with both batch sizes, ours and the promised k."""
-    try:
-        found = over_alone(results)
-    except NotRun as missing:
-        found = dict.fromkeys(K, missing)
-    rows = {f"planned for {k:g} times": (k, ours) for k, ours in found.items()}
+    found = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
+    rows = {f"planned for {name}": (PLANNED[name], ours) for name, ours in found.items()}
     xlabel = "time of an epoch with both batch sizes over large ones alone"
     return _draw(results, rows, xlabel, "the promised k")
 
 
 def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
-    over = {f"k = {k:g}": (k, found) for k, found in over_alone(results).items()}
 
     def over_promised(name: str) -> Estimate:
-        k, found = over[name]
-        if isinstance(found, NotRun):
-            raise found
-        note = f"{found} of the time of large batches alone"
-        label = f"{name}, measured over promised"
-        return replace(found, mean=found.mean - math.log(k), label=label, note=note)
+        over = over_alone(results, PLANNED[name])
+        promised = math.log(PLANNED[name])
+        return replace(over, mean=over.mean - promised, label=f"{name}, measured over promised")
 
-    return said_of(cases(over, over_promised))
+    return with_colons(cases(PLANNED, over_promised))
 
 
 def own_gain(results: Results) -> Cases:

@@ -21,7 +21,7 @@ KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
 SEARCH = "5.1, rates"
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
 STEPS_IN_A_ROW = 5  # that are timed as one
-HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes stands for all
+HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes is enough
 
 # By learning rate: held-out images choose it, other seeds judge the gain at it.
 HELD_OUT = 5  # one of so many training images
@@ -328,20 +328,16 @@ def own_plan(profile: str, chosen: Chosen) -> list[Run]:
     """
     theirs = section51(profile, chosen, K[1], HALF)
     config = _replanned(theirs.config, rounding="nearest")
+    large = config["sub_stages"][0]["plan"]["large_batch"]
     config["measured"] = {
         "resolution": _pixels(profile, PAPER["section3_2"]["resolution"]),
-        "batch_sizes": _timed_sizes(config["sub_stages"][0]["plan"]["large_batch"]),
+        "batch_sizes": sorted({max(2, round(share * large)) for share in (0.15, 0.3, 0.6, 1.0)}),
         "repeats": 5,
     }
     # One seed will do where the spread is known from Table 5's trainings.
     seeds = (0,) if profile in ("smoke", "quick") else None
     ours = Run("own_plan", config, seeds, label=f"own plan, {theirs.label}")
     return [section51(profile, chosen, 1.0, 0), theirs, ours, wall(profile)]
-
-
-def _timed_sizes(large: int) -> list[int]:
-    """The batch sizes whose steps give a and b."""
-    return sorted({max(2, round(share * large)) for share in (0.15, 0.3, 0.6, 1.0)})
 
 
 def wall(profile: str) -> Run:

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.dualbatch import runs
-from repro.experiments.dualbatch.cells import Records, by_process, change, final
-from repro.experiments.dualbatch.labels import artefact, said_of, trained, whose
-from repro.experiments.dualbatch.real_workers import rounds, trials_of
-from repro.experiments.judge import Cases, NotRun, cases, ratio
+from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_times
+from repro.experiments.dualbatch.cells import (
+    Records,
+    artefact,
+    by_process,
+    compared,
+    final,
+    whose,
+    with_colons,
+)
+from repro.experiments.dualbatch.real_workers import rounds
+from repro.experiments.judge import Cases, NotRun, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -21,7 +29,6 @@ from repro.report import DASH, Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAME_TIME = 0.01
 _DRAWN_EPOCHS = 3  # in Figure 2
 
 
@@ -57,23 +64,16 @@ def _lead(record: Record) -> int:
     return max(leads)
 
 
-def _virtual(records: Records) -> list[float]:
-    """The virtual seconds of whole trainings; a cluster has none."""
-    series = [record.metrics["virtual_time_s"] for record in records]
-    return [seconds[-1] for seconds in series if seconds]
-
-
 def table(results: Results) -> list[dict[str, Any]]:
-    """Accuracy, times and staleness by synchronisation and merge rule."""
+    """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     cells = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
-        cells.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
+        if records := results.ok("synchronise", **config):
+            cells.append((slow, runs.RULES[0], records))
     rows: list[dict[str, Any]] = []
     for name, merge, records in cells:
-        if not records and "times as long" in name:
-            continue
         stale = [value for record in records for value in record.metrics["staleness"]]
         losses = final(results, records, "test_loss")
         finite = all(map(math.isfinite, losses))
@@ -85,61 +85,50 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "loss": Summary.of(losses).text(3) if finite else "not finite",
                 "n": len(records),
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
-                "staleness, most": max(stale, default=DASH),
                 "shares ahead, most": max(map(_lead, records), default=DASH),
-                "virtual (s)": Summary.of(_virtual(records)).text(),
             }
         )
-    for record in results.ok("wall")[:1]:
-        for sync, seconds in rounds(results).items() if record.metrics["parts"] else ():
-            name = f"{_name(sync)}, two real workers, a round of epochs"
-            rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
+    try:
+        timed = rounds(results)
+    except NotRun:
+        timed = {}
+    for sync, seconds in timed.items():
+        name = f"{_name(sync)}, two real workers, a round of epochs"
+        rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
     return rows
 
 
 def draw(results: Results) -> "Figure":
-    """Draw final accuracies, and the time of real workers with and without barrier."""
+    """Draw final accuracies by synchronisation and merge rule."""
     from repro.experiments.dualbatch import drawing
 
     of = {f"{_name(sync)}, {rule}": _of(results, sync, rule) for sync, rule in runs.SYNCS}
     ran = [record for records in of.values() for record in records]
     accuracies = {name: final(results, records, "accuracy") for name, records in of.items()}
-    try:
-        seconds = {f"{sync.upper()}, seconds": of for sync, of in rounds(results).items()}
-    except NotRun:
-        seconds = {}
-    panels: dict[str, Any] = {
-        f"final test accuracy (%): workers SIMULATED in turns\n{whose(ran)}": {"ours": accuracies},
-        f"a round of epochs: two real workers, SYNTHETIC images\n{whose(results.ok('wall'))}": {
-            "ours": seconds
-        },
-    }
-    figure, axes = drawing.draw_means(panels, "", "mean ± 1 deviation")
-    for axis in axes:
-        axis.tick_params(axis="x", rotation=60, labelsize=7)
+    title = f"workers SIMULATED in turns; {whose(ran)}"
+    ylabel = "final test accuracy (%), ± 1 deviation"
+    figure, axes = drawing.draw_means({title: {"ours": accuracies}}, "", ylabel)
+    axes[0].tick_params(axis="x", rotation=45, labelsize=7)
     return figure
 
 
 def asp_faster(results: Results) -> Cases:
     """Rounds of epochs of two real workers, ASP over BSP, by the wall."""
-    seconds = rounds(results)
+    seconds, records = rounds(results), results.ok("wall")
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
-    asp, bsp = (by_process(results, "wall", seconds[sync]) for sync in ("asp", "bsp"))
-    return said_of({"ASP over BSP": ratio(asp, bsp, trials=trials_of(results))})
+    asp, bsp = (by_process(results, records, seconds[sync]) for sync in ("asp", "bsp"))
+    trials = "processes" if len(records) > 1 else "rounds"
+    return with_colons({"ASP over BSP": ratio(asp, bsp, trials=trials)})
 
 
 def asp_converges_worse(results: Results) -> Cases:
     """ASP over BSP by every merge rule but those by which neither learns anything."""
     cells = {rule: (_of(results, "asp", rule), _of(results, "bsp", rule)) for rule in runs.RULES}
-    idle = [rule for rule, pair in cells.items() if not any(map(_learned, pair))]
-    if len(idle) == len(cells):
+    learned = {rule: pair for rule, pair in cells.items() if any(map(_learned, pair))}
+    if not learned:
         raise NotRun("by no merge rule did training learn anything")
-    found = cases(
-        [rule for rule in cells if rule not in idle], lambda rule: change(results, *cells[rule])
-    )
-    left_out = f"{', '.join(idle)}: neither learned anything, not counted" if idle else ""
-    return said_of(found, trained(cells[runs.RULES[0]][0]), left_out)
+    return compared(results, learned)
 
 
 def _learned(records: Records) -> bool:
@@ -157,7 +146,7 @@ def _learned(records: Records) -> bool:
 
 def same_end(results: Results) -> tuple[bool, str]:
     """Ask whether all synchronisations take as long as BSP by the virtual clock."""
-    times = {f"{_name(s)}, {m}": _virtual(_of(results, s, m)) for s, m in runs.SYNCS}
+    times = {f"{_name(s)}, {m}": virtual_times(_of(results, s, m)) for s, m in runs.SYNCS}
     base = times["BSP, average"]
     ratios = {name: np.mean(time) / np.mean(base) for name, time in times.items() if time and base}
     if len(ratios) < 2:
@@ -180,7 +169,6 @@ def figure2_table(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "synchronisation": _name(sync),
-            "commit": number + 1,
             "worker": worker,
             "pulls at (s)": f"{pull:.3f}",
             "of version": record.metrics["pulled"][number],
@@ -199,7 +187,6 @@ def figure2(results: Results) -> "Figure":
 
     count = len(runs.SHOWN)
     figure, axes = drawing.plots.new_axes(count, 1, 9.6, 1.4 * count + 0.6)
-    last = 0.0
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
         drawing.titled(axis, f"{_name(sync)}: workers SIMULATED in turns; {whose(records)}", 120)
@@ -211,12 +198,10 @@ def figure2(results: Results) -> "Figure":
                 axis.barh(worker, merge - pull, left=pull, height=0.6, color=colour, ec="white")
                 label = f"{kind}-batch worker, from pull to push"
                 axis.plot([merge], [worker], ">", color=colour, mec="black", ms=6, label=label)
-                last = max(last, merge)
         axis.set_yticks(range(runs.WORKERS))
         axis.set_ylim(runs.WORKERS - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
-    for axis in axes[:, 0]:
-        axis.set_xlim(0, 1.03 * last or 1)
+        axis.sharex(axes[0, 0])
         axis.label_outer()
     drawing.plots.legend_below(figure, 4)
     return figure
@@ -238,9 +223,7 @@ def engines_table(results: Results) -> list[dict[str, Any]]:
         same = {True: "yes", False: "NO", None: DASH}[metrics["same_weights"]]
         measured = {
             "accuracy (%)": f"{metrics['accuracy'][-1]:.2f}",
-            "commits": metrics["commits"],
             "staleness, mean": f"{np.mean(metrics['staleness']):.2f}",
-            "staleness, most": max(metrics["staleness"]),
             "wall (s)": f"{metrics['wall_time_s'][-1]:.2f}",
             "same weights in the same order": same,
         }

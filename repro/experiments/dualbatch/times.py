@@ -5,15 +5,21 @@ Figures 3, 4 and 13, and Table 4.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from repro.experiments.dualbatch import runs
-from repro.experiments.dualbatch.cells import by_process
-from repro.experiments.dualbatch.labels import ROLE, artefact, said_of, whose
+from repro.experiments.dualbatch.cells import (
+    ROLE,
+    artefact,
+    by_process,
+    by_seed,
+    whose,
+    with_colons,
+)
 from repro.experiments.dualbatch.real_workers import coefficients
 from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
@@ -32,22 +38,17 @@ AUTHORS = "GTX 1080"
 Turns = Mapping[int, Sequence[float]]  # seconds of each turn, or process, by batch size
 
 
-def _measured(results: Results, experiment: str = "times", role: str = CIFAR) -> list[Record]:
-    """A measurement, of several processes as one record; empty where there is none."""
-    there = results.first(experiment, role=role)
-    return [results.measured(experiment, role=role)] if there else []
+def _timed(results: Results) -> list[Record]:
+    return results.ok("times", role=CIFAR)
 
 
-def _trials(results: Results) -> str:
-    return "processes" if len(results.ok("times", role=CIFAR)) > 1 else "rounds"
-
-
-def _frameworks(results: Results, needed: bool = False) -> dict[str, dict[str, Any]]:
+def _frameworks(results: Results) -> dict[str, dict[str, Any]]:
     """The lines through the authors' raw measurements, by framework."""
     record = results.first("published")
-    if needed and record is None:
+    if record is None:
         raise NotRun("the authors' raw data is not at hand")
-    return record.metrics["frameworks"] if record else {}
+    found: dict[str, dict[str, Any]] = record.metrics["frameworks"]
+    return found
 
 
 def _steps(record: Record, side: int) -> Turns:
@@ -64,105 +65,78 @@ def _epochs(record: Record, side: int) -> Turns:
 # Figures 3 and 4: a batch, an epoch.
 
 
-@dataclass(frozen=True)
-class Line:
-    """Seconds, or bytes, against batch sizes: measured in each turn, and by a fitted line."""
+class Line(NamedTuple):
+    """Seconds, or bytes, by batch size: measured, and by a fitted line."""
 
-    where: str
     title: str
     fit: Mapping[str, Any]
-    values: Sequence[Any]  # batch sizes, measured, predicted
-    turns: Sequence[Sequence[float]] = ()
-    paper: bool = False  # the authors' raw measurements
+    sizes: Sequence[int]
+    measured: Sequence[float]
+    predicted: Sequence[float]
 
 
-def _lines(results: Results, epochs: bool) -> list[Line]:
-    """The times of batches, or of epochs, ours and the authors'."""
-    lines = []
-    for record in _measured(results):
+def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
+    """The times of batches, or of epochs, ours and the authors', by where they are from."""
+    lines, ours = {}, _timed(results)
+    for record in [results.measured("times", role=CIFAR)] if ours else ():
         for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
-            side, sizes = fit["resolution"], record.config["batch_sizes"]
-            due = [fit["a"] * n + fit["b"] for n in sizes]
-            values, turns = [sizes, fit["seconds"], due], _steps(record, side)
+            side, sizes = f"{fit['resolution']} px", record.config["batch_sizes"]
+            values = [sizes, fit["seconds"], [fit["a"] * n + fit["b"] for n in sizes]]
             if epochs:
-                keys, turns = ("batch", "measured_s", "equation2_s"), _epochs(record, side)
+                keys = ("batch", "measured_s", "equation2_s")
                 values = [[row[key] for row in passes] for key in keys]
-            title = whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
-            lines.append(Line(f"here, {side} px", title, fit, values, list(turns.values())))
-    for name, fit in _frameworks(results).items():
-        sizes = fit["batches"]
-        values = [sizes, fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in sizes]]
+            lines[f"here, {side}"] = Line(whose(ours, side), fit, *values)
+    for name, fit in _frameworks(results).items() if results.ok("published") else ():
+        values = [fit["per_batch_s"], [fit["a"] * n + fit["b"] for n in fit["batches"]]]
         if epochs:
-            values = [sizes, fit["epoch_s"], fit["predicted_s"]]
+            values = [fit["epoch_s"], fit["predicted_s"]]
         title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
-        lines.append(Line(f"authors' raw data, {name}", title, fit, values, paper=True))
+        lines[f"paper, {AUTHORS}, {name}"] = Line(title, fit, fit["batches"], *values)
     return lines
 
 
-def line_table(results: Results) -> list[dict[str, Any]]:
-    """The fitted lines, and how far batches are off at the sizes that Figure 3 shows."""
-    rows: list[dict[str, Any]] = []
-    for line in _lines(results, epochs=False):
-        sizes, measured, predicted = map(np.array, line.values)
-        errors = 100 * np.abs(measured / predicted - 1)
-        told = {
-            "batch sizes": f"{len(sizes)}, {sizes.min()} to {sizes.max()}",
-            "largest error of a batch": f"{errors.max():.1f} %",
-            "median error of a batch": f"{np.median(errors):.1f} %",
-        }
-        rows.append({"where": line.where, **coefficients(line.fit), **told})
-    return [*rows, {"where": "gives the paper's Table 2", **coefficients(PAPER["inferred"])}]
-
-
-def epoch_table(results: Results) -> list[dict[str, Any]]:
-    """The time of an epoch by batch size, measured and by equation 2."""
-    shown = range(ALL_SIZES // 5, ALL_SIZES + 1, ALL_SIZES // 5)
-    rows: list[dict[str, Any]] = []
-    for line in _lines(results, epochs=True):
-        for n, seconds, due in zip(*line.values, strict=True):
-            if n in shown or not line.paper:
-                row = {"where": line.where, "batch size": n, "measured (s)": f"{seconds:.3f}"}
-                error = f"{100 * (seconds / due - 1):+.1f} %"
-                rows.append(row | {"equation 2 (s)": f"{due:.3f}", "error": error})
-        if line.paper:
-            median, most = 100 * line.fit["median_error"], 100 * line.fit["largest_error"]
-            errors = f"median {median:.1f} %, at most {most:.1f} %"
-            rows.append({"where": line.where, "batch size": f"all {ALL_SIZES}", "error": errors})
-    a, b = PAPER["inferred"]["a"], PAPER["inferred"]["b"]
-    for n in shown:
-        due = (a * n + b) * math.ceil(PAPER["cifar_samples"] / n)
-        where = {"where": "gives the paper's Table 2", "batch size": n}
-        rows.append(where | {"equation 2 (s)": f"{due:.3f}"})
+def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
+    """The fitted lines, and how far times of batches, or of epochs, are from their predictions."""
+    rows = [{"where": "gives the paper's Table 2", **coefficients(PAPER["inferred"])}]
+    for where, line in lines_of(results, epochs).items():
+        errors = 100 * np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
+        rows.append(
+            {
+                "where": where,
+                **coefficients(line.fit),
+                "batch sizes": f"{line.sizes[0]} to {line.sizes[-1]}",
+                "seconds": f"{line.measured[0]:.3g} to {line.measured[-1]:.3g}",
+                "error, median": f"{np.median(errors):.1f} %",
+                "error, largest": f"{errors.max():.1f} %",
+            }
+        )
     return rows
 
 
-def _draw_line(axis: Any, line: Line, names: tuple[str, str]) -> None:
+def _draw_line(axis: Any, line: Line, predicted: str) -> None:
     """Draw measured points and a line against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
-    style, owner, point = {"color": drawing.plots.OURS}, "ours", "o"
-    if line.paper:
-        style, owner, point = drawing.plots.HOLLOW | {"marker": ""}, "paper's", "D"
-        names = ("raw measurements", names[1])
-    sizes, measured, predicted = line.values
-    for size, values in zip(sizes, line.turns, strict=False):
-        axis.vlines(size, min(values), max(values), lw=1.4, alpha=0.6, **style)
-    points = style | {"ls": "none", "marker": point, "ms": 4.5, "label": f"{owner}: {names[0]}"}
-    axis.plot(sizes, measured, **points)
-    axis.plot(sizes, predicted, lw=1.4, label=f"{owner}: {names[1]}", **style)
+    style, owner = {"color": drawing.plots.OURS, "marker": "o"}, "ours"
+    if line.title.startswith("paper"):
+        style, owner = drawing.plots.HOLLOW, "paper's"
+    points = style | {"ls": "none", "ms": 4.5, "label": f"{owner}: measured"}
+    axis.plot(line.sizes, line.measured, **points)
+    fitted = style | {"marker": "", "label": f"{owner}: {predicted}"}
+    axis.plot(line.sizes, line.predicted, lw=1.4, **fitted)
     drawing.titled(axis, line.title)
     axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
 
 
-def _figure(results: Results, epochs: bool, predicted: str) -> "Figure":
+def draw_times(results: Results, epochs: bool) -> "Figure":
     """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
     from repro.experiments.dualbatch import drawing
 
-    lines = _lines(results, epochs)
+    lines = lines_of(results, epochs).values()
     columns = max(1, len(lines))  # an empty one where nothing was measured
     figure, axes = drawing.plots.new_axes(1, columns, 2.4 * columns, 3.0)
     for axis, line in zip(axes[0], lines, strict=False):
-        _draw_line(axis, line, (f"median (bar: all {_trials(results)})", predicted))
+        _draw_line(axis, line, "equation 2" if epochs else "fitted a x + b")
     axes[0, 0].set_ylabel(f"time of {'an epoch' if epochs else 'a batch'} (s)")
     drawing.plots.legend_below(figure, 4)
     return figure
@@ -200,12 +174,14 @@ def _sides(results: Results) -> dict[str, int]:
     return {f"{side} px": side for side in sides}
 
 
+def _mean(results: Results, values: Sequence[float], **form: Any) -> Estimate:
+    records = _timed(results)
+    trials = "processes" if len(records) > 1 else "rounds"
+    return mean_of(by_process(results, records, values), trials=trials, **form)
+
+
 def _trend(
-    results: Results,
-    turns_of: Callable[[Record, int], Turns],
-    trend: Trend,
-    label: str = "",
-    **form: Any,
+    results: Results, turns_of: Callable[[Record, int], Turns], trend: Trend, **form: Any
 ) -> Cases:
     """A trend over batch sizes, in each process or turn, by resolution."""
     sides = _sides(results)
@@ -214,51 +190,47 @@ def _trend(
         by_size = turns_of(results.measured("times", role=CIFAR), sides[name])
         turns = zip(*by_size.values(), strict=True)
         values = [trend(dict(zip(by_size, turn, strict=True))) for turn in turns]
-        estimate = mean_of(by_process(results, "times", values), trials=_trials(results), **form)
-        return replace(estimate, label=label and f"{name}: {label}")
+        label = f"{name}: twice the batch" if trend is doubling else name
+        return replace(_mean(results, values, **form), label=label)
 
-    return said_of(cases(sides, of))
+    return with_colons(cases(sides, of))
 
 
-def _published(
-    results: Results, key: str, trend: Trend, holds: Callable[[float], bool], form: str
-) -> tuple[bool, str]:
-    """Whether a trend over batch sizes holds in all of the authors' raw measurements."""
-    found = {
+def _published(results: Results, key: str, trend: Trend) -> dict[str, float]:
+    """A trend over batch sizes in the authors' raw measurements, by framework."""
+    return {
         name: trend(dict(zip(fit["batches"], fit[key], strict=True)))
-        for name, fit in _frameworks(results, needed=True).items()
+        for name, fit in _frameworks(results).items()
     }
-    said = ", ".join(f"{name}: {form.format(value)}" for name, value in found.items())
-    return all(map(holds, found.values())), said
 
 
 def line_published(results: Results) -> tuple[bool, str]:
     """Ask how the authors' times of a batch bend."""
-    form = "{:+.1f} %"
-    return _published(results, "per_batch_s", bend, lambda off: abs(off) <= ERROR_PERCENT, form)
-
-
-def predictable(results: Results) -> tuple[bool, str]:
-    """Compare the median errors of equation 2 over all batch sizes."""
-    fits = _frameworks(results, needed=True)
-    median = {name: fit["median_error"] for name, fit in fits.items()}
-    said = ", ".join(f"{name}: median {100 * error:.1f} %" for name, error in median.items())
-    return median["TensorFlow"] < median["PyTorch"], f"{said} of {ALL_SIZES} batch sizes"
-
-
-FIGURE3 = artefact(
-    "figure3",
-    line_table,
-    lambda results: _figure(results, False, "fitted a x + b"),
-    claims={"line": lambda results: _trend(results, _steps, bend, unit="%", digits=1)},
-    checks={"line_published": line_published, "predictable": predictable},
-)
+    off = _published(results, "per_batch_s", bend)
+    said = ", ".join(f"{name}: {percent:+.1f} %" for name, percent in off.items())
+    return all(abs(percent) <= ERROR_PERCENT for percent in off.values()), said
 
 
 def falls_published(results: Results) -> tuple[bool, str]:
     """Ask for the trend of the authors' epochs over the batch sizes that are shown."""
-    form = "twice the batch ×{:.2f}"
-    return _published(results, "epoch_s", doubling, lambda factor: factor < 1, form)
+    factors = _published(results, "epoch_s", doubling)
+    said = ", ".join(f"{name}: twice the batch ×{of:.2f}" for name, of in factors.items())
+    return all(factor < 1 for factor in factors.values()), said
+
+
+def predictable(results: Results) -> tuple[bool, str]:
+    """Compare the median errors of equation 2 over all batch sizes."""
+    median = {name: fit["median_error"] for name, fit in _frameworks(results).items()}
+    said = ", ".join(f"{name}: median {100 * error:.1f} %" for name, error in median.items())
+    return median["TensorFlow"] < median["PyTorch"], f"{said} of {ALL_SIZES} batch sizes"
+
+
+def equation2_published(results: Results) -> tuple[bool, str]:
+    """Ask for the largest error of all batch sizes in TensorFlow."""
+    fit = _frameworks(results)["TensorFlow"]
+    largest, beyond = 100 * fit["largest_error"], 100 * fit["share_beyond"]
+    said = f"at most {largest:.1f} %, at batch size {fit['largest_at']}"
+    return largest <= ERROR_PERCENT, f"{said}; {beyond:.1f} % of {ALL_SIZES} batch sizes lie beyond"
 
 
 def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
@@ -271,24 +243,24 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
     for name in names:
         try:
             errors = errors_of(name)
-            if not errors:
-                raise NotRun("no records")
         except NotRun as missing:
             found[name] = missing
             continue
-        count = len(errors)
-        widened = {one: replace(error, candidates=count) for one, error in errors.items()}
+        if not errors:
+            found[name] = NotRun("no records")
+            continue
+        widened = {one: replace(of, candidates=len(errors)) for one, of in errors.items()}
         ends = {one: error.interval(LEVEL) for one, error in widened.items()}
         # Without a known spread an interval reaches any distance, and certainly none.
         unknown = {one: (-math.inf, math.inf) for one, (low, _) in ends.items() if math.isnan(low)}
         ends |= unknown
         far = max(ends, key=lambda one: max(-ends[one][0], ends[one][1]))
         sure = max(ends, key=lambda one: max(ends[one][0], -ends[one][1]))
-        found[name] = replace(widened[far], label=f"farthest of {count}: {far}")
+        found[name] = replace(widened[far], label=f"farthest of {len(errors)}: {far}")
         if sure != far:
-            label = f"surest of {count}: {sure}"
+            label = f"surest of {len(errors)}: {sure}"
             found[f"{name}, surest"] = replace(widened[sure], label=label)
-    return said_of(found)
+    return with_colons(found)
 
 
 def _above_0(predicted: float) -> float:
@@ -309,28 +281,26 @@ def equation2(results: Results) -> Cases:
         for n, seconds in _epochs(record, sides[name]).items():
             count = math.ceil(record.config["samples"] / n)
             due = [_above_0((a * n + b) * count) for a, b in lines]
-            values = by_process(results, "times", list(np.array(seconds) / np.array(due)))
-            estimate = mean_of(values, log=True, digits=3, trials=_trials(results))
-            over[f"{name}, batch size {n}"] = estimate
+            ratios = list(np.array(seconds) / np.array(due))
+            over[f"{name}, batch size {n}"] = _mean(results, ratios, log=True, digits=3)
         return over
 
     return _farthest(sides, errors)
 
 
-def equation2_published(results: Results) -> tuple[bool, str]:
-    """Ask for the largest error of all batch sizes in TensorFlow."""
-    fit = _frameworks(results, needed=True)["TensorFlow"]
-    largest, beyond = 100 * fit["largest_error"], 100 * fit["share_beyond"]
-    said = f"at most {largest:.1f} %, at batch size {fit['largest_at']}"
-    return largest <= ERROR_PERCENT, f"{said}; {beyond:.1f} % of {ALL_SIZES} batch sizes lie beyond"
-
-
+FIGURE3 = artefact(
+    "figure3",
+    partial(line_table, epochs=False),
+    partial(draw_times, epochs=False),
+    claims={"line": lambda results: _trend(results, _steps, bend, unit="%", digits=1)},
+    checks={"line_published": line_published, "predictable": predictable},
+)
 FIGURE4 = artefact(
     "figure4",
-    epoch_table,
-    lambda results: _figure(results, True, "equation 2"),
+    partial(line_table, epochs=True),
+    partial(draw_times, epochs=True),
     claims={
-        "falls": lambda results: _trend(results, _epochs, doubling, "twice the batch", log=True),
+        "falls": lambda results: _trend(results, _epochs, doubling, log=True),
         "equation2": equation2,
     },
     checks={"falls_published": falls_published, "equation2_published": equation2_published},
@@ -350,28 +320,21 @@ def _shares(record: Record) -> list[dict[str, Any]]:
 
 def table4(results: Results) -> list[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
-    rows: list[dict[str, Any]] = []
-
-    def add(where: str, row: Mapping[str, Any], measured: float, **predicted: float) -> None:
+    shares = [(f"paper, {AUTHORS}", "", row) for row in PAPER["table4"]["rows"]]
+    missing = []
+    # Processes solve plans of their own, whose medians would be nobody's: the first one's.
+    for record in _timed(results)[:1]:
+        shares += [(f"here, {row['kind']}", "_s", row) for row in _shares(record)]
+        lacking = [row for row in record.metrics["shares"] if "error" in row]
+        missing = [{"where": f"here, {runs.mix(row['n_small'])}: no plan"} for row in lacking]
+    timed = []
+    for where, end, row in shares:
+        measured, predicted = row[f"measured{end}"], row[f"predicted{end}"]
         cells = {"where": where, "k": row["k"], "batch size": row["batch"]}
         cells |= {"samples": row["samples"], "measured (s)": f"{measured:.4g}"}
-        for name, seconds in predicted.items():
-            error = f"{100 * (measured / seconds - 1):+.1f} %"
-            cells |= {f"{name} (s)": f"{seconds:.4g}", f"error of {name}": error}
-        rows.append(cells)
-
-    for row in PAPER["table4"]["rows"]:
-        add(f"paper, {AUTHORS}", row, row["measured"], predicted=row["predicted"])
-    # Processes solve plans of their own, whose medians would be nobody's: the first one's.
-    for record in results.ok("times", role=CIFAR)[:1]:
-        for row in sorted(_shares(record), key=lambda row: (row["k"], row["kind"], row["batch"])):
-            equations = {f"equation {n}": row[f"equation{n}_s"] for n in (2, 3)}
-            predicted = {"predicted": row["predicted_s"], **equations}
-            add(f"here, {row['kind']}", row, row["measured_s"], **predicted)
-        for row in record.metrics["shares"]:
-            if "error" in row:
-                rows.append({"where": f"here, {runs.mix(row['n_small'])}: no plan", "k": row["k"]})
-    return rows
+        error = f"{100 * (measured / predicted - 1):+.1f} %"
+        timed.append(cells | {"predicted (s)": f"{predicted:.4g}", "error": error})
+    return timed + missing
 
 
 def shares_predicted(results: Results) -> Cases:
@@ -380,26 +343,22 @@ def shares_predicted(results: Results) -> Cases:
     Only medians are kept of the shares' turns: of one process no spread is known.
     """
     results.need("times", role=CIFAR)
-    ratios: dict[tuple[float, str], dict[int, float]] = {}  # by k and share, then by process
-    records = {record.seed: record for record in results.ok("times", role=CIFAR)}
-    for seed, record in records.items():
+    records = {record.seed: record for record in _timed(results)}
+    ratios: dict[str, dict[str, dict[int, float]]] = {f"k = {k:g}": {} for k in K}
+    for seed, record in records.items():  # by k, then by share, then by process
         for row in _shares(record):
-            share = row["k"], f"{row['kind']} batches, n_S = {row['n_small']}"
-            ratios.setdefault(share, {})[seed] = row["measured_s"] / _above_0(row["predicted_s"])
+            k, share = f"k = {row['k']:g}", f"{row['kind']} batches, n_S = {row['n_small']}"
+            ratio = row["measured_s"] / _above_0(row["predicted_s"])
+            ratios[k].setdefault(f"{k}, {share}", {})[seed] = ratio
 
-    def errors(name: str) -> dict[str, Estimate]:
-        found = {}
-        for (k, share), of in ratios.items():
-            if name == f"k = {k:g}":
-                cell = results.cell([records[n] for n in of], partial(_by_seed, of))
-                found[f"{name}, {share}"] = mean_of(cell, log=True, digits=3)
-        return found
+    def errors(k: str) -> dict[str, Estimate]:
+        cells = {
+            share: by_seed(results, [records[seed] for seed in of], of.values())
+            for share, of in ratios[k].items()
+        }
+        return {share: mean_of(cell, log=True, digits=3) for share, cell in cells.items()}
 
-    return _farthest([f"k = {k:g}" for k in K], errors)
-
-
-def _by_seed(values: Mapping[int, float], record: Record) -> float:
-    return values[record.seed]
+    return _farthest(ratios, errors)
 
 
 TABLE4 = artefact("table4", table4, claims={"shares_predicted": shares_predicted})
@@ -414,22 +373,18 @@ def _error_percent(metrics: Mapping[str, Any]) -> float | None:
 
 
 def memory_table(results: Results) -> list[dict[str, Any]]:
-    """The memory models and the largest batch sizes that they predict."""
+    """The largest batch sizes under a limit, predicted and found."""
     rows = []
     for role, part in PARTS.items():
         paper = PAPER["figure13"][part]
         row: dict[str, Any] = {
             "data": role,
-            "pixels, paper": paper["resolution"],
             "largest, paper's prediction": f"{paper['predicted_max']:,}",
             "error, paper": f"{paper['error']:.1f} %",
         }
-        for record in _measured(results, "memory", role):
+        for record in results.ok("memory", role=role)[:1]:
             metrics, error = record.metrics, _error_percent(record.metrics)
             row |= {
-                "pixels": record.config["resolution"],
-                "parameters etc. (MiB)": f"{metrics['fixed_bytes'] / MIB:,.1f}",
-                "a sample (MiB)": f"{metrics['bytes_per_sample'] / MIB:,.3f}",
                 "limit (MiB)": f"{metrics['limit_bytes'] / MIB:,.0f}",
                 "largest, predicted": f"{metrics['predicted_max']:,}",
                 "largest, measured": f"{metrics['measured_max']:,}",
@@ -439,33 +394,25 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def figure13(results: Results) -> "Figure":
-    """Draw measured and predicted memory, and the error of the predicted largest batch."""
+def draw_memory(results: Results) -> "Figure":
+    """Draw measured and predicted memory against the batch size, with the limit."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, len(PARTS) + 1, 9.6, 3.0)
-    *panels, last = axes[0]
-    last.axvline(0, color="#48536a", lw=1, label="_no error")
-    for row, (axis, (role, part)) in enumerate(zip(panels, PARTS.items(), strict=True)):
-        published = PAPER["figure13"][part]["error"]
-        last.plot([published], [row - 0.1], label="paper", **drawing.plots.HOLLOW)
-        for record in _measured(results, "memory", role):
+    figure, axes = drawing.plots.new_axes(1, len(PARTS), 8.0, 3.0)
+    for axis, role in zip(axes[0], PARTS, strict=True):
+        for record in results.ok("memory", role=role)[:1]:
             metrics, side = record.metrics, f"{record.config['resolution']} px"
-            sizes = [*metrics["batch_sizes"], *(n for n, _ in metrics["beyond"])]
-            peaks = [*metrics["peaks"], *(peak for _, peak in metrics["beyond"])]
-            fitted = [metrics["fixed_bytes"] + n * metrics["bytes_per_sample"] for n in sizes]
+            beyond = dict(metrics["beyond"])
+            sizes = [*metrics["batch_sizes"], *beyond]
+            peaks = [peak / MIB for peak in (*metrics["peaks"], *beyond.values())]
+            fixed, each = (metrics[name] / MIB for name in ("fixed_bytes", "bytes_per_sample"))
             title = f"in {role}'s place\n{whose([record], side)}"
-            line = Line(role, title, {}, [sizes, np.array(peaks) / MIB, np.array(fitted) / MIB])
-            _draw_line(axis, line, ("measured", "line fitted to the eight smallest"))
+            line = Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes])
+            _draw_line(axis, line, "line fitted to the eight smallest")
             limit = metrics["limit_bytes"] / MIB
-            axis.axhline(limit, color=drawing.LIMIT, ls=":", label="ours: limit (SIMULATED)")
+            axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
             axis.set_ylim(top=1.12 * limit)
-            if (error := _error_percent(metrics)) is not None:
-                last.plot([error], [row + 0.1], "o", color=drawing.plots.OURS, label="_ours")
     axes[0, 0].set_ylabel("peak memory (MiB)")
-    drawing.titled(last, f"predicted over found, ours solid\npaper (hollow, unsigned): {ROLE}")
-    last.set_yticks(range(len(PARTS)), list(PARTS))
-    last.set(xlabel="error of the largest batch (%)", ylim=(len(PARTS) - 0.5, -0.5))
     drawing.plots.legend_below(figure, 4)
     return figure
 
@@ -482,4 +429,4 @@ def largest_batch(results: Results) -> tuple[bool, str]:
     return all(holds), "; ".join(said)
 
 
-FIGURE13 = artefact("figure13", memory_table, figure13, checks={"largest_batch": largest_batch})
+FIGURE13 = artefact("figure13", memory_table, draw_memory, checks={"largest_batch": largest_batch})

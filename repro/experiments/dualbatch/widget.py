@@ -64,7 +64,7 @@ def describe(plan: DualBatchPlan | str) -> str:
 
 
 def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figure:
-    """Draw a plan beside all others: on the left its workers' steps, on the right small batches.
+    """Draw a plan among all others: on the left its workers' steps, on the right small batches.
 
     Axes are the same for whatever the widget's sliders are set to.
     """
