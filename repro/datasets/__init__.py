@@ -18,6 +18,7 @@ from repro.datasets.catalogue import (
     looked_for,
     road_against_rest,
 )
+from repro.datasets.decoding import StreamedImages, dense
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -30,7 +31,6 @@ from repro.datasets.image_data import (
 from repro.datasets.loader import TensorLoader, channel_statistics
 from repro.datasets.patches import PatchLoader, low_resolution, noisy
 from repro.datasets.phantom import draw_ellipses, phantom
-from repro.datasets.streamed import StreamedImages, dense
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [

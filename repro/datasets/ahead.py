@@ -36,7 +36,7 @@ class Ahead:
         if count < 1:
             raise ValueError(f"count is {count}; give at least 1")
         self._loader, self._device, self._count = loader, torch.device(device), count
-        self._always = always
+        self._threaded = always or accelerator.is_accelerator(device)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -44,9 +44,7 @@ class Ahead:
         Raises:
             HostMemoryError: The host has not the memory to pin.
         """
-        if not self._always and not accelerator.is_accelerator(self._device):
-            return iter(self._loader)
-        return self._made_ahead()
+        return self._made_ahead() if self._threaded else iter(self._loader)
 
     def _made_ahead(self) -> Iterator[Batch]:
         iterator = iter(self._loader)

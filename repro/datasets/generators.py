@@ -1,7 +1,5 @@
 """Synthetic images with a class structure that a small CNN can learn."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -11,6 +9,7 @@ from repro.datasets.image_data import (
     Size,
     Split,
     as_pair,
+    check_counts,
     check_memory,
     check_size,
     tensor_digest,
@@ -51,17 +50,9 @@ def synthetic(
     size = check_size(image_size)
     if size is None:
         raise DatasetError("image_size=None: synthetic images have no size of their own, give one")
-    least = {"train": 1, "test": 1, "num_classes": 2, "channels": 1, "seed": 0}
-    given: dict[str, Any] = {
-        "train": train,
-        "test": test,
-        "num_classes": num_classes,
-        "channels": channels,
-        "seed": seed,
-    }
-    for name, value in given.items():
-        if not isinstance(value, int) or value < least[name]:
-            raise DatasetError(f"{name}={value!r}: expected an int, at least {least[name]}")
+    check_counts(train=train, test=test, channels=channels)
+    check_counts(2, num_classes=num_classes)
+    check_counts(0, seed=seed)
     if masks and num_classes > 255:
         raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
     height, width = as_pair(size)
@@ -141,7 +132,7 @@ def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _ellipses(n: int, height: int, width: int, random: np.random.Generator) -> np.ndarray:
-    """Return bool (n, H, W): the inside of one ellipse per image."""
+    """The inside of one ellipse per image, bool (n, H, W)."""
     y, x = np.ogrid[:height, :width]
 
     def draw(low: int, high: int) -> np.ndarray:

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from repro.datasets.image_data import DatasetError
-from repro.datasets.loader import Batch, TensorLoader
+from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
 def low_resolution(images: Tensor, scale: int) -> Tensor:
-    """Return images shrunk by a whole factor, bicubic with antialiasing, as DIV2K's are.
+    """Shrink images by a whole factor, bicubic with antialiasing, as DIV2K's are.
 
     Args:
         images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
@@ -38,7 +37,7 @@ def low_resolution(images: Tensor, scale: int) -> Tensor:
 
 
 def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
-    """Return images with Gaussian noise, rounded and clipped to 0 to 255.
+    """Add Gaussian noise to images, rounded and clipped to 0 to 255.
 
     Args:
         images: uint8, (N, C, H, W).
@@ -140,7 +139,7 @@ class PatchLoader:
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Number of batches in an epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -148,8 +147,7 @@ class PatchLoader:
 
         Yields float32 inputs (B, C, p, p) and targets (B, C', s p, s p), both in [0, 1].
         """
-        state = np.random.SeedSequence([self.seed, self.epoch, 1]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        generator = generator_of(self.seed, self.epoch, 1)
         # For all of the epoch at once: a copy per mini-batch would wait for the device.
         draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
         batches = iter(self._loader)

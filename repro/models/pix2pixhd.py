@@ -12,17 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 FEATURE_MATCHING = 10.0  # λ of equation 5
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions that add to their input: R1024 of the paper.
-
-    Args:
-        channels: Channels of input and output.
-    """
+    """Two 3x3 convolutions that add to their input: R1024 of the paper."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,10 +38,6 @@ class PatchDiscriminator(nn.Module):
 
     Differs from the paper: its text has stride 2 in every layer, but patches of 70 pixels, and the
     authors' code, have stride 1 in C512 and in the last layer.
-
-    Args:
-        in_channels: Channels of labels and image together.
-        width: Channels of the first layer.
     """
 
     def __init__(self, in_channels: int, width: int) -> None:
@@ -68,20 +60,14 @@ class PatchDiscriminator(nn.Module):
 
 
 class MultiScaleDiscriminator(nn.Module):
-    """Equal discriminators, each of which sees half the resolution of the one before.
-
-    Args:
-        in_channels: Channels of labels and image together.
-        width: Channels of the first layer of each.
-        scales: How many there are.
-    """
+    """Equal discriminators, each of which sees half the resolution of the one before."""
 
     def __init__(self, in_channels: int, width: int, scales: int) -> None:
         super().__init__()
         self.scales = nn.ModuleList(PatchDiscriminator(in_channels, width) for _ in range(scales))
 
     def forward(self, labels: torch.Tensor, images: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Return every layer's output at every scale, of labels and images (B, ..., H, W)."""
+        """Every layer's output at every scale, of labels and images (B, ..., H, W)."""
         x = torch.cat((labels, images), dim=1)  # (B, in_channels, H, W)
         outputs = [self.scales[0](x)]
         for discriminator in self.scales[1:]:
@@ -160,7 +146,7 @@ class Pix2PixHD(nn.Module):
     def generator_loss(
         self, labels: torch.Tensor, real: torch.Tensor, fake: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the generator minimises: equation 5, with least squares for the GAN.
+        """The generator's loss: equation 5, with least squares for the GAN.
 
         Feature matching is the mean over scales, as in the authors' code (equation 5 has the sum),
         of the sum over the layers before the last. The discriminators' parameters get gradients
@@ -190,7 +176,7 @@ class Pix2PixHD(nn.Module):
     def discriminator_loss(
         self, labels: torch.Tensor, real: torch.Tensor, fake: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the discriminators minimise: least squares, over 2, summed over scales.
+        """The discriminators' loss: least squares, over 2, summed over scales.
 
         Arguments and output are those of `generator_loss`. No gradient reaches `fake`.
         """

@@ -55,9 +55,11 @@ def refused() -> Iterator[tuple[str, bytes, bytes, str]]:
         yield kind, member(name, len(image)).tobuf() + padded, end, said
     for size in (archives.MEMBER_BYTES + 1, 12 * 2**30):
         yield str(size), member(size=size).tobuf(tarfile.GNU_FORMAT), end, f"{size:,} bytes"
-    # GNU's header of a name of 4 MB, which tarfile would read whole.
+    # GNU's header of a name of 4 MB, without its file.
     long = member("././@LongLink", 2**22, type=tarfile.GNUTYPE_LONGNAME).tobuf() + b"a" * 2**22
-    yield "long name", long, end, "a name in it takes more"
+    yield "long name", long, end, "damaged or incomplete"
+    sparse = member(type=tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT)
+    yield "sparse file", sparse, end, "a link or a device"
     damaged = member(size=len(image)).tobuf().replace(b"ant", b"and") + padded
     yield "damaged header", damaged, end, "something else follows"
     yield "second tar", end + member().tobuf(), end, "something else follows"
