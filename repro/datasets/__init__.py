@@ -10,14 +10,7 @@ Example:
 """
 
 from repro.datasets.ahead import Ahead
-from repro.datasets.catalogue import (
-    NAMES,
-    available,
-    download,
-    load,
-    looked_for,
-    road_against_rest,
-)
+from repro.datasets.catalogue import NAMES, available, download, load, looked_for
 from repro.datasets.decoding import StreamedImages, dense
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
@@ -59,6 +52,5 @@ __all__ = [
     "low_resolution",
     "noisy",
     "phantom",
-    "road_against_rest",
     "synthetic",
 ]
