@@ -49,16 +49,6 @@ def test_cache_is_used_and_follows_the_source(tmp_path, monkeypatch):
     assert len(cache_files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
-def test_truncated_archive(tmp_path, kept):
-    path = write_archive(tmp_path / "flowers5.tar.xz", class_files(per_class=20))
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(CorruptDatasetError, match=r"flowers5\.tar\.xz is damaged.*delete it"):
-        load("flowers5", tmp_path)
-    assert not [*cache_files(tmp_path), *(tmp_path / "cache").rglob("*.tmp")]
-
-
 MASK = "camvid/test/masks/1.png"
 
 
