@@ -21,7 +21,7 @@ PALETTE = [INK, *sns.color_palette("colorblind", 9)]
 MARKERS = "osD^vPX*hd"
 STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 
-# A paper's values, wherever ours stand beside them.
+# Style of a paper's values beside ours.
 HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
 
 # One point of a series: position, mean, standard deviation (NaN for none).
@@ -70,7 +70,7 @@ def sign(figure: Figure, text: str) -> None:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)  # for good, without drawing
     figure.set_layout_engine("none")
-    for legend in figure.legends:  # stay where they are, wherever what is saved ends
+    for legend in figure.legends:  # stay in place when a tight box is saved
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     across, up = figure.get_size_inches()
     lines = textwrap.fill(text, int(15 * across), break_long_words=False)  # so many fit an inch
@@ -201,7 +201,7 @@ def grouped_bars(
     Args:
         panels: By title, then by series (``paper`` and ``ours``), points whose position is the
             number of a group.
-        groups: By title, what stands below each pair.
+        groups: By title, the label below each pair.
         xlabel: What that is.
         ylabels: One for each panel.
         colour: Of our bars.

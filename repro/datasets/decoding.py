@@ -3,6 +3,7 @@
 import io
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -87,8 +88,7 @@ def decode(
     with opened(items[0].name, items[0].image) as image:
         small = image.width * image.height < THREADED_PIXELS
     with ThreadPoolExecutor(1 if small else None) as pool:
-        for _ in map(fill, range(len(items))) if small else pool.map(fill, range(len(items))):
-            pass
+        deque(pool.map(fill, range(len(items))), 0)
     labels = [item.label for item in items if item.label is not None]
     return Split(
         torch.from_numpy(images),

@@ -57,14 +57,11 @@ def synthetic(
         raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
     height, width = as_pair(size)
     check_memory(train + test, (channels, height, width), "give fewer or smaller ones")
-    patterns = _upsample(
-        _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE)),
-        height,
-        width,
-    )
-    make = _masked if masks else _labelled
+    coarse = _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE))
+    patterns = _upsample(coarse, height, width)
     splits = [
-        make(patterns, count, _generator(seed, stream)) for stream, count in ((1, train), (2, test))
+        _make(patterns, count, _generator(seed, stream), masks)
+        for stream, count in ((1, train), (2, test))
     ]
     return ImageData(
         name="synthetic",
@@ -100,27 +97,23 @@ def _upsample(coarse: np.ndarray, height: int, width: int) -> np.ndarray:
     return result
 
 
-def _labelled(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
-    labels = random.permutation(np.arange(count) % len(patterns))
-    images = np.empty((count, *patterns.shape[1:]), np.uint8)
-    for start in range(0, count, CHUNK):
-        part = labels[start : start + CHUNK]
-        images[start : start + CHUNK] = _mix(patterns[part], random)
-    return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
-
-
-def _masked(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
+def _make(patterns: np.ndarray, count: int, random: np.random.Generator, masks: bool) -> Split:
     height, width = patterns.shape[2:]
-    labels = random.permutation(1 + np.arange(count) % (len(patterns) - 1))
+    first = int(masks)  # class 0 is the background
+    labels = random.permutation(first + np.arange(count) % (len(patterns) - first))
     images = np.empty((count, *patterns.shape[1:]), np.uint8)
-    masks = np.empty((count, height, width), np.uint8)
+    drawn = np.empty((count if masks else 0, height, width), np.uint8)
     for start in range(0, count, CHUNK):
-        part = labels[start : start + CHUNK].astype(np.uint8)
-        inside = _ellipses(len(part), height, width, random)
-        masks[start : start + CHUNK] = inside * part[:, None, None]
-        clean = np.where(inside[:, None], patterns[part], patterns[:1])
+        part = labels[start : start + CHUNK].astype(np.uint8 if masks else np.int64)
+        clean = patterns[part]
+        if masks:
+            inside = _ellipses(len(part), height, width, random)
+            drawn[start : start + CHUNK] = inside * part[:, None, None]
+            clean = np.where(inside[:, None], clean, patterns[:1])
         images[start : start + CHUNK] = _mix(clean, random)
-    return Split(torch.from_numpy(images), masks=torch.from_numpy(masks))
+    if masks:
+        return Split(torch.from_numpy(images), masks=torch.from_numpy(drawn))
+    return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -36,7 +36,7 @@ class TensorLoader:
         batch_size: Images in a mini-batch.
         seed: Seed of the order and the augmentation, at least 0.
         shuffle: Visit the images in random order.
-        crop_size: Side or (height, width) in pixels of what is cut out of the padded image; None
+        crop_size: Side or (height, width) in pixels of the crop from the padded image; None
             is the size of the images.
         crop: Cut at a random place, or at the centre.
         padding: Zeros added on each side before the crop.

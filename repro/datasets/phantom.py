@@ -66,7 +66,7 @@ def draw_ellipses(ellipses: np.ndarray, size: int | Size) -> np.ndarray:
 
 
 def randomised(random: np.random.Generator) -> np.ndarray:
-    """Return the ellipses with size, shape and orientation of each drawn anew, (10, 6)."""
+    """The ellipses with size, shape and orientation of each drawn anew, (10, 6)."""
     count = len(ELLIPSES)
     size = random.uniform(*SIZES, count)
     ratio = np.exp(random.uniform(np.log(SHAPES[0]), np.log(SHAPES[1]), count) / 2)

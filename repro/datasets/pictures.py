@@ -46,7 +46,7 @@ def fetch(root: Path) -> None:
     """Download DIV2K's archives, check them, and unpack them into `root`, each whole or not at all.
 
     Raises:
-        RuntimeError: What came is not what is expected.
+        RuntimeError: An archive's SHA-256 is not the expected one.
         OSError: The network or the disk failed, or something else that torchvision raises.
     """
     from repro._torchvision import torchvision

@@ -1,4 +1,4 @@
-"""Streams, events, pinned memory, memory and random numbers of whatever accelerator torch has.
+"""Streams, events, pinned memory, memory and random numbers of any accelerator that torch has.
 
 The one place that knows how a device is reached: a CUDA or ROCm GPU, or any other that torch has a
 module for (`torch.get_device_module`). What is CUDA's alone does not belong here. A CPU has streams
@@ -276,7 +276,7 @@ def limit_bytes(device: torch.device | str) -> int:
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
     """Let torch reserve at most some bytes on an accelerator inside.
 
-    A limit that is set already and lower stands. What torch holds unused is given back first.
+    A lower limit that is set already stays. Memory that torch holds unused is given back first.
 
     Raises:
         ValueError: `nbytes` is below 1.
@@ -296,7 +296,7 @@ def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
 def set_limit(device: torch.device | str, nbytes: int) -> None:
     """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
     device = _indexed(device)
-    # Half a byte more, as torch cuts off what is no whole byte of fraction × total.
+    # Half a byte more, as torch rounds fraction × total down to whole bytes.
     fraction = min(1.0, (nbytes + 0.5) / total_bytes(device))
     module(device).set_per_process_memory_fraction(fraction, device)
 

@@ -1,4 +1,4 @@
-"""Models of what a training step costs: its time and its memory as straight lines of batch size.
+"""Models of a training step's cost: its time and its memory as straight lines of batch size.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 3.2
 (equations 2 and 3, time) and section 5.3 (equation 9, memory).

@@ -1,6 +1,6 @@
 """Tensors that have shapes and no content: training steps taken without data or device.
 
-What a step holds and what it computes and moves is found from the shapes alone.
+The memory, computations and transfers of a step follow from the shapes alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -127,7 +127,7 @@ class MemoryMeter:
     """Peak memory of the operations inside a ``with`` block, in bytes.
 
     On an accelerator the peak is the caching allocator's, whose unused memory is given back on
-    entry, so that what it holds is what was needed. On a CPU every storage that is alive is
+    entry, so that it holds only memory that was needed. On a CPU every storage that is alive is
     followed through a dispatch mode: those allocated inside, those of `resident`, and the
     parameters that an operation inside touches. Other tensors that exist before are taken for host
     memory, such as a mini-batch that waits to be streamed. What a kernel allocates for itself is
