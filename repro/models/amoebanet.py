@@ -11,8 +11,8 @@ width. Where a stride halves an odd size, it rounds up.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,16 +63,12 @@ OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {  # given channels and
 # ---- the two cells
 
 
-@dataclass(frozen=True)
-class Genotype:
+class Genotype(NamedTuple):
     """The architecture of a cell.
 
     States 0 and 1 are the outputs of the previous cell and of the one before. Each pair of
-    (state, operation) makes the next state, the sum of its two results.
-
-    Attributes:
-        pairs: What makes states 2, 3, 4, ...
-        returned: The states that are concatenated into the cell's output.
+    (state, operation) makes the next state, 2, 3, 4, ..., as the sum of its two results. The
+    `returned` states are concatenated into the cell's output.
     """
 
     pairs: tuple[tuple[tuple[int, str], tuple[int, str]], ...]
@@ -82,7 +78,7 @@ class Genotype:
 # State 0 is returned although state 3 reads it, which the paper's rule (return what nothing reads)
 # would not do; the authors' code does, and with it the sizes of GPipe's table 1 come out.
 NORMAL = Genotype(
-    pairs=(
+    (
         ((1, "conv_1x1"), (1, "max_pool_3x3")),  # state 2
         ((1, "none"), (0, "conv_1x7_7x1")),  # state 3
         ((0, "conv_1x1"), (0, "conv_1x7_7x1")),  # state 4
@@ -92,7 +88,7 @@ NORMAL = Genotype(
     returned=(0, 3, 4, 6),
 )
 REDUCTION = Genotype(
-    pairs=(
+    (
         ((0, "max_pool_2x2"), (0, "max_pool_3x3")),  # state 2
         ((2, "none"), (1, "conv_3x3")),  # state 3
         ((2, "conv_1x7_7x1"), (2, "max_pool_3x3")),  # state 4

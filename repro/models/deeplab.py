@@ -38,15 +38,10 @@ class XceptionBlock(nn.Module):
         self.second = _separable(first, second)
         self.third = _separable(second, third, stride=stride)
         same_shape = stride == 1 and in_channels == third
-        self.shortcut = (
-            nn.Identity() if same_shape else conv_bn(in_channels, third, 1, stride=stride)
-        )
+        self.shortcut = nn.Identity() if same_shape else conv_bn(in_channels, third, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), or to (B, C_2, H, W) and that.
-
-        C_1, C_2 and C_3 are `channels`; there are two outputs with `give_second`.
-        """
+        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), after (B, C_2, H, W) if asked."""
         second = self.second(self.first(x))  # (B, C_2, H, W)
         x = self.third(second) + self.shortcut(x)  # (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉)
         return (second, x) if self.give_second else x
@@ -164,20 +159,12 @@ def _separable(
 ) -> nn.Module:
     # A 3x3 convolution of each channel by itself, then a 1x1 convolution (figure 3).
     return nn.Sequential(
-        nn.Conv2d(
-            in_channels,
-            in_channels,
-            kernel_size=3,
-            stride=stride,
-            padding=dilation,
-            dilation=dilation,
-            groups=in_channels,
-            bias=False,
-        ),
+        nn.Conv2d(in_channels, in_channels, 3, stride, padding=dilation, dilation=dilation,
+                  groups=in_channels, bias=False),
         nn.BatchNorm2d(in_channels),
         nn.ReLU(inplace=True),
         conv_bn_relu(in_channels, out_channels, 1),
-    )
+    )  # fmt: skip
 
 
 def _resize(x: torch.Tensor, size: torch.Size) -> torch.Tensor:

@@ -110,17 +110,9 @@ class Pix2PixHD(nn.Module):
         downsamplings: int = 4,
     ) -> None:
         super().__init__()
-        check_at_least(
-            1,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            width=width,
-            blocks=blocks,
-            scales=scales,
-            downsamplings=downsamplings,
-        )
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        check_at_least(1, in_channels=in_channels, out_channels=out_channels, width=width)
+        check_at_least(1, blocks=blocks, scales=scales, downsamplings=downsamplings)
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.multiple = 2**downsamplings
         # 3 pixels are reflected at full and 1 at the lowest resolution, which takes 4 and 2 at
         # least; the coarsest discriminator needs 2, as InstanceNorm can do nothing with 1.
@@ -133,7 +125,7 @@ class Pix2PixHD(nn.Module):
         """Map label maps (B, in_channels, H, W) to images (B, out_channels, H, W) in [-1, 1].
 
         Raises:
-            ValueError: H or W is no multiple of 2^downsamplings, or too small.
+            ValueError: H or W is no multiple of `multiple`, or below `smallest`.
         """
         height, width = labels.shape[2:]
         if height % self.multiple or width % self.multiple or min(height, width) < self.smallest:
@@ -154,11 +146,8 @@ class Pix2PixHD(nn.Module):
 
         Args:
             labels: The label maps, (B, in_channels, H, W).
-            real: The images that belong to them, (B, out_channels, H, W).
-            fake: What `forward` made of them, (B, out_channels, H, W).
-
-        Returns:
-            A scalar.
+            real: Their images, (B, out_channels, H, W).
+            fake: The images of `forward`, (B, out_channels, H, W).
         """
         of_fake = self.discriminator(labels, fake)
         with torch.no_grad():

@@ -172,15 +172,8 @@ def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> Re
 
     Differs from the paper: for 32x32 images the stem is one 3x3 convolution of stride 1 and there
     is no max-pooling, as in weiaicunzai/pytorch-cifar100. Any image size works, by global average
-    pooling; at 224x224 it costs sixteen times torchvision's ResNet-18 in the stages.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        width: Channels of the first stage.
-
-    Raises:
-        ValueError: An option is below 1.
+    pooling; at 224x224 it costs sixteen times torchvision's ResNet-18 in the stages. Options are
+    those of `ResNet`, each at least 1.
     """
     return ResNet(basic_block, (2, 2, 2, 2), num_classes, in_channels, width)
 
@@ -189,7 +182,7 @@ def resnet50(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> Re
     """Build ResNet-50 (table 1) for small images: 23,705,252 parameters with 100 classes.
 
     Differs from the paper: the stem, as in `resnet18`, and the place of the stride, as in
-    `bottleneck_block`. Arguments and errors are those of `resnet18`.
+    `bottleneck_block`.
     """
     return ResNet(bottleneck_block, (3, 4, 6, 3), num_classes, in_channels, width)
 
