@@ -14,7 +14,7 @@ import logging
 import lzma
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -62,8 +62,9 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """
     files: dict[str, Encoded] = {}
     try:
-        content = memoryview(_unpacked(path))
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        unpacked = _unpacked(path)
+        content = memoryview(unpacked)
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             for member in tar:
                 inside = _checked(member, folders, path)
                 if inside in files:
@@ -72,7 +73,7 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
                     begin = member.offset_data
                     files[inside] = content[begin : begin + member.size]
         # tarfile takes a damaged header for the end, and ignores all that follows it.
-        if bytes(content[tar.offset :]).strip(b"\0"):
+        if unpacked[tar.offset :].strip(b"\0"):
             raise _refused(path, f"something else follows its first {tar.offset:,} bytes")
         if len(content) <= tar.offset:
             raise _refused(path, "it breaks off without tar's mark of the end")
@@ -151,7 +152,7 @@ def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
         CorruptDatasetError: One of them is no file, such as a link that leads nowhere.
     """
     files: dict[str, Encoded] = {}
-    for file in sorted(path.glob("*/" * (1 + folders) + "*")):  # linked folders included
+    for file in _below(path, 2 + folders):
         inside = file.relative_to(path).as_posix()
         if _inside(f"_/{inside}", folders) is None:
             continue
@@ -161,6 +162,18 @@ def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
             )
         files[inside] = file
     return files
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    """The entries so many levels below a folder, linked folders included.
+
+    `Path.glob` would pass over folders that cannot be read.
+    """
+    for entry in sorted(folder.iterdir()):
+        if levels == 1:
+            yield entry
+        elif entry.is_dir():
+            yield from _below(entry, levels - 1)
 
 
 def archive_at(path: Path) -> bool:

@@ -41,7 +41,7 @@ class XceptionBlock(nn.Module):
         self.shortcut = nn.Identity() if same_shape else conv_bn(in_channels, third, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), after (B, C_2, H, W) if asked."""
+        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), after (B, C_2, H, W)."""
         second = self.second(self.first(x))  # (B, C_2, H, W)
         x = self.third(second) + self.shortcut(x)  # (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉)
         return (second, x) if self.give_second else x

