@@ -9,7 +9,6 @@ Example:
     (128, 1, 8, 8)
 """
 
-from repro.datasets.ahead import Ahead
 from repro.datasets.catalogue import NAMES, available, download, load, looked_for
 from repro.datasets.decoding import StreamedImages, dense
 from repro.datasets.generators import synthetic
@@ -21,7 +20,7 @@ from repro.datasets.image_data import (
     ImageData,
     Split,
 )
-from repro.datasets.loader import TensorLoader, channel_statistics
+from repro.datasets.loader import Ahead, TensorLoader, channel_statistics
 from repro.datasets.patches import PatchLoader, low_resolution, noisy
 from repro.datasets.phantom import draw_ellipses, phantom
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
