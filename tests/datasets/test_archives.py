@@ -71,6 +71,7 @@ def test_faulty_sets(tmp_path, files, message):
 
 def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     other = {"flowers5/train/README": b"x", "flowers5/train/ant/notes.txt": b"x", "LICENSE": b"x"}
+    assert len(load("flowers5", write(tmp_path, class_files() | other, False)).train) == 6
     path = write_archive(tmp_path / "data" / "flowers5.tar.xz", class_files() | other)
     path.parent.chmod(0o555)
     before = sorted(path.parent.rglob("*"))

@@ -101,7 +101,13 @@ class TestArchives:
 
     def test_a_good_one_is_not(self, tmp_path):
         notes = member("flowers5/notes", type=tarfile.SYMTYPE, linkname="/etc/passwd").tobuf()
-        for extra, end in ((b"", 1024), (b"", 1024 + 10240 * 7), (b"", 512), (notes, 1024)):
+        folder = member("flowers5/train/ant", type=tarfile.DIRTYPE).tobuf()
+        for extra, end in (
+            (b"", 1024),
+            (b"", 1024 + 10240 * 7),
+            (b"", 512),
+            (notes + folder, 1024),
+        ):
             self.pack(tmp_path, extra, bytes(end))
             assert len(load("flowers5", tmp_path).train) == 2, (extra, end)
 
