@@ -22,7 +22,7 @@ from repro.datasets.image_data import (
 )
 from repro.datasets.loader import Ahead, TensorLoader, channel_statistics
 from repro.datasets.patches import PatchLoader, low_resolution, noisy
-from repro.datasets.phantom import draw_ellipses, phantom
+from repro.datasets.phantom import phantom
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "channel_statistics",
     "dense",
     "download",
-    "draw_ellipses",
     "find_times",
     "load",
     "load_times",

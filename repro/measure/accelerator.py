@@ -27,8 +27,21 @@ Event = Any  # a device's (torch.Event), or `HostEvent`; of one job all are of t
 Stream = Any  # a device's (torch.Stream), or `HostStream`
 
 
-class HostEvent:
-    """A CPU's event, with the methods of `torch.Event`: what came before it has ended."""
+class _Host:
+    """Nothing is queued on a CPU: what was called has ended, and a wait returns at once."""
+
+    def wait(self, other: Any = None) -> None:
+        """Do nothing."""
+
+    synchronize = wait_event = wait_stream = wait
+
+    def query(self) -> bool:
+        """Whether all is done: always."""
+        return True
+
+
+class HostEvent(_Host):
+    """A CPU's event, with the methods of `torch.Event`."""
 
     def __init__(self) -> None:
         self._time_s: float | None = None
@@ -36,16 +49,6 @@ class HostEvent:
     def record(self, stream: Stream = None) -> None:
         """Note the time."""
         self._time_s = time.perf_counter()
-
-    def wait(self, stream: Stream = None) -> None:
-        """Do nothing, as nothing is queued."""
-
-    def synchronize(self) -> None:
-        """Do nothing, as nothing is queued."""
-
-    def query(self) -> bool:
-        """Whether it has come: always."""
-        return True
 
     def elapsed_time(self, other: "HostEvent") -> float:
         """Milliseconds from this event to another, as a device's do.
@@ -58,28 +61,16 @@ class HostEvent:
         return (other._time_s - self._time_s) * 1e3
 
 
-class HostStream:
-    """A CPU's stream, with the methods of `torch.Stream`: a call returns when it is done."""
+class HostStream(_Host):
+    """A CPU's stream, with the methods of `torch.Stream`."""
 
     device = torch.device("cpu")
-
-    def wait_event(self, event: Event) -> None:
-        """Do nothing, as nothing is queued."""
-
-    wait_stream = wait_event
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
         """Record an event, a new one where none is given."""
         event = event or HostEvent()
         event.record()
         return event
-
-    def synchronize(self) -> None:
-        """Do nothing, as nothing is queued."""
-
-    def query(self) -> bool:
-        """Whether all is done: always."""
-        return True
 
     def __enter__(self) -> Self:
         return self
