@@ -75,7 +75,8 @@ def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     path = write_archive(tmp_path / "data" / "flowers5.tar.xz", class_files() | other)
     path.parent.chmod(0o555)
     before = sorted(path.parent.rglob("*"))
-    assert len(archives.read_archive(path)) == len(class_files())
+    read = {f"flowers5/{name}": bytes(got) for name, got in archives.read_archive(path).items()}
+    assert read == class_files()
     assert len(load("flowers5", path.parent).train) == 6
     assert sorted(path.parent.rglob("*")) == before
     always = {"digits", "photos", "phantom", "synthetic"}
