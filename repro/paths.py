@@ -15,18 +15,12 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
-SHIPPED = PACKAGE / "shipped"  # what a wheel carries of a checkout's other folders
-BUILT = PACKAGE / "build.json"  # what a build was made from
+SHIPPED = PACKAGE / "shipped"  # a checkout's other folders, within a wheel
+BUILT = PACKAGE / "build.json"  # the commit of a build
 # They would make git answer for another repository, such as that of a hook that calls this.
 _ANOTHER_REPOSITORY = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_COMMON_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_NAMESPACE",
-    "GIT_PREFIX",
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"),
+    *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX"),
 )
 
 
@@ -43,7 +37,7 @@ INSTALLED = _is_installed()
 
 
 def home() -> Path:
-    """Return the folder that holds `data` and `results`: the checkout, or the working directory.
+    """The folder that holds `data` and `results`: the checkout, or the working directory.
 
     Raises:
         FileNotFoundError: The working directory was removed.
@@ -58,7 +52,7 @@ def home() -> Path:
 
 
 def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the folders searched for datasets, in order: `root`, `$REPRO_DATA`, `./data`."""
+    """The folders searched for datasets, in order: `root`, `$REPRO_DATA`, `./data`."""
     candidates = [root, os.environ.get("REPRO_DATA"), home() / "data"]
     return [_absolute(c) for c in candidates if c]
 
@@ -115,17 +109,17 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return where decoded datasets are kept; see `repro.measure.files.cache_folder`."""
+    """Where decoded datasets are kept; see `repro.measure.files.cache_folder`."""
     from repro.measure.files import cache_folder
 
     return cache_folder()
 
 
 def results_dir() -> Path:
-    """Return the folder of records: `$REPRO_RESULTS`, else `results`.
+    """The folder of records: `$REPRO_RESULTS`, else `results`.
 
     Raises:
-        OSError: There is no such place, whatever is made.
+        OSError: There can be no such folder.
     """
     given = os.environ.get("REPRO_RESULTS")
     try:
@@ -136,18 +130,18 @@ def results_dir() -> Path:
 
 
 def reference_dirs() -> list[Path]:
-    """Return the folders of reference records, the most important one last."""
+    """The folders of reference records, the most important one last."""
     shipped = [SHIPPED / "reference"] if INSTALLED else []
     return [*shipped, results_dir() / "reference"]
 
 
 def notebooks_dir() -> Path:
-    """Return the folder of the notebooks."""
+    """The folder of the notebooks."""
     return (SHIPPED if INSTALLED else ROOT) / "notebooks"
 
 
 def git(*arguments: str) -> bytes | None:
-    """Return git's answer on the checkout; None where there is none."""
+    """Output of git in the checkout; None where git fails, or where this is no checkout."""
     if INSTALLED:
         return None
     kept = {name: text for name, text in os.environ.items() if name not in _ANOTHER_REPOSITORY}
@@ -159,7 +153,7 @@ def git(*arguments: str) -> bytes | None:
 
 
 def checkout_state() -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout and whether it has changes; None where it is none.
+    """The commit of the checkout and whether it has changes; None if this is no checkout.
 
     A repository that the checkout merely lies in is another one.
     """
@@ -175,7 +169,7 @@ def checkout_state() -> tuple[str | None, bool | None]:
 
 
 def built_from() -> tuple[str | None, bool | None]:
-    """Return the commit that the package was built from and whether it had changes, if known."""
+    """The commit that the package was built from and whether it had changes, if known."""
     try:
         build = json.loads(BUILT.read_text(encoding="utf-8"))
         return build["commit"], build["dirty"]

@@ -10,8 +10,9 @@ import numpy as np
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from repro.report import VERDICT_COLOURS
 
@@ -20,17 +21,21 @@ PALETTE = [INK, *sns.color_palette("colorblind", 9)]
 MARKERS = "osD^vPX*hd"
 STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 
-# A paper's values, wherever ours stand beside them.
+# Style of a paper's values beside ours.
 HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
 
 # One point of a series: position, mean, standard deviation (NaN for none).
 Point = tuple[float, float, float]
 # One point with its interval: position, value, low, high (NaN for none).
 Bounds = tuple[float, float, float, float]
+# One effect: label, the paper's value, ours, our 95 % interval; None where there is none.
+Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
+Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, the values by epoch of every seed
+Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
 
 
 def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
-    """Return a figure of a size in inches and its axes, shape (rows, columns)."""
+    """A figure of a size in inches and its axes, shape (rows, columns)."""
     with sns.axes_style("whitegrid", {"grid.color": "#e6e9ef", "axes.edgecolor": "#8d99ae"}):
         figure, axes = plt.subplots(
             rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
@@ -44,16 +49,20 @@ def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figu
 
 def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
     """Name what any panel shows once, below all of them; what `order` names comes first."""
-    # A panel may be empty: what any of them shows is named once.
     named: dict[str, Artist] = {}
-    for axis in figure.axes:
+    for axis in figure.axes:  # any of which may be empty
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    first = {label: named[label] for label in order if label in named}
-    named = first | named
-    figure.legend(
-        list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False
-    )
+    labels = list(dict.fromkeys([*(label for label in order if label in named), *named]))
+    figure.legend([named[label] for label in labels], labels, loc="outside lower center",
+                  ncols=columns, frameon=False)  # fmt: skip
+
+
+def _log_ticks(axis: Axis, steps: Sequence[int], written: str) -> None:
+    """Mark a logarithmic axis at `steps` of each decade, each written so."""
+    axis.set_major_locator(LogLocator(10, steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 def sign(figure: Figure, text: str) -> None:
@@ -61,31 +70,20 @@ def sign(figure: Figure, text: str) -> None:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)  # for good, without drawing
     figure.set_layout_engine("none")
-    for legend in figure.legends:  # stay where they are, wherever what is saved ends
+    for legend in figure.legends:  # stay in place when a tight box is saved
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     across, up = figure.get_size_inches()
-    lines = textwrap.wrap(text, int(15 * across), break_long_words=False)  # so many fit an inch
-    figure.text(
-        0,
-        -0.08 / up,
-        "\n".join(lines),
-        ha="left",
-        va="top",
-        fontsize=7,
-        color="#5f6b7a",
-    )
+    lines = textwrap.fill(text, int(15 * across), break_long_words=False)  # so many fit an inch
+    figure.text(0, -0.08 / up, lines, ha="left", va="top", fontsize=7, color="#5f6b7a")
 
 
-def learning_curves(
-    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Sequence[float]]]]],
-    styles: Mapping[str, Mapping[str, str]],
-) -> Figure:
+def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) -> Figure:
     """Draw curves per epoch, mean over seeds with a band of one standard deviation.
 
     Args:
-        panels: By column (a model), then row (a quantity with its unit), then label, the curves
-            of every seed. A row has one vertical axis.
-        styles: A colour and a marker for each label.
+        panels: By column (a model), then row (a quantity with its unit), which has one vertical
+            axis.
+        styles: Of each label.
     """
     rows = list(next(iter(panels.values())))
     figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
@@ -107,11 +105,7 @@ def _lines(title: str) -> str:
     return "\n".join(textwrap.wrap(title, 46, break_on_hyphens=False))
 
 
-def _draw_seeds(
-    axis: Axes,
-    curves: Mapping[str, Sequence[Sequence[float]]],
-    styles: Mapping[str, Mapping[str, str]],
-) -> None:
+def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
     """Draw the mean of seeds by epoch, in a band of one standard deviation."""
     lines = itertools.cycle(("-", "--", "-.", ":"))
     for (label, seeds), line in zip(curves.items(), lines, strict=False):
@@ -121,10 +115,8 @@ def _draw_seeds(
         epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
         every = max(1, len(epochs) // 8)
         colour, marker = styles[label]["color"], styles[label]["marker"]
-        axis.plot(
-            epochs, mean, line, label=label, lw=1.8, ms=5, markevery=every, color=colour,
-            marker=marker,
-        )  # fmt: skip
+        axis.plot(epochs, mean, line, label=label, lw=1.8, ms=5, markevery=every, color=colour,
+                  marker=marker)  # fmt: skip
         if len(values) > 1:
             std = values.std(0, ddof=1)
             axis.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
@@ -163,10 +155,8 @@ def against_mini_batch(
             axis.sharey(grid[row, 0])
             axis.set_xscale("log", base=2)
             for size in refused.get(title, ()):
-                axis.axvspan(
-                    size / 2**0.5, size * 2**0.5, color="#f3dccf", lw=0, zorder=0,
-                    label="ours, without MBS: out of memory",
-                )  # fmt: skip
+                axis.axvspan(size / 2**0.5, size * 2**0.5, color="#f3dccf", lw=0, zorder=0,
+                             label="ours, without MBS: out of memory")  # fmt: skip
             axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
             _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
             _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)
@@ -211,7 +201,7 @@ def grouped_bars(
     Args:
         panels: By title, then by series (``paper`` and ``ours``), points whose position is the
             number of a group.
-        groups: By title, what stands below each pair.
+        groups: By title, the label below each pair.
         xlabel: What that is.
         ylabels: One for each panel.
         colour: Of our bars.
@@ -223,23 +213,11 @@ def grouped_bars(
     for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
         for name, side in (("paper", -0.2), ("ours", 0.2)):
             for number, (position, mean, std) in enumerate(series.get(name, ())):
-                axis.bar(
-                    position + side,
-                    mean,
-                    0.36,
-                    yerr=None if np.isnan(std) else std,
-                    error_kw={"ecolor": INK, "capsize": 3},
-                    label=labels[name] if number == 0 else None,
-                    **looks[name],
-                )
-                axis.annotate(
-                    f"{mean:.1f}",
-                    (position + side, mean + np.nan_to_num(std)),
-                    (0, 3),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                )
+                look = {"label": labels[name] if number == 0 else None, **looks[name]}
+                error = {"yerr": std, "error_kw": {"ecolor": INK, "capsize": 3}}
+                axis.bar(position + side, mean, 0.36, **look, **({} if np.isnan(std) else error))
+                axis.annotate(f"{mean:.1f}", (position + side, mean + np.nan_to_num(std)), (0, 3),
+                              textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
         axis.set_xticks(range(len(groups[title])), groups[title], fontsize=8)
         axis.grid(axis="x", visible=False)
         axis.set_ylim(0, 105)
@@ -261,7 +239,7 @@ def timeline(
         spans: (kind, micro-batch, start, end) in seconds, kind ``copy`` or ``compute``.
         update: Start and end of the optimizer's step, in seconds.
         copied: Names the lane of copies.
-        title: Whose mini-batch it is.
+        title: Source of the mini-batch.
     """
     figure, axes = new_axes(1, 1, 10, 2.7)
     axis = axes[0, 0]
@@ -270,27 +248,12 @@ def timeline(
     total_ms = 1e3 * max(end for *_, end in bars)
     for kind, number, start, end in bars:
         left, width = 1e3 * start, 1e3 * (end - start)
-        axis.barh(
-            lanes[kind],
-            width,
-            left=left,
-            height=0.62,
-            color=STAGES[kind],
-            edgecolor="white",
-            linewidth=0.8,
-        )
+        axis.barh(lanes[kind], width, 0.62, left, color=STAGES[kind], edgecolor="white", lw=0.8)
         if number >= 0 and width > 0.02 * total_ms:
-            axis.text(
-                left + width / 2,
-                lanes[kind],
-                f"μ{number + 1}",
-                ha="center",
-                va="center",
-                color="white" if kind == "compute" else "black",
-                fontsize=9,
-            )
-    labels = ["optimizer step", "forward + backward,\naccumulate", copied]
-    axis.set_yticks(range(3), labels)
+            ink = "white" if kind == "compute" else "black"
+            axis.text(left + width / 2, lanes[kind], f"μ{number + 1}", ha="center", va="center",
+                      color=ink, fontsize=9)  # fmt: skip
+    axis.set_yticks(range(3), ["optimizer step", "forward + backward,\naccumulate", copied])
     axis.set_xlim(0, total_ms * 1.01)
     axis.grid(axis="y", visible=False)
     axis.set_title(title, fontsize=10)
@@ -307,17 +270,9 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
         background, ink = VERDICT_COLOURS[word]
         hatched = word == "undecided"
         values = np.array([numbers[word] for numbers in counts.values()])
-        bars = axis.barh(
-            list(counts),
-            values,
-            left=left,
-            color="#eceef3" if hatched else background,
-            hatch="////" if hatched else None,
-            height=0.6,
-            label=word,
-            edgecolor="#aeb6c4",
-            linewidth=0.6,
-        )
+        bars = axis.barh(list(counts), values, 0.6, left, label=word, edgecolor="#aeb6c4", lw=0.6,
+                         color="#eceef3" if hatched else background,
+                         hatch="////" if hatched else None)  # fmt: skip
         shown = [str(value) if value else "" for value in values]
         for text in axis.bar_label(bars, shown, label_type="center", color=ink):
             if hatched and text.get_text():
@@ -331,16 +286,11 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     return figure
 
 
-def effects(
-    rows: Sequence[tuple[str, float | None, float | None, tuple[float, float] | None]],
-    xlabel: str,
-    neutral: float = 1.0,
-    log: bool = True,
-) -> Figure:
+def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool = True) -> Figure:
     """Draw effects as dots, the paper's hollow beside ours solid with its interval.
 
     Args:
-        rows: Label, the paper's value, ours, our 95 % interval; None for what there is not.
+        rows: From above.
         xlabel: What is drawn, with its unit.
         neutral: The value of no effect, marked by a line.
         log: Whether the axis is logarithmic, as for ratios.
@@ -349,17 +299,14 @@ def effects(
     axis = axes[0, 0]
     if log:
         axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.minorticks_off()
+        _log_ticks(axis.xaxis, (1, 2, 5), "{:g}")
     axis.axvline(neutral, color="#48536a", linewidth=1)
     for row, (_, paper, ours, interval) in enumerate(rows):
         if paper is not None:
             axis.plot([paper], [row - 0.13], "D", mfc="none", mec=INK, ms=8, mew=1.6, label="paper")
         if interval is not None:
-            axis.plot(
-                interval, [row + 0.13] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval"
-            )
+            label = "ours, 95 % interval"
+            axis.plot(interval, [row + 0.13] * 2, "-", color=OURS, lw=2.4, label=label)
         if ours is not None:
             axis.plot([ours], [row + 0.13], "o", color=OURS, ms=8, label="ours")
         else:
@@ -374,7 +321,7 @@ def effects(
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return a colour and a marker for each name, the same wherever the names are the same.
+    """A colour and a marker for each name, the same wherever the names are the same.
 
     A notebook calls this once with all of its methods and hands each figure its part.
     """
@@ -390,7 +337,7 @@ def streaming_plan(
     time_ms: Mapping[str, Sequence[float]],
     limit_mib: float,
     mini_batch: int,
-    styles: Mapping[str, Mapping[str, str]],
+    styles: Styles,
     extent: tuple[tuple[float, float], tuple[float, float]],
     title: str,
 ) -> Figure:
@@ -398,29 +345,28 @@ def streaming_plan(
 
     Args:
         sizes: Mini-batch sizes, ascending.
-        memory_mib: By way (without, with streaming), for each size, MiB.
+        memory_mib: By method (without, with streaming), for each size, MiB.
         time_ms: Likewise, milliseconds per sample; NaN where it does not fit.
         limit_mib: The device's memory, MiB.
         mini_batch: The size that is marked, one of them.
-        styles: Colour and marker of each way.
+        styles: Of each method.
         extent: Both vertical axes' ends, the same whatever is chosen.
-        title: Whose memory and times they are.
+        title: Source of memory and times.
     """
     figure, axes = new_axes(1, 2, 10, 3.7)
     chosen = list(sizes).index(mini_batch)
     quantities = (("peak memory (MiB)", memory_mib), ("time per sample (ms)", time_ms))
-    for axis, (quantity, ways), ends in zip(axes[0], quantities, extent, strict=True):
+    for axis, (quantity, methods), ends in zip(axes[0], quantities, extent, strict=True):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        _log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
         axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
-        for (way, values), line in zip(ways.items(), ("-", "--"), strict=True):
-            axis.plot(sizes, values, line, lw=2, ms=0, label=way, color=styles[way]["color"])
-            axis.plot([mini_batch], [values[chosen]], ms=9, ls="", **styles[way])
+        for (name, values), line in zip(methods.items(), ("-", "--"), strict=True):
+            axis.plot(sizes, values, line, lw=2, ms=0, label=name, color=styles[name]["color"])
+            axis.plot([mini_batch], [values[chosen]], ms=9, ls="", **styles[name])
         axis.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
         axis.set_ylim(*ends)
         axis.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=8)
-        axis.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.minorticks_off()
         axis.set(xlabel="mini-batch size", ylabel=quantity)
     memory = axes[0, 0]
@@ -433,27 +379,27 @@ def streaming_plan(
 
 def errors_and_curves(
     errors: Mapping[str, Mapping[str, float]],
-    curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    curves: Mapping[str, Curves],
     titles: tuple[str, str],
-    styles: Mapping[str, Mapping[str, str]],
+    styles: Styles,
     rounding: float,
 ) -> Figure:
-    """Draw relative errors of gradients, and beside them what trainings came to by epoch.
+    """Draw relative errors of gradients, and beside them learning curves.
 
     Args:
-        errors: By case, then by way, the error over the exact gradient's length.
-        curves: By quantity with its unit, then by way, the curves of all seeds.
-        titles: Of the errors and of the curves: whose they are.
-        styles: A colour and a marker for each way.
+        errors: By case, then by method, the error over the exact gradient's length.
+        curves: By quantity with its unit, the curves by method.
+        titles: Of the errors and of the curves: their source.
+        styles: Of each method.
         rounding: The error below which a gradient counts as the same.
     """
     figure, axes = new_axes(1, 1 + len(curves), 4.4 + 3.1 * len(curves), 3.3)
     first, *others = axes[0]
-    for row, ways in enumerate(errors.values()):
-        for number, (way, error) in enumerate(ways.items()):
+    for row, methods in enumerate(errors.values()):
+        for number, (method, error) in enumerate(methods.items()):
             # Rounding may leave nothing at all, which a logarithm has no place for.
-            height = row + 0.22 * (number - (len(ways) - 1) / 2)
-            first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=way, **styles[way])
+            height = row + 0.22 * (number - (len(methods) - 1) / 2)
+            first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=method, **styles[method])
     first.set_xscale("log")
     first.set_xlim(1e-17, 1e2)
     first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
@@ -471,16 +417,11 @@ def errors_and_curves(
     return figure
 
 
-def effects_by_group(
-    groups: Mapping[
-        str, Sequence[tuple[str, float | None, float | None, tuple[float, float] | None]]
-    ],
-    xlabel: str,
-) -> Figure:
+def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Figure:
     """Draw ratios under the names of their groups, and write their values beside them.
 
     Args:
-        groups: By name, rows as of `effects`: label, the paper's ratio, ours, our 95 % interval.
+        groups: By name, its effects as ratios.
         xlabel: What is drawn.
     """
     lines = sum(1 + max(1, len(rows)) for rows in groups.values())
@@ -519,18 +460,13 @@ def effects_by_group(
             write(row, 52, our_text, OURS)
     axis.margins(x=0.06)
     low, high = axis.get_xlim()
-    axis.xaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high < 1000 * low else (1,)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
-    axis.minorticks_off()
+    _log_ticks(axis.xaxis, (1, 2, 5) if high < 1000 * low else (1,), "×{:g}")
     axis.set_yticks(range(len(labels)), labels, fontsize=9, linespacing=1.05)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
     axis.tick_params(axis="y", length=0)
     axis.set_xlabel(xlabel)
-    drawn = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    order = [label for label in ("paper", "ours", "ours, 95 % interval") if label in drawn]
-    figure.legend([drawn[label] for label in order], order, loc="outside lower center", ncols=3,
-                  frameon=False)  # fmt: skip
+    legend_below(figure, 3, ("paper", "ours"))
     ticks = axis.get_yticklabels()
     for label in ticks:
         label.set_horizontalalignment("left")

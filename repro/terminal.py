@@ -17,7 +17,7 @@ _LONGEST = 40  # characters of a word that is never folded
 
 
 def width() -> int | None:
-    """Return the columns of the terminal, or of ``$COLUMNS``; None for a pipe."""
+    """The columns of the terminal, or of ``$COLUMNS``; None for a pipe."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return max(NARROW, shutil.get_terminal_size((100, 24)).columns)
@@ -73,7 +73,7 @@ class Bar:
 
 
 def prose(text: str) -> str:
-    """Return text folded between words; a path is never broken."""
+    """Text folded between words; a path is never broken."""
     columns = width() or WIDE
     return "\n".join(
         textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
@@ -82,7 +82,7 @@ def prose(text: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
-    """Return rows as a table that fits the terminal.
+    """Rows as a table that fits the terminal.
 
     Cells are folded between words. Where that is not enough, columns are left out, from the right.
     A line under the table names them.
@@ -111,7 +111,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
 
 
 def _bounds(texts: Sequence[str]) -> tuple[int, int]:
-    """Return the least and the largest width of a column: of a word, and of a line."""
+    """The least and the largest width of a column: of a word, and of a line."""
     from rich.cells import cell_len
 
     word = max(cell_len(word) for text in texts for word in [*text.split(), ""])

@@ -31,7 +31,7 @@ def plain_step(
     optimizer: torch.optim.Optimizer,
     device: torch.device | str,
 ) -> Step:
-    """Return the ordinary training step: the whole mini-batch on the device at once."""
+    """The ordinary training step: the whole mini-batch on the device at once."""
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         inputs = inputs.to(device, non_blocking=True)
@@ -101,7 +101,7 @@ def evaluate_classifier(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """Return ``test_loss`` (mean cross-entropy) and ``accuracy`` (percent)."""
+    """``test_loss`` (mean cross-entropy) and ``accuracy`` (percent)."""
     model.eval()
     loss = torch.zeros((), device=device)
     correct = torch.zeros((), device=device, dtype=torch.int64)
@@ -123,7 +123,7 @@ def evaluate_binary_segmentation(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """Return ``iou`` in percent: intersection over union of the foreground, all pixels pooled.
+    """``iou`` in percent: intersection over union of the foreground, all pixels pooled.
 
     The model gives logits (B, 1, H, W); targets are (B, H, W) with foreground above 0.
     """

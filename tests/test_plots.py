@@ -36,96 +36,52 @@ SIZES = {
 }
 REFUSED = {"ResNet-50": [32, 64], "U-Net": []}
 
-# A figure of each function, and how many labels its legend has (0: it needs none).
+BARS = {"ResNet-50": {"paper": [(0, 48.0, NAN)], "ours": [(0, 50.0, 1.0), (1, 20.0, NAN)]}}
+ERRORS = {"70 = 4×16 + 6": {"without": 0.0, "with": 0.2}}
+SPANS = [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)]
+EFFECTS = [("gives: reach", 64.0, 32.0, None), ("costs: time", 1.03, 1.4, (1.2, 1.6))]
+LEFT = ("b", 64.0, None, None)
+COUNTS = {"MBS": (3, 1, 0, 0, 0, 2), "Another": (0, 0, 0, 0, 1, 0)}
+MEMORY = {"without": [3.0, 4.0, 6.0], "with": [3.0, 4.0, 4.0]}
+TIMES = {"without": [9.0, 8.0, NAN], "with": [9.0, 8.0, 8.0]}
+ENDS = ((1.0, 10.0), (5.0, 20.0))
+
+# The arguments of each figure, and how many labels its legend has (0: it needs none).
 FIGURES = {
-    "learning_curves": (lambda: plots.learning_curves(CURVES, STYLES), 2),
-    "against_mini_batch": (lambda: plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS), 4),
-    "grouped_bars": (
-        lambda: plots.grouped_bars(
-            {"ResNet-50": {"paper": [(0, 48.0, NAN), (1, 62.0, NAN)], "ours": [(0, 50.0, 1.0)]}},
-            {"ResNet-50": ["low", "high"]},
-            "side",
-            ["accuracy (%)"],
-            "black",
-        ),
-        2,
-    ),
+    "learning_curves": ((CURVES, STYLES), 2),
+    "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
+    "grouped_bars": ((BARS, {"ResNet-50": ["low", "high"]}, "side", ["accuracy (%)"], "black"), 2),
     "errors_and_curves": (
-        lambda: plots.errors_and_curves(
-            {"70 = 4×16 + 6": {"without": 0.0, "with": 0.2}},
-            CURVES["ResNet-50"],
-            ("gradients", "trainings"),
-            STYLES,
-            1e-9,
-        ),
-        2,
+        (ERRORS, CURVES["ResNet-50"], ("gradients", "trainings"), STYLES, 1e-9), 2
     ),
-    "timeline": (
-        lambda: plots.timeline(
-            [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)],
-            (0.03, 0.035),
-            "copy",
-            "ours",
-        ),
-        0,
-    ),
-    "effects": (
-        lambda: plots.effects([("a", 2.0, 1.5, (1.2, 1.9)), ("b", 64.0, None, None)], "ratio"),
-        3,
-    ),
-    "effects_by_group": (
-        lambda: plots.effects_by_group(
-            {
-                "MBS": [("gives: reach", 64.0, 32.0, None), ("costs: time", 1.03, 1.4, (1.2, 1.6))],
-                "lacking": [],
-            },
-            "ratio (logarithmic)",
-        ),
-        3,
-    ),
+    "timeline": ((SPANS, (0.03, 0.035), "copy", "ours"), 0),
+    "effects": (([*EFFECTS, LEFT], "ratio"), 3),
+    "effects_by_group": (({"MBS": EFFECTS, "lacking": []}, "ratio (logarithmic)"), 3),
     "verdict_counts": (
-        lambda: plots.verdict_counts(
-            {
-                "MBS": dict(zip(WORDS, (3, 1, 0, 0, 0, 2), strict=True)),
-                "Another": dict(zip(WORDS, (0, 0, 0, 0, 1, 0), strict=True)),
-            }
-        ),
-        6,
+        ({name: dict(zip(WORDS, row, strict=True)) for name, row in COUNTS.items()},), 6
     ),
-    "streaming_plan": (
-        lambda: plots.streaming_plan(
-            [1, 2, 4],
-            {"without": [3.0, 4.0, 6.0], "with": [3.0, 4.0, 4.0]},
-            {"without": [9.0, 8.0, NAN], "with": [9.0, 8.0, 8.0]},
-            5.0,
-            4,
-            STYLES,
-            ((1.0, 10.0), (5.0, 20.0)),
-            "ours",
-        ),
-        5,
-    ),
-}
+    "streaming_plan": (([1, 2, 4], MEMORY, TIMES, 5.0, 4, STYLES, ENDS, "ours"), 5),
+}  # fmt: skip
 
 
-def public_functions() -> set[str]:
-    return {
+def make(name):
+    return getattr(plots, name)(*FIGURES[name][0])
+
+
+def test_every_function_is_tested_here():
+    public = {
         name
         for name, function in inspect.getmembers(plots, inspect.isfunction)
         if function.__module__ == "repro.plots" and not name.startswith("_")
     }
-
-
-def test_every_function_is_tested_here():
-    assert public_functions() - {"new_axes", "legend_below", "sign", "styles"} == set(FIGURES)
+    assert public - {"new_axes", "legend_below", "sign", "styles"} == set(FIGURES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_axes_have_units_and_one_legend_outside_of_them(name):
-    make, labels = FIGURES[name]
     style = dict(plt.rcParams)
-    figure = make()
+    figure = make(name)
     FigureCanvasAgg(figure).draw()  # a missing glyph or a layout that does not fit warns here
     assert plt.get_fignums() == [] and dict(plt.rcParams) == style
     rows = max(axis.get_subplotspec().rowspan.stop for axis in figure.axes)
@@ -140,19 +96,16 @@ def test_axes_have_units_and_one_legend_outside_of_them(name):
             assert "(" in label or not {"time", "memory", "accuracy", "IoU"} & {*label.split()}
     renderer = figure.canvas.get_renderer()
     texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert len(texts) == len(set(texts)) == labels
-    for legend in figure.legends if labels else ():
+    assert len(texts) == len(set(texts)) == FIGURES[name][1]
+    for legend in figure.legends if texts else ():
         box = legend.get_window_extent(renderer)
         assert not any(box.overlaps(axis.get_window_extent(renderer)) for axis in figure.axes)
 
 
 def test_learning_curves_draw_mean_and_band():
-    figure = plots.learning_curves(CURVES, STYLES)
-    axis = figure.axes[2]  # second row, first column
-    (line,) = axis.get_lines()
-    assert line.get_ydata() == pytest.approx([20.0, 30.0])
-    assert list(line.get_xdata()) == [1, 2]
-    (band,) = axis.collections
+    axis = make("learning_curves").axes[2]  # second row, first column
+    (line,), (band,) = axis.get_lines(), axis.collections
+    assert line.get_ydata() == pytest.approx([20.0, 30.0]) and list(line.get_xdata()) == [1, 2]
     heights = band.get_paths()[0].vertices[:, 1]
     std = np.std([10.0, 30.0], ddof=1)
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
@@ -165,21 +118,16 @@ def test_the_legend_does_not_depend_on_the_first_panel():
     assert texts == ["without", "with"]
 
 
-def shaded(axis):
-    """Return the sizes over which a panel is shaded."""
-    spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches]
-    return [size for size in (16, 32, 64) if any(low < size < high for low, high in spans)]
-
-
 def test_sizes_that_ran_out_of_memory_are_shaded_model_by_model():
-    figure = plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS)
-    first, second, *_ = figure.axes
-    assert shaded(first) == [32, 64] and shaded(second) == []
+    first, second, *_ = make("against_mini_batch").axes
+    for axis, expected in ((first, [32, 64]), (second, [])):
+        spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches]
+        assert [n for n in (16, 32, 64) if any(low < n < high for low, high in spans)] == expected
     assert [text.get_text() for text in first.get_xticklabels()] == ["16", "32", "64"]
 
 
 def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
-    axis = plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS).axes[0]
+    axis = make("against_mini_batch").axes[0]
     lines = {line.get_label(): line for line in axis.get_lines()}
     paper, ours = lines["paper, with MBS"], lines["ours, with MBS, 95 % interval"]
     assert paper.get_markerfacecolor() == "none" and paper.get_linestyle() == "--"
@@ -189,37 +137,16 @@ def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
     assert sorted(y for _, y in segment) == [-5.0, 1.0]
 
 
-def test_bars_have_the_height_of_the_means():
-    figure = plots.grouped_bars(
-        {"ResNet-50": {"paper": [(0, 48.0, NAN)], "ours": [(0, 50.0, 1.0), (1, 20.0, NAN)]}},
-        {"ResNet-50": ["low", "high"]},
-        "side",
-        ["accuracy (%)"],
-        "black",
-    )
-    heights = sorted(patch.get_height() for patch in figure.axes[0].patches)
-    assert heights == [20.0, 48.0, 50.0]
-
-
-def test_an_error_of_nothing_at_all_is_drawn():
-    make, _ = FIGURES["errors_and_curves"]
-    drawn = [line.get_xdata()[0] for line in make().axes[0].get_lines()[:2]]
-    assert 0 < drawn[0] < 1e-9 and drawn[1] == 0.2
-
-
-def test_a_timeline_is_in_milliseconds():
-    figure = plots.timeline([("compute", 0, 0.01, 0.03)], (0.03, 0.035), "copy", "ours")
-    axis = figure.axes[0]
-    spans = sorted((p.get_x(), p.get_x() + p.get_width()) for p in axis.patches)
-    assert spans == [pytest.approx((10.0, 30.0)), pytest.approx((30.0, 35.0))]
-    assert "(ms)" in axis.get_xlabel()
-
-
-def test_stacked_verdicts_add_up():
-    make, _ = FIGURES["verdict_counts"]
-    patches = make().axes[0].patches
+def test_what_is_drawn_has_the_values_that_were_given():
+    heights = [patch.get_height() for patch in make("grouped_bars").axes[0].patches]
+    assert sorted(heights) == [20.0, 48.0, 50.0]
+    none, some = (line.get_xdata()[0] for line in make("errors_and_curves").axes[0].get_lines()[:2])
+    assert 0 < none < 1e-9 and some == 0.2  # a logarithm has no place for 0
+    spans = [(p.get_x(), p.get_x() + p.get_width()) for p in make("timeline").axes[0].patches]
+    ms = [(1e3 * start, 1e3 * end) for *_, start, end in SPANS]
+    assert sum(spans, ()) == pytest.approx(sum([*ms, (30.0, 35.0)], ()))
     ends = {}
-    for patch in patches:
+    for patch in make("verdict_counts").axes[0].patches:
         row = round(patch.get_y() + patch.get_height() / 2)
         ends[row] = max(ends.get(row, 0), patch.get_x() + patch.get_width())
     assert ends == {0: 6, 1: 1}
@@ -240,7 +167,7 @@ def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
 
 
 def test_effects_stand_under_their_group_with_their_values():
-    figure = FIGURES["effects_by_group"][0]()
+    figure = make("effects_by_group")
     (axis,) = figure.axes
     rows = [text.get_text() for text in axis.get_yticklabels()]
     assert rows == ["MBS", "gives: reach", "costs: time", "lacking", "not run"]

@@ -9,15 +9,8 @@ Example:
     (128, 1, 8, 8)
 """
 
-from repro.datasets.ahead import Ahead
-from repro.datasets.catalogue import (
-    NAMES,
-    available,
-    download,
-    load,
-    looked_for,
-    road_against_rest,
-)
+from repro.datasets.catalogue import NAMES, available, download, load, looked_for
+from repro.datasets.decoding import StreamedImages, dense
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -27,10 +20,9 @@ from repro.datasets.image_data import (
     ImageData,
     Split,
 )
-from repro.datasets.loader import TensorLoader, channel_statistics
+from repro.datasets.loader import Ahead, TensorLoader, channel_statistics
 from repro.datasets.patches import PatchLoader, low_resolution, noisy
-from repro.datasets.phantom import draw_ellipses, phantom
-from repro.datasets.streamed import StreamedImages, dense
+from repro.datasets.phantom import phantom
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
@@ -51,7 +43,6 @@ __all__ = [
     "channel_statistics",
     "dense",
     "download",
-    "draw_ellipses",
     "find_times",
     "load",
     "load_times",
@@ -59,6 +50,5 @@ __all__ = [
     "low_resolution",
     "noisy",
     "phantom",
-    "road_against_rest",
     "synthetic",
 ]

@@ -14,6 +14,7 @@ import torch
 from repro import paths
 from repro.datasets import embedded, generators, phantom, pictures, sources
 from repro.datasets.archives import Decoded, cached, content_hash
+from repro.datasets.decoding import StreamedImages, exceeds_memory
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DataFolderError,
@@ -22,11 +23,12 @@ from repro.datasets.image_data import (
     ImageData,
     Size,
     Split,
+    check_counts,
     check_size,
     digest,
-    labels_tensor,
 )
-from repro.datasets.streamed import StreamedImages, exceeds_memory
+
+Root = str | os.PathLike[str] | None
 
 EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
 LABELLED = ("cifar10", "cifar100", "flowers102", "flowers5", "imagenet")
@@ -38,6 +40,12 @@ FORMAT = 1  # raised when the same files come to decode to other pixels, labels 
 PROBE_TIMEOUT_S = 5.0
 TRAIN_SHARE = 0.8  # of all images, where a set is divided at random
 
+_MADE: dict[str, Callable[..., ImageData]] = {  # without files of the user's
+    "digits": embedded.digits,
+    "photos": embedded.photos,
+    "phantom": phantom.phantom,
+    "synthetic": generators.synthetic,
+}
 _CONTENT = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -57,7 +65,7 @@ _BY_HAND = {
 
 def load(
     name: str,
-    root: str | os.PathLike[str] | None = None,
+    root: Root = None,
     *,
     image_size: int | Size | None = None,
     per_class: int | None = None,
@@ -100,53 +108,25 @@ def load(
     """
     _check_name(name)
     size = check_size(image_size)
-    if per_class is not None and (not isinstance(per_class, int) or per_class < 1):
-        raise DatasetError(f"per_class={per_class!r}: expected None or an int, at least 1")
-    if per_class is not None and name not in LABELLED:
-        raise DatasetError(
-            f"per_class={per_class}: not for {name!r}, only for labelled sets on disk"
-        )
-    if binary and name != "camvid":
-        raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
-    if split not in ("official", "random"):
-        raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
-    if split == "random" and (name != "flowers102" or per_class is not None):
-        raise DatasetError(
-            f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
-            "whole; leave out one of them"
-        )
-    _check_options(name, options)
-    if name == "synthetic":
-        return generators.synthetic(32 if size is None else size, **options)
-    if name == "phantom":
-        return phantom.phantom(size, **options)
-    if name == "photos":
-        return embedded.photos(size, **options)
-    if name == "digits":
-        return embedded.digits(size)
-
+    _check_options(name, per_class, binary, split, options)
+    if name in _MADE:
+        return _MADE[name](32 if name == "synthetic" and size is None else size, **options)
     source = _find(name, root)
     if source is None:
         source = _downloaded(name, root, allowed=download)
     elif not source.path.is_relative_to(paths.data_roots(root)[0]):
         _check_folders(root)
     data = _read(name, source, size, per_class, split)
-    return road_against_rest(data) if binary else data
+    return _road_against_rest(data) if binary else data
 
 
-def road_against_rest(data: ImageData) -> ImageData:
-    """Return CamVid with masks of 1 for road and 0 for all else: the stand-in for Carvana."""
+def _road_against_rest(data: ImageData) -> ImageData:
+    """CamVid with masks of 1 for road and 0 for all else: the stand-in for Carvana."""
 
     def binary(split: Split) -> Split:
-        if split.masks is None:
-            raise DatasetError(f"{data.name!r} has no masks; expected camvid")
-        return replace(split, masks=(split.masks == ROAD).byte())
+        masks = cast(torch.Tensor, split.masks)
+        return replace(split, masks=(masks == ROAD).byte())
 
-    if data.classes != sources.CAMVID_CLASSES:
-        raise DatasetError(
-            f"{data.record_name!r} has {data.num_classes} classes: expected camvid with its "
-            f"{len(sources.CAMVID_CLASSES)}"
-        )
     return replace(
         data,
         record_name=f"{data.record_name}-road",
@@ -161,23 +141,18 @@ def road_against_rest(data: ImageData) -> ImageData:
 
 def divided_anew(decoded: Decoded) -> Decoded:
     """Divide the images of all splits at random into ``train`` and ``test``; see `TRAIN_SHARE`."""
-    names = list(decoded.splits)
-    whole = {
-        field: torch.cat([decoded.splits[name].tensors()[field] for name in names])
-        for field in decoded.splits[names[0]].tensors()
-    }
-    count = len(whole["images"])
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    cut = round(TRAIN_SHARE * count)
-    parts = {"train": order[:cut].sort().values, "test": order[cut:].sort().values}
+    tensors = [split.tensors() for split in decoded.splits.values()]
+    whole = Split(**{name: torch.cat([part[name] for part in tensors]) for name in tensors[0]})
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    cut = round(TRAIN_SHARE * len(whole))
+    parts = {"train": order[:cut], "test": order[cut:]}
     return Decoded(
-        decoded.classes,
-        {name: Split(**{k: v[chosen] for k, v in whole.items()}) for name, chosen in parts.items()},
+        decoded.classes, {name: whole.chosen(part.sort().values) for name, part in parts.items()}
     )
 
 
-def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Return the names that `load` can serve now without a download, and where each lies.
+def available(root: Root = None) -> dict[str, str]:
+    """The names that `load` can serve now without a download, and where each lies.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
@@ -186,23 +161,18 @@ def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     return _available(root)
 
 
-def _available(root: str | os.PathLike[str] | None) -> dict[str, str]:
-    origins = dict(EMBEDDED)
-    for name in ON_DISK:
-        source = _find(name, root)
-        if source is not None:
-            origins[name] = f"{source.layout} at {source.path}"
-    return origins | {"phantom": "generated", "synthetic": "generated"}
+def _available(root: Root) -> dict[str, str]:
+    found = {name: _find(name, root) for name in ON_DISK}
+    on_disk = {name: f"{s.layout} at {s.path}" for name, s in found.items() if s is not None}
+    return {**EMBEDDED, **on_disk, "phantom": "generated", "synthetic": "generated"}
 
 
 def looked_for(name: str) -> str:
-    """Return the paths, below the folders that are searched, where `load` looks for a dataset."""
-    return " or ".join(_module(name).looked_for(name))
+    """The paths, below the folders that are searched, where `load` looks for a dataset."""
+    return " or ".join(sources.looked_for(name))
 
 
-def download(
-    names: str | Sequence[str] = ON_DISK, root: str | os.PathLike[str] | None = None
-) -> dict[str, str]:
+def download(names: str | Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
     """Download what is missing and the network allows; say for each name what became of it.
 
     Args:
@@ -232,33 +202,40 @@ def _check_name(name: str) -> None:
         raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
 
 
-def _check_folders(root: str | os.PathLike[str] | None) -> None:
+def _check_folders(root: Root) -> None:
     if problem := paths.data_problem(root):
         raise DataFolderError(problem)
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    makers: dict[str, Callable[..., ImageData]] = {
-        "synthetic": generators.synthetic,
-        "phantom": phantom.phantom,
-        "photos": embedded.photos,
-    }
-    known = set(inspect.signature(makers[name]).parameters) if name in makers else set()
+def _check_options(
+    name: str, per_class: int | None, binary: bool, split: str, options: Mapping[str, Any]
+) -> None:
+    if per_class is not None:
+        check_counts(per_class=per_class)
+        if name not in LABELLED:
+            raise DatasetError(
+                f"per_class={per_class}: not for {name!r}, only for labelled sets on disk"
+            )
+    if binary and name != "camvid":
+        raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
+    if split not in ("official", "random"):
+        raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
+    if split == "random" and (name != "flowers102" or per_class is not None):
+        raise DatasetError(
+            f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
+            "whole; leave out one of them"
+        )
+    known = set(inspect.signature(_MADE[name]).parameters) if name in _MADE else set()
+    known -= {"image_size"}
     if unknown := sorted(set(options) - known):
-        allowed = ", ".join(sorted(known - {"image_size"})) or "none"
+        allowed = ", ".join(sorted(known)) or "none"
         raise DatasetError(
             f"{name!r} takes no option {', '.join(unknown)}: its own options are {allowed}"
         )
 
 
-def _module(name: str) -> Any:
-    """Return the module that knows a dataset on disk: where it lies, and its download."""
-    return pictures if name in pictures.NAMES else sources
-
-
-def _find(name: str, root: str | os.PathLike[str] | None) -> sources.Source | None:
-    finder = _module(name).find
-    candidates = (finder(name, folder) for folder in paths.data_roots(root))
+def _find(name: str, root: Root) -> sources.Source | None:
+    candidates = (sources.find(name, folder) for folder in paths.data_roots(root))
     return next((source for source in candidates if source is not None), None)
 
 
@@ -266,8 +243,8 @@ class _NoDownloadError(Exception):
     """Why there was no download."""
 
 
-def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool) -> sources.Source:
-    """Download a dataset once and return where it lies.
+def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
+    """Download a dataset once; its source.
 
     Raises:
         DatasetNotFoundError: There is no download; its cause says why.
@@ -281,7 +258,7 @@ def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool
             raise _NoDownloadError("the download finished, but left nothing that can be loaded")
     except _NoDownloadError as reason:
         folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
-        files = "\n  ".join(_module(name).looked_for(name))
+        files = "\n  ".join(sources.looked_for(name))
         raise DatasetNotFoundError(
             f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
             f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
@@ -292,9 +269,9 @@ def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool
     return source
 
 
-def _fetch(name: str, root: str | os.PathLike[str] | None) -> None:
+def _fetch(name: str, root: Root) -> None:
     try:
-        url = _module(name).download_url(name)
+        url = sources.download_url(name)
     except (ImportError, RuntimeError) as error:
         raise _NoDownloadError(f"torchvision cannot be imported ({error})") from error
     if url is None:
@@ -312,12 +289,12 @@ def _fetch(name: str, root: str | os.PathLike[str] | None) -> None:
         raise _NoDownloadError(f"{url} cannot be reached ({error})") from error
     target = _writable_root(root)
     try:
-        _module(name).fetch(name, target)
+        sources.fetch(name, target)
     except (OSError, RuntimeError, EOFError) as error:
         raise _NoDownloadError(f"{url} failed ({error})") from error
 
 
-def _writable_root(root: str | os.PathLike[str] | None) -> Path:
+def _writable_root(root: Root) -> Path:
     folders = paths.data_roots(root)
     for folder in folders[:1] if root is not None else folders:
         try:
@@ -329,35 +306,24 @@ def _writable_root(root: str | os.PathLike[str] | None) -> Path:
     raise _NoDownloadError("no folder to download to is writable")
 
 
-def _streamed(
-    source: sources.Source, size: int | Size | None, per_class: int | None
-) -> Decoded | None:
-    """Return a set whose images stay encoded; None where memory holds it, or files do not allow."""
-    if source.encoded is None:
+def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -> Decoded | None:
+    """A set whose images stay encoded; None where memory holds it."""
+    classes, items = source.listing(per_class)
+    if not exceeds_memory(sum(map(len, items.values())), size):
         return None
-    classes, items = source.encoded(per_class)
-    if size is None or not exceeds_memory(sum(map(len, items.values())), size):
-        return None
-    return Decoded(
-        tuple(classes),
-        {
-            name: Split(
-                cast(torch.Tensor, StreamedImages(members, size)),
-                labels_tensor(item.label for item in members if item.label is not None),
-            )
-            for name, members in items.items()
-        },
-    )
+    splits = {
+        name: Split(
+            cast(torch.Tensor, StreamedImages(members, size)),
+            torch.tensor([item.label for item in members]),
+        )
+        for name, members in items.items()
+    }
+    return Decoded(classes, splits)
 
 
 def _read(
-    name: str,
-    source: sources.Source,
-    size: int | Size | None,
-    per_class: int | None,
-    split: str,
+    name: str, source: sources.Source, size: int | Size | None, per_class: int | None, split: str
 ) -> ImageData:
-    key = ""
     try:
         paths.cache_dir()
     except OSError as error:
@@ -372,7 +338,10 @@ def _read(
     try:
         content = content_hash(source.files(per_class), source.path)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
-        decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
+        decoded = None
+        if source.streams and size is not None:
+            decoded = _streamed(source, size, per_class)
+        decoded = decoded or cached(f"{name}-{key}", build)
     except DatasetError:
         raise
     except PermissionError as error:
@@ -385,20 +354,23 @@ def _read(
         raise CorruptDatasetError(
             f"{source.path} is damaged or incomplete ({error}): provide it again"
         ) from error
-    recompressed = source.record_name.endswith("-jpeg")
-    note = ", perhaps recompressed: accuracies may run below those of the original" * recompressed
-    part = "" if per_class is None else f", the first {per_class} images of each class"
-    resized = "" if size is None else f", resized to {size}"
-    if isinstance(decoded.splits["train"].images, StreamedImages):
-        resized += ", decoded as they are needed"
-    count = sum(len(one) for one in decoded.splits.values())
+    note = ""
+    if source.record_name.endswith("-jpeg"):
+        note = ", perhaps recompressed: accuracies may run below those of the original"
     if anew:
-        part = f", {count:,} images divided at random, {100 * TRAIN_SHARE:.0f} % to train on"
+        count = sum(map(len, decoded.splits.values()))
+        note += f", {count:,} images divided at random, {100 * TRAIN_SHARE:.0f} % to train on"
+    if per_class is not None:
+        note += f", the first {per_class} images of each class"
+    if size is not None:
+        note += f", resized to {size}"
+    if isinstance(decoded.splits["train"].images, StreamedImages):
+        note += ", decoded as they are needed"
     return ImageData(
         name=name,
         record_name=source.record_name,
         kind="real",
-        provenance=f"{_CONTENT[name]} from {source.layout}{note}{part}{resized}.",
+        provenance=f"{_CONTENT[name]} from {source.layout}{note}.",
         fingerprint=key,
         classes=decoded.classes,
         train=decoded.splits["train"],

@@ -1,9 +1,10 @@
-"""From encoded images to uint8 tensors."""
+"""From encoded images to uint8 tensors, at once or, where they exceed the memory, as needed."""
 
 import io
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,22 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DatasetError,
     Size,
     Split,
+    as_pair,
     check_memory,
-    labels_tensor,
 )
+from repro.measure.host import memory_bytes
 
-Encoded = bytes | Path
+Encoded = bytes | memoryview | Path | np.ndarray  # an array holds pixels already
 
 # PIL reads some 40 more, and has programs called for some of them, Ghostscript for EPS.
 FORMATS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
 
 THREADED_PIXELS = 100 * 100  # of an encoded image, from which on threads pay
+MEMORY_SHARE = 0.5  # of the machine's, that decoded images may take
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,24 @@ class Item:
     mask: Encoded | None = None
 
 
-def decode(items: Sequence[Item], size: int | Size | None) -> Split:
+def decode(
+    items: Sequence[Item],
+    size: int | Size | None,
+    prepare: Callable[[Image.Image], Image.Image] | None = None,
+) -> Split:
     """Decode and resize `items`, in their order.
 
     Args:
-        items: At least one; all with a label or all with a mask.
+        items: At least one; all with a label, all with a mask, or all with neither.
         size: None keeps the size, which all images must then share; an int resizes the short
             side to it and cuts the centre; a pair (height, width) resizes to exactly that.
+        prepare: Applied to each image before it is resized.
 
     Raises:
         CorruptDatasetError: An image cannot be decoded, or a mask does not fit its image.
         DatasetError: `size` is None and the images differ in size, or they exceed the memory.
     """
-    first, _ = _decode_one(items[0], size)
+    first, _ = _decode_one(items[0], size, prepare)
     check_memory(
         len(items), first.shape, "give a smaller image_size= or, for labelled sets, per_class="
     )
@@ -63,7 +72,7 @@ def decode(items: Sequence[Item], size: int | Size | None) -> Split:
         masks = np.empty((len(items), *first.shape[1:]), np.uint8)
 
     def fill(index: int) -> None:
-        image, mask = _decode_one(items[index], size)
+        image, mask = _decode_one(items[index], size, prepare)
         if image.shape != first.shape:
             raise DatasetError(
                 f"{items[index].name} is {image.shape[1]}x{image.shape[2]} pixels but "
@@ -79,60 +88,101 @@ def decode(items: Sequence[Item], size: int | Size | None) -> Split:
     with opened(items[0].name, items[0].image) as image:
         small = image.width * image.height < THREADED_PIXELS
     with ThreadPoolExecutor(1 if small else None) as pool:
-        for _ in map(fill, range(len(items))) if small else pool.map(fill, range(len(items))):
-            pass
+        deque(pool.map(fill, range(len(items))), 0)
     labels = [item.label for item in items if item.label is not None]
     return Split(
         torch.from_numpy(images),
-        labels_tensor(labels) if labels else None,
+        torch.tensor(labels) if labels else None,
         None if masks is None else torch.from_numpy(masks),
     )
 
 
+class StreamedImages:
+    """Images in the place of a uint8 tensor (N, 3, H, W) that would exceed the memory.
+
+    Indexing gives some of them, still encoded; `decoded` gives pixels.
+
+    Args:
+        items: Labelled, still encoded.
+        size: Side of the squares they are cut to, or (height, width) they are resized to.
+    """
+
+    def __init__(self, items: Sequence[Item], size: int | Size) -> None:
+        self._items = items
+        self._size = size
+        self.shape = torch.Size((len(items), 3, *as_pair(size)))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, indices: Tensor) -> "StreamedImages":
+        return StreamedImages([self._items[i] for i in indices.tolist()], self._size)
+
+    def decoded(self) -> Tensor:
+        """Decode all of them with a thread for each core: uint8, (N, 3, H, W).
+
+        Raises:
+            CorruptDatasetError: One cannot be decoded.
+        """
+        return decode(self._items, self._size).images
+
+
+def dense(images: Tensor | StreamedImages) -> Tensor:
+    """Images as a tensor, decoded where they are not."""
+    return images.decoded() if isinstance(images, StreamedImages) else images
+
+
+def exceeds_memory(count: int, size: int | Size) -> bool:
+    """Whether so many colour images of a size take more memory, decoded, than they may."""
+    height, width = as_pair(size)
+    return count * 3 * height * width > MEMORY_SHARE * memory_bytes()
+
+
 def resized_pixels(image: Image.Image, size: int | Size | None) -> np.ndarray:
-    """Return a grey or colour image, resized bilinearly with antialiasing, as uint8 (C, H, W)."""
+    """Pixels of a grey or colour image, resized bilinearly with antialiasing: uint8 (C, H, W)."""
     pixels = np.asarray(_resize(image, size, Image.Resampling.BILINEAR))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _resize(image: Image.Image, size: int | Size | None, resample: Image.Resampling) -> Image.Image:
-    width, height = image.size
     if size is None:
         return image
     if isinstance(size, tuple):
         target = (size[1], size[0])
-        _check_pixels(image, target)
-        return image if image.size == target else image.resize(target, resample)
-    scale = size / min(width, height)
-    target = (max(size, round(width * scale)), max(size, round(height * scale)))
-    _check_pixels(image, target)
+    else:
+        scale = size / min(image.size)
+        target = (max(size, round(image.width * scale)), max(size, round(image.height * scale)))
     if image.size != target:
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and target[0] * target[1] > most:
+            raise DatasetError(
+                f"image_size= makes {target[0]}x{target[1]} pixels of an image of {image.width}x"
+                f"{image.height}, more than {most:,} (PIL.Image.MAX_IMAGE_PIXELS): give a smaller "
+                "one"
+            )
         image = image.resize(target, resample)
-    left, top = (target[0] - size) // 2, (target[1] - size) // 2
-    return image.crop((left, top, left + size, top + size))
+    return image if isinstance(size, tuple) else centre(image, (size, size))
 
 
-def _check_pixels(image: Image.Image, target: tuple[int, int]) -> None:
-    """Refuse to enlarge an image beyond what may be read as one."""
-    most = Image.MAX_IMAGE_PIXELS
-    if most is not None and target[0] * target[1] > most and target != image.size:
-        raise DatasetError(
-            f"image_size= makes {target[0]}x{target[1]} pixels of an image of {image.width}x"
-            f"{image.height}, more than {most:,} (PIL.Image.MAX_IMAGE_PIXELS): give a smaller one"
-        )
+def centre(image: Image.Image, size: Size) -> Image.Image:
+    """Cut the centre, (height, width), out of an image."""
+    left, top = (image.width - size[1]) // 2, (image.height - size[0]) // 2
+    return image.crop((left, top, left + size[1], top + size[0]))
 
 
-def _decode_one(item: Item, size: int | Size | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
+def _decode_one(
+    item: Item,
+    size: int | Size | None,
+    prepare: Callable[[Image.Image], Image.Image] | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
     with opened(item.name, item.image) as encoded:
         image = encoded.convert("RGB")
-    mask = None
-    if item.mask is not None:
-        with opened(f"the mask of {item.name}", item.mask) as encoded:
-            mask = _indices(encoded)
-    pixels = resized_pixels(image, size)
-    if mask is None:
+    pixels = resized_pixels(prepare(image) if prepare else image, size)
+    if item.mask is None:
         return pixels, None
+    with opened(f"the mask of {item.name}", item.mask) as encoded:
+        mask = _indices(encoded)
     if mask.size != image.size:
         raise CorruptDatasetError(
             f"{item.name}: its mask is {mask.size[0]}x{mask.size[1]} pixels and the image "
@@ -158,7 +208,10 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
     Raises:
         CorruptDatasetError: It is no such image, is damaged or too large.
     """
-    source: Any = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
+    if isinstance(encoded, np.ndarray):
+        yield Image.fromarray(encoded)
+        return
+    source: Any = encoded if isinstance(encoded, Path) else io.BytesIO(encoded)
     if isinstance(encoded, Path) and not encoded.is_file():  # a pipe would be waited for
         raise CorruptDatasetError(f"{name} is no file: remove it, or provide the dataset again")
     try:
@@ -175,21 +228,18 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
             f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which would fill the memory: "
             "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
         ) from error
-    except UnidentifiedImageError as error:
-        raise CorruptDatasetError(
-            f"{name} cannot be decoded (it is none of {', '.join(FORMATS)}): provide the dataset "
-            "again"
-        ) from error
     # Of damaged files, decoders raise almost anything: SyntaxError, struct.error, MemoryError.
     except Exception as error:
         reason = str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = f"it is none of {', '.join(FORMATS)}"
         raise CorruptDatasetError(
             f"{name} cannot be decoded ({reason}): provide the dataset again"
         ) from error
 
 
 def _indices(mask: Image.Image) -> Image.Image:
-    """Return a mask as class indices: a GIF is black and white, all else holds the index itself."""
+    """A mask as class indices: a GIF is black and white, all else holds the index itself."""
     if mask.format == "GIF":
         return mask.convert("L").point(lambda value: int(value > 127))
     if mask.mode not in ("1", "L", "P"):

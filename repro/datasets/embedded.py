@@ -15,9 +15,9 @@ from repro.datasets.image_data import (
     Size,
     Split,
     as_pair,
+    check_counts,
     check_memory,
     digest,
-    labels_tensor,
     tensor_digest,
 )
 
@@ -45,15 +45,11 @@ def digits(image_size: int | Size | None = None) -> ImageData:
     # Values run from 0 to 16.
     pixels = (bunch.images.astype(np.int64) * 255 // 16).astype(np.uint8)
     resized = [resized_pixels(Image.fromarray(image), image_size) for image in pixels]
-    images = torch.from_numpy(np.stack(resized))
-    labels = labels_tensor(bunch.target)
-    ranks = torch.empty_like(labels)  # the how-manieth of its class every image is
-    for label in range(10):
-        members = labels == label
-        ranks[members] = torch.arange(int(members.sum()))
-    is_test = ranks % 5 == 4
-    train = Split(images[~is_test], labels[~is_test])
-    test = Split(images[is_test], labels[is_test])
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    whole = Split(torch.from_numpy(np.stack(resized)), labels)
+    one_hot = torch.nn.functional.one_hot(labels)
+    is_test = (one_hot.cumsum(0) * one_hot).sum(1) % 5 == 0  # position in its class, from 1
+    train, test = (whole.chosen(part.nonzero().flatten()) for part in (~is_test, is_test))
     return ImageData(
         name="digits",
         record_name="digits",
@@ -92,16 +88,18 @@ def photos(
             below 1.
     """
     height, width = as_pair(64 if image_size is None else image_size)
-    if min(train_per_class, test_per_class) < 1 or seed < 0:
-        raise DatasetError(
-            f"train_per_class={train_per_class}, test_per_class={test_per_class}, seed={seed}: "
-            "expected at least 1, 1 and 0"
-        )
-    folder = _scikit_image_data()
-    files = [folder / file for file in PHOTOGRAPHS.values()]
+    check_counts(train_per_class=train_per_class, test_per_class=test_per_class)
+    check_counts(0, seed=seed)
+    # Found, not imported: skimage.data would look for a download folder.
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise DatasetError("photos: scikit-image is not installed; pip install scikit-image")
+    files = [Path(spec.origin).parent / "data" / file for file in PHOTOGRAPHS.values()]
     photographs = [_photograph(file) for file in files]
-    limits = [(len(image), image.shape[1] - _border(image)) for image, _ in photographs]
-    largest = min(limit[0] for limit in limits), min(limit[1] for limit in limits)
+    largest = (
+        min(len(image) for image, _ in photographs),
+        min(image.shape[1] - _border(image) for image, _ in photographs),
+    )
     if height > largest[0] or width > largest[1]:
         raise DatasetError(
             f"image_size={height}x{width}: patches that lie in the test region of every photograph "
@@ -145,20 +143,12 @@ def photos(
 
 
 def _border(image: np.ndarray) -> int:
-    """Return the first column of a photograph's test region."""
+    """The first column of a photograph's test region."""
     return image.shape[1] * 7 // 10
 
 
-def _scikit_image_data() -> Path:
-    # Found, not imported: skimage.data would look for a download folder.
-    spec = importlib.util.find_spec("skimage")
-    if spec is None or spec.origin is None:
-        raise DatasetError("photos: scikit-image is not installed; pip install scikit-image")
-    return Path(spec.origin).parent / "data"
-
-
 def _photograph(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return a photograph, uint8 (H, W, 3), and its Otsu foreground, uint8 (H, W)."""
+    """A photograph, uint8 (H, W, 3), and its Otsu foreground, uint8 (H, W)."""
     from skimage.filters import threshold_otsu
 
     with opened(str(path), path) as encoded:

@@ -1,7 +1,5 @@
 """Synthetic images with a class structure that a small CNN can learn."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -11,6 +9,7 @@ from repro.datasets.image_data import (
     Size,
     Split,
     as_pair,
+    check_counts,
     check_memory,
     check_size,
     tensor_digest,
@@ -51,29 +50,18 @@ def synthetic(
     size = check_size(image_size)
     if size is None:
         raise DatasetError("image_size=None: synthetic images have no size of their own, give one")
-    least = {"train": 1, "test": 1, "num_classes": 2, "channels": 1, "seed": 0}
-    given: dict[str, Any] = {
-        "train": train,
-        "test": test,
-        "num_classes": num_classes,
-        "channels": channels,
-        "seed": seed,
-    }
-    for name, value in given.items():
-        if not isinstance(value, int) or value < least[name]:
-            raise DatasetError(f"{name}={value!r}: expected an int, at least {least[name]}")
+    check_counts(train=train, test=test, channels=channels)
+    check_counts(2, num_classes=num_classes)
+    check_counts(0, seed=seed)
     if masks and num_classes > 255:
         raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
     height, width = as_pair(size)
     check_memory(train + test, (channels, height, width), "give fewer or smaller ones")
-    patterns = _upsample(
-        _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE)),
-        height,
-        width,
-    )
-    make = _masked if masks else _labelled
+    coarse = _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE))
+    patterns = _upsample(coarse, height, width)
     splits = [
-        make(patterns, count, _generator(seed, stream)) for stream, count in ((1, train), (2, test))
+        _make(patterns, count, _generator(seed, stream), masks)
+        for stream, count in ((1, train), (2, test))
     ]
     return ImageData(
         name="synthetic",
@@ -109,27 +97,23 @@ def _upsample(coarse: np.ndarray, height: int, width: int) -> np.ndarray:
     return result
 
 
-def _labelled(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
-    labels = random.permutation(np.arange(count) % len(patterns))
-    images = np.empty((count, *patterns.shape[1:]), np.uint8)
-    for start in range(0, count, CHUNK):
-        part = labels[start : start + CHUNK]
-        images[start : start + CHUNK] = _mix(patterns[part], random)
-    return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
-
-
-def _masked(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
+def _make(patterns: np.ndarray, count: int, random: np.random.Generator, masks: bool) -> Split:
     height, width = patterns.shape[2:]
-    labels = random.permutation(1 + np.arange(count) % (len(patterns) - 1))
+    first = int(masks)  # class 0 is the background
+    labels = random.permutation(first + np.arange(count) % (len(patterns) - first))
     images = np.empty((count, *patterns.shape[1:]), np.uint8)
-    masks = np.empty((count, height, width), np.uint8)
+    drawn = np.empty((count if masks else 0, height, width), np.uint8)
     for start in range(0, count, CHUNK):
-        part = labels[start : start + CHUNK].astype(np.uint8)
-        inside = _ellipses(len(part), height, width, random)
-        masks[start : start + CHUNK] = inside * part[:, None, None]
-        clean = np.where(inside[:, None], patterns[part], patterns[:1])
+        part = labels[start : start + CHUNK].astype(np.uint8 if masks else np.int64)
+        clean = patterns[part]
+        if masks:
+            inside = _ellipses(len(part), height, width, random)
+            drawn[start : start + CHUNK] = inside * part[:, None, None]
+            clean = np.where(inside[:, None], clean, patterns[:1])
         images[start : start + CHUNK] = _mix(clean, random)
-    return Split(torch.from_numpy(images), masks=torch.from_numpy(masks))
+    if masks:
+        return Split(torch.from_numpy(images), masks=torch.from_numpy(drawn))
+    return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -141,7 +125,7 @@ def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _ellipses(n: int, height: int, width: int, random: np.random.Generator) -> np.ndarray:
-    """Return bool (n, H, W): the inside of one ellipse per image."""
+    """The inside of one ellipse per image, bool (n, H, W)."""
     y, x = np.ogrid[:height, :width]
 
     def draw(low: int, high: int) -> np.ndarray:

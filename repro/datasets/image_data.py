@@ -1,6 +1,7 @@
-"""What every dataset is once loaded, and what can go wrong on the way there."""
+"""A dataset in memory, its errors, and the digests and checks that all datasets share."""
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,16 +48,25 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by field name."""
+        fields = {"images": self.images, "labels": self.labels, "masks": self.masks}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
+    def chosen(self, index: Tensor) -> "Split":
+        """The samples of these indices, in their order."""
+        return Split(**{name: tensor[index] for name, tensor in self.tensors().items()})
+
     def evenly(self, count: int) -> "Split":
-        """Return so many samples, taken at even distances: sets on disk are ordered by class.
+        """`count` samples at even distances, as sets on disk are ordered by class.
 
         Raises:
             DatasetError: There are fewer, or `count` is below 1.
         """
-        return self._chosen(self._evenly(count))
+        return self.chosen(self._evenly(count))
 
     def parted(self, count: int) -> tuple["Split", "Split"]:
-        """Return what `evenly` takes, and the samples that it leaves, of which there must be some.
+        """The samples of `evenly` and the rest, which must not be empty.
 
         Raises:
             DatasetError: There are not more than `count`, or `count` is below 1.
@@ -66,20 +76,12 @@ class Split:
         taken = self._evenly(count)
         left = torch.ones(len(self), dtype=torch.bool)
         left[taken] = False
-        return self._chosen(taken), self._chosen(left.nonzero().flatten())
+        return self.chosen(taken), self.chosen(left.nonzero().flatten())
 
     def _evenly(self, count: int) -> Tensor:
         if not 1 <= count <= len(self):
             raise DatasetError(f"{count} samples of {len(self)}: give 1 to {len(self)}")
         return torch.linspace(0, len(self) - 1, count).round().long()
-
-    def _chosen(self, chosen: Tensor) -> "Split":
-        return Split(**{name: tensor[chosen] for name, tensor in self.tensors().items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are there, by field name."""
-        fields = {"images": self.images, "labels": self.labels, "masks": self.masks}
-        return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ class ImageData:
         name: The name it was loaded by.
         record_name: The name for records, which tells e.g. `cifar10` from `cifar10-jpeg`.
         kind: `real` or `synthetic`.
-        provenance: One sentence: where from, recompressed or not, a stand-in for what.
+        provenance: One sentence: source, recompression, and the set it is a stand-in for.
         fingerprint: 16 hexadecimal digits, a hash of the source's content and of how it was
             resized and cut; equal on every machine for equal files.
         classes: Class names, indexed by label; by the value of a mask where there is no label.
@@ -122,14 +124,14 @@ class ImageData:
 
 
 def digest(parts: Iterable[object]) -> str:
-    """Return 64 hexadecimal digits that depend on the text of every part and on their order."""
+    """SHA-256 of the text of all parts, in their order: 64 hexadecimal digits."""
     joined = "\x1f".join(str(part) for part in parts)
     # The name of a file need not be UTF-8.
     return hashlib.sha256(joined.encode(errors="surrogateescape")).hexdigest()
 
 
 def tensor_digest(*splits: Split) -> str:
-    """Return 64 hexadecimal digits that depend on shape and content of every tensor."""
+    """SHA-256 of name, shape, dtype and content of all tensors: 64 hexadecimal digits."""
     sha = hashlib.sha256()
     for split in splits:
         for name, tensor in split.tensors().items():
@@ -139,7 +141,7 @@ def tensor_digest(*splits: Split) -> str:
 
 
 def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
-    """Refuse images that this machine's memory does not hold, a container's limit included.
+    """Refuse images that exceed this machine's memory, a container's limit included.
 
     Args:
         count: Number of images.
@@ -149,10 +151,8 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
     Raises:
         DatasetError: They take more than there is.
     """
-    needed = count
-    for side in shape:
-        needed *= side
-    if needed > (available := memory_bytes()):
+    needed, available = count * math.prod(shape), memory_bytes()
+    if needed > available:
         size = "x".join(map(str, shape[-2:]))
         raise DatasetError(
             f"{count} images of {size} pixels take {needed / 1e9:,.0f} GB and this machine has "
@@ -160,28 +160,34 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
         )
 
 
-def check_size(image_size: int | Size | None) -> int | Size | None:
-    """Return `image_size` if it is None, a positive int or a pair of them.
+def check_counts(least: int = 1, **given: object) -> None:
+    """Refuse options that are no whole numbers of at least `least`.
+
+    Raises:
+        DatasetError: The first such option, by its name.
+    """
+    for name, value in given.items():
+        if not is_whole(value, least):
+            raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
+
+
+def check_size(size: int | Size | None, name: str = "image_size") -> int | Size | None:
+    """A size if it is None, a positive int or a pair of them.
 
     Raises:
         DatasetError: It is something else.
     """
-    if image_size is None:
+    if size is None:
         return None
-    sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise DatasetError(
-            f"image_size={image_size!r}: expected None, a positive int (short side, then a centre "
-            "crop) or a pair (height, width) of positive ints"
+            f"{name}={size!r}: expected None, an int, or a pair (height, width) of ints, all at "
+            "least 1"
         )
-    return image_size if isinstance(image_size, int) else (sides[0], sides[1])
+    return (int(sides[0]), int(sides[1])) if isinstance(size, tuple | list) else int(size)
 
 
 def as_pair(image_size: int | Size) -> Size:
-    """Return height and width of the images that `image_size` asks for."""
+    """Height and width of images of this size."""
     return (image_size, image_size) if isinstance(image_size, int) else image_size
-
-
-def labels_tensor(labels: Iterable[int]) -> Tensor:
-    """Return labels as int64, (N,)."""
-    return torch.tensor(list(labels), dtype=torch.int64)

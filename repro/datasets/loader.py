@@ -6,7 +6,9 @@ that each row is copied as a block. Pixels stay uint8 until the last step, a qua
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -14,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repro.datasets.image_data import Size
+from repro.datasets.image_data import Size, as_pair, check_counts, check_size
 from repro.measure import accelerator
-from repro.measure.checks import is_whole
 
 Batch = tuple[Tensor, Tensor]
 
@@ -37,18 +38,16 @@ class TensorLoader:
         batch_size: Images in a mini-batch.
         seed: Seed of the order and the augmentation, at least 0.
         shuffle: Visit the images in random order.
-        crop_size: Side or (height, width) in pixels of what is cut out of the padded image; None
+        crop_size: Side or (height, width) in pixels of the crop from the padded image; None
             is the size of the images.
         crop: Cut at a random place, or at the centre.
-        padding: Pixels added on each side before the crop.
-        padding_mode: Pad with zeros (masks: with `mask_fill`) or by reflection.
+        padding: Zeros added on each side before the crop.
         flip: Mirror left and right with probability one half.
         resolution: Side or (height, width) in pixels of the batches, resized bilinearly with
             antialiasing; a side is for square crops alone. None is the size of the crop.
         mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
         std: Standard deviation of every channel, likewise.
         drop_last: Leave out the last, smaller batch.
-        mask_fill: Class index of zero-padded pixels of masks.
         device: Where the data lies and the batches are made; by default where `images` lies.
 
     Raises:
@@ -66,43 +65,26 @@ class TensorLoader:
         crop_size: int | Size | None = None,
         crop: Literal["random", "center"] = "random",
         padding: int = 0,
-        padding_mode: Literal["zeros", "reflect"] = "zeros",
         flip: bool = False,
         resolution: int | Size | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         drop_last: bool = False,
-        mask_fill: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         _check_data(images, targets)
         self.masked = targets.dim() == 3
-        self.seed = _integer("seed", seed, 0)
-        self.shuffle = shuffle
-        self.flip = flip
-        self.drop_last = drop_last
-        self.epoch = 0
+        check_counts(0, seed=seed, padding=padding)
+        self.seed, self.padding = int(seed), padding
+        self.shuffle, self.flip, self.drop_last, self.epoch = shuffle, flip, drop_last, 0
         self._length = len(images)
-        self._channels, *self._image_size = images.shape[1:]
+        height, width = self._image_size = tuple(images.shape[2:])
 
-        self.padding = _integer("padding", padding, 0)
-        if padding_mode not in ("zeros", "reflect"):
-            raise ValueError(f"padding_mode={padding_mode!r}: expected 'zeros' or 'reflect'")
-        if padding_mode == "reflect" and padding >= min(self._image_size):
-            raise ValueError(
-                f"padding={padding}: reflection reaches at most {min(self._image_size) - 1} pixels "
-                f"here; give less padding or padding_mode='zeros'"
-            )
-        self.padding_mode = padding_mode
-        self.mask_fill = _integer("mask_fill", mask_fill, 0, 255)
         if crop not in ("random", "center"):
             raise ValueError(f"crop={crop!r}: expected 'random' or 'center'")
         self.crop = crop
-        self.crop_size = _pair("crop_size", crop_size) or (
-            self._image_size[0],
-            self._image_size[1],
-        )
-        padded = [side + 2 * padding for side in self._image_size]
+        self.crop_size = as_pair(check_size(crop_size, "crop_size") or (height, width))
+        padded = height + 2 * padding, width + 2 * padding
         if self.crop_size[0] > padded[0] or self.crop_size[1] > padded[1]:
             raise ValueError(
                 f"crop_size={self.crop_size} does not fit the padded images of {padded[0]}x"
@@ -121,8 +103,8 @@ class TensorLoader:
             measured_mean, measured_std = channel_statistics(self._images)
             mean = measured_mean if mean is None else mean
             std = measured_std if std is None else std
-        self.mean = _per_channel("mean", mean, self._channels)
-        self.std = _per_channel("std", std, self._channels)
+        self.mean = _per_channel("mean", mean, images.shape[1])
+        self.std = _per_channel("std", std, images.shape[1])
         if min(self.std) <= 0:
             raise ValueError(
                 f"std={self.std}: expected positive values; a channel of constant images has 0, "
@@ -140,13 +122,13 @@ class TensorLoader:
         Raises:
             ValueError: It is below 1, or above the number of images although `drop_last` is set.
         """
-        batch_size = _integer("batch_size", batch_size, 1)
+        check_counts(batch_size=batch_size)
         if self.drop_last and batch_size > self._length:
             raise ValueError(
                 f"batch_size={batch_size} with drop_last=True leaves no batch of {self._length} "
                 "images: give a smaller batch size or drop_last=False"
             )
-        self.batch_size = batch_size
+        self.batch_size = int(batch_size)
 
     def set_resolution(self, resolution: int | Size | None) -> None:
         """Set the side or (height, width) of the batches from the next iteration on.
@@ -155,9 +137,9 @@ class TensorLoader:
             ValueError: It is no positive int, no pair of them and not None (the crop's size), or an
                 int for crops that are no squares.
         """
-        size = _pair("resolution", resolution) or self.crop_size
+        size = as_pair(check_size(resolution, "resolution") or self.crop_size)
         height, width = self.crop_size
-        if height != width and resolution is not None and not isinstance(resolution, tuple | list):
+        if height != width and not isinstance(resolution, tuple | list | None):
             raise ValueError(
                 f"resolution={resolution} would squash crops of {height}x{width} pixels to a "
                 "square: give a pair (height, width)"
@@ -170,10 +152,11 @@ class TensorLoader:
         Raises:
             ValueError: It is negative.
         """
-        self.epoch = _integer("epoch", epoch, 0)
+        check_counts(0, epoch=epoch)
+        self.epoch = int(epoch)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Number of batches in an epoch."""
         full, rest = divmod(self._length, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
@@ -185,15 +168,11 @@ class TensorLoader:
         """
         plan = self._plan_epoch(self.epoch)
         self.epoch += 1
-        count = len(self)
-        return self._batches(plan, count, self.batch_size, self.resolution)
+        return self._batches(plan, len(self), self.batch_size, self.resolution)
 
     def _plan_epoch(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw order, crop corners (row * width + column) and flips of an epoch, each (N,)."""
-        state = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)
-        # On the CPU, so that every device sees the same epoch.
-        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
-        n = self._length
+        generator, n = generator_of(self.seed, epoch), self._length
         order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
         free = [
             side + 2 * self.padding - cut
@@ -217,8 +196,7 @@ class TensorLoader:
         for i in range(count):
             rows = slice(i * batch_size, (i + 1) * batch_size)
             index, corner, flips = (part[rows] for part in plan)
-            pixels = self._cut(self._images, index, corner, flips, fill=0)
-            images = pixels.to(torch.float32)
+            images = self._cut(self._images, index, corner, flips).to(torch.float32)
             if resolution != self.crop_size:
                 images = functional.interpolate(
                     images, resolution, mode="bilinear", antialias=True, align_corners=False
@@ -227,17 +205,15 @@ class TensorLoader:
             if not self.masked:
                 yield images, self._targets.index_select(0, index)
                 continue
-            masks = self._cut(self._targets, index, corner, flips, fill=self.mask_fill)
+            masks = self._cut(self._targets, index, corner, flips)
             if resolution != self.crop_size:
                 masks = functional.interpolate(masks, resolution, mode="nearest-exact")
             yield images, masks.squeeze(1).to(torch.int64)
 
-    def _cut(
-        self, tensor: Tensor, index: Tensor, corner: Tensor, flips: Tensor, fill: int
-    ) -> Tensor:
+    def _cut(self, tensor: Tensor, index: Tensor, corner: Tensor, flips: Tensor) -> Tensor:
         """Pad, crop and flip rows `index` of a uint8 (N, C, H, W) tensor."""
         if self.padding:
-            batch = self._pad(tensor.index_select(0, index), fill)
+            batch = functional.pad(tensor.index_select(0, index), (self.padding,) * 4)
             index = torch.arange(len(index), device=self.device)
         else:
             batch = tensor
@@ -254,18 +230,66 @@ class TensorLoader:
             batch = both.index_select(0, rows)
         return batch
 
-    def _pad(self, batch: Tensor, fill: int) -> Tensor:
-        if self.padding_mode == "zeros":
-            return functional.pad(batch, (self.padding,) * 4, value=fill)
-        for dim in (2, 3):  # functional.pad reflects no uint8 on the CPU
-            side = batch.shape[dim]
-            places = torch.arange(-self.padding, side + self.padding, device=self.device).abs()
-            batch = batch.index_select(dim, side - 1 - (side - 1 - places).abs())
-        return batch
+
+class Ahead:
+    """A loader's mini-batches, the next ones made by a thread while the device computes.
+
+    They lie in pinned memory of the host, from which an accelerator copies beside its
+    computations. For a CPU the loader's own are passed on as they come, unless `always` is set. The
+    mini-batches and their order are the loader's; it must not be used elsewhere during an epoch.
+
+    Args:
+        loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
+        device: The device that trains.
+        count: Mini-batches ready or in the making, besides the one that is taken, at least 1.
+        always: Whether a thread makes them for a CPU, too: it pays where they wait for files.
+    """
+
+    def __init__(
+        self, loader: Iterable[Batch], device: torch.device | str, count: int = 2, *,
+        always: bool = False,
+    ) -> None:  # fmt: skip
+        if count < 1:
+            raise ValueError(f"count is {count}; give at least 1")
+        self._loader, self._device, self._count = loader, torch.device(device), count
+        self._threaded = always or accelerator.is_accelerator(device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin an epoch.
+
+        Raises:
+            HostMemoryError: The host has not the memory to pin.
+        """
+        return self._made_ahead() if self._threaded else iter(self._loader)
+
+    def _made_ahead(self) -> Iterator[Batch]:
+        iterator = iter(self._loader)
+
+        def make() -> Batch | None:
+            batch = next(iterator, None)
+            if batch is None:
+                return None
+            inputs, targets = (accelerator.pinned(tensor, self._device) for tensor in batch)
+            return inputs, targets
+
+        pool = ThreadPoolExecutor(1, "batches")
+        try:
+            waiting = deque(pool.submit(make) for _ in range(self._count))
+            while (batch := waiting.popleft().result()) is not None:
+                waiting.append(pool.submit(make))
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def generator_of(*numbers: int) -> torch.Generator:
+    """A CPU generator of a seed and other numbers, so that every device sees the same epoch."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel of uint8 images scaled to [0, 1].
+    """Mean and standard deviation of each channel of uint8 images scaled to [0, 1].
 
     Args:
         images: uint8, (N, C, H, W).
@@ -307,24 +331,6 @@ def _check_data(images: Tensor, targets: Tensor) -> None:
             f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels (N,) "
             f"or uint8 masks (N, H, W) of the images' size {tuple(images.shape[2:])}"
         )
-
-
-def _integer(name: str, value: int, least: int, most: int | None = None) -> int:
-    allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    if not is_whole(value):
-        raise ValueError(f"{name}={value!r}: expected an int, {allowed}")
-    if not is_whole(value, least, most):
-        raise ValueError(f"{name}={value}: expected {allowed}")
-    return int(value)
-
-
-def _pair(name: str, value: int | Size | None) -> Size | None:
-    if value is None:
-        return None
-    sides = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(sides) != 2:
-        raise ValueError(f"{name}={value!r}: expected an int or a pair (height, width)")
-    return _integer(name, sides[0], 1), _integer(name, sides[1], 1)
 
 
 def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:

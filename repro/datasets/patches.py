@@ -1,18 +1,18 @@
 """Pairs of images for restoration: how inputs are made, and mini-batches of aligned patches."""
 
 from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from repro.datasets.image_data import DatasetError
-from repro.datasets.loader import Batch, TensorLoader
+from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
 def low_resolution(images: Tensor, scale: int) -> Tensor:
-    """Return images shrunk by a whole factor, bicubic with antialiasing, as DIV2K's are.
+    """Shrink images by a whole factor, bicubic with antialiasing, as DIV2K's are.
 
     Args:
         images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
@@ -38,7 +38,7 @@ def low_resolution(images: Tensor, scale: int) -> Tensor:
 
 
 def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
-    """Return images with Gaussian noise, rounded and clipped to 0 to 255.
+    """Add Gaussian noise to images, rounded and clipped to 0 to 255.
 
     Args:
         images: uint8, (N, C, H, W).
@@ -58,7 +58,7 @@ def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
     return torch.cat(parts)
 
 
-class PatchLoader:
+class PatchLoader(TensorLoader):
     """Iterate over mini-batches of patches cut at the same place from inputs and targets.
 
     One patch is cut from each image per epoch. Order, places and augmentation depend on `seed` and
@@ -70,12 +70,8 @@ class PatchLoader:
         targets: uint8, (N, C', sH, sW) with a whole factor s of at least 1.
         batch_size: Patches in a mini-batch.
         patch: Side of an input's patch in pixels; the target's is s times as long.
-        seed: At least 0.
-        shuffle: Visit the images in random order.
-        crop: Cut at a random place (``"random"``) or the centre (``"center"``).
         augment: Mirror and turn patches at random, in all eight ways.
-        drop_last: Leave out the last, smaller batch.
-        device: Where the data lies and batches are made; by default where `inputs` lies.
+        **options: `seed`, `shuffle`, `crop`, `drop_last` and `device` of `TensorLoader`.
 
     Raises:
         DatasetError: Inputs and targets do not fit each other.
@@ -89,12 +85,8 @@ class PatchLoader:
         batch_size: int,
         *,
         patch: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        crop: str = "random",
         augment: bool = False,
-        drop_last: bool = False,
-        device: torch.device | str | None = None,
+        **options: Any,
     ) -> None:
         self.scale = targets.shape[-1] // inputs.shape[-1]
         wanted = (len(inputs), *(self.scale * side for side in inputs.shape[2:]))
@@ -103,75 +95,37 @@ class PatchLoader:
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected as "
                 "many targets, whose sides are the same whole multiple of the inputs'"
             )
-        self.augment, self.seed = augment, seed
-        self._channels, self._length = inputs.shape[1], len(inputs)
-        stacked = torch.cat((inputs, _unshuffled(targets, self.scale)), 1)
+        self.augment, self._inputs = augment, inputs.shape[1]
+        stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
         count = stacked.shape[1]
-        self._loader = TensorLoader(
+        super().__init__(
             stacked,
             torch.zeros(len(stacked), dtype=torch.int64),
             batch_size,
-            seed=seed,
-            shuffle=shuffle,
             crop_size=patch,
-            crop=crop,  # type: ignore[arg-type]  # which it checks
             mean=[0.0] * count,
             std=[1.0] * count,
-            drop_last=drop_last,
-            device=device,
+            **options,
         )
-
-    @property
-    def batch_size(self) -> int:
-        """Patches in a mini-batch."""
-        return self._loader.batch_size
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration is."""
-        return self._loader.epoch
-
-    def set_batch_size(self, batch_size: int) -> None:
-        """Set the batch size from the next iteration on; errors as `TensorLoader` has them."""
-        self._loader.set_batch_size(batch_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`, at least 0; the ones after it count on."""
-        self._loader.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
 
         Yields float32 inputs (B, C, p, p) and targets (B, C', s p, s p), both in [0, 1].
         """
-        state = np.random.SeedSequence([self.seed, self.epoch, 1]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        generator = generator_of(self.seed, self.epoch, 1)
         # For all of the epoch at once: a copy per mini-batch would wait for the device.
         draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
-        batches = iter(self._loader)
-        return self._batches(batches, draws.to(self._loader.device), self.batch_size)
+        return self._patches(super().__iter__(), draws.to(self.device), self.batch_size)
 
-    def _batches(self, batches: Iterator[Batch], draws: Tensor, size: int) -> Iterator[Batch]:
+    def _patches(self, batches: Iterator[Batch], draws: Tensor, size: int) -> Iterator[Batch]:
         for number, (stacked, _) in enumerate(batches):
-            inputs = stacked[:, : self._channels]
-            targets = functional.pixel_shuffle(stacked[:, self._channels :], self.scale)
+            inputs = stacked[:, : self._inputs]
+            targets = functional.pixel_shuffle(stacked[:, self._inputs :], self.scale)
             if self.augment:
                 batch_draws = draws[:, number * size : number * size + len(stacked)]
                 inputs, targets = _turned(inputs, batch_draws), _turned(targets, batch_draws)
             yield inputs.contiguous(), targets
-
-
-def _unshuffled(images: Tensor, scale: int) -> Tensor:
-    """Turn (N, C, sH, sW) into (N, C s s, H, W), in the order that pixel_shuffle undoes."""
-    n, channels, height, width = images.shape
-    cells = images.view(n, channels, height // scale, scale, width // scale, scale)
-    return cells.permute(0, 1, 3, 5, 2, 4).reshape(
-        n, channels * scale**2, height // scale, width // scale
-    )
 
 
 def _turned(images: Tensor, draws: Tensor) -> Tensor:

@@ -6,22 +6,19 @@ the size of each image is 256×256." How far they are randomised is not said; th
 ours.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from repro.datasets.image_data import (
-    DatasetError,
     ImageData,
     Size,
     Split,
     as_pair,
+    check_counts,
     check_memory,
     check_size,
     digest,
 )
-from repro.measure.checks import is_whole
 
 # Intensity, half axes along x and y, centre x and y, rotation in degrees, on [-1, 1]². Geometry:
 # Shepp and Logan, "The Fourier reconstruction of a head section" (1974), table 1; intensities
@@ -69,7 +66,7 @@ def draw_ellipses(ellipses: np.ndarray, size: int | Size) -> np.ndarray:
 
 
 def randomised(random: np.random.Generator) -> np.ndarray:
-    """Return the ellipses with size, shape and orientation of each drawn anew, (10, 6)."""
+    """The ellipses with size, shape and orientation of each drawn anew, (10, 6)."""
     count = len(ELLIPSES)
     size = random.uniform(*SIZES, count)
     ratio = np.exp(random.uniform(np.log(SHAPES[0]), np.log(SHAPES[1]), count) / 2)
@@ -98,11 +95,8 @@ def phantom(
     Raises:
         DatasetError: A count is below 1, or `image_size` is no size.
     """
-    given: dict[str, Any] = {"train": train, "test": test, "seed": seed}
-    for name, value in given.items():
-        least = 0 if name == "seed" else 1
-        if not is_whole(value, least):
-            raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
+    check_counts(train=train, test=test)
+    check_counts(0, seed=seed)
     height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
     check_memory(train + test, (1, height, width), "give fewer or smaller ones")
 

@@ -1,46 +1,33 @@
 """Where a dataset can lie in a folder: layouts of others (torchvision, Kaggle) and archives."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-
+from repro.datasets import pictures
 from repro.datasets.archives import (
     Decoded,
     archive_at,
     first_of_each_class,
     labelled_items,
     masked_items,
+    plain_items,
     read_archive,
     read_folder,
 )
-from repro.datasets.decoding import Item, decode, resized_pixels
-from repro.datasets.image_data import CorruptDatasetError, DatasetError, Size, Split, labels_tensor
+from repro.datasets.decoding import Encoded, Item, decode
+from repro.datasets.image_data import CorruptDatasetError, DatasetError, Size
 
 CAMVID_CLASSES = (
-    "sky",
-    "building",
-    "pole",
-    "road",
-    "pavement",
-    "tree",
-    "sign",
-    "fence",
-    "car",
-    "pedestrian",
-    "bicyclist",
-    "unlabelled",
+    *("sky", "building", "pole", "road", "pavement", "tree"),
+    *("sign", "fence", "car", "pedestrian", "bicyclist", "unlabelled"),
 )
 MASK_CLASSES = {"camvid": CAMVID_CLASSES, "carvana": ("background", "car")}
 CARVANA_TEST_EVERY = 5  # every fifth car
 
-
-Encoded = tuple[Sequence[str], dict[str, list[Item]]]
+Listing = tuple[tuple[str, ...], dict[str, list[Item]]]  # classes, images by split
 
 
 @dataclass(frozen=True)
@@ -49,99 +36,105 @@ class Source:
 
     Attributes:
         record_name: Name for records.
-        layout: What lies there, in words.
+        layout: Its layout, in words.
         path: Archive or folder.
-        files: Lists the files whose content is the dataset's, given `per_class`.
-        decode: Reads it, given `image_size` and `per_class`.
-        encoded: Lists classes and images by split, given `per_class`, where they can stay encoded.
+        everything: Lists classes and all images by split.
+        hashed: Lists the files whose content is the dataset's; None: the images that are loaded.
+        streams: Whether images may stay encoded, for want of memory.
     """
 
     record_name: str
     layout: str
     path: Path
-    files: Callable[[int | None], Sequence[Path]]
-    decode: Callable[[int | Size | None, int | None], Decoded]
-    encoded: Callable[[int | None], Encoded] | None = None
+    everything: Callable[[], Listing]
+    hashed: Callable[[], list[Path]] | None = None
+    streams: bool = False
+
+    def listing(self, per_class: int | None) -> Listing:
+        """Classes, and the first `per_class` images of each class (None: all) by split."""
+        classes, items = self.everything()
+        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
+
+    def files(self, per_class: int | None) -> list[Path]:
+        """The files that the fingerprint is of."""
+        if self.hashed is not None:
+            return self.hashed()
+        return [Path(item.name) for members in self.listing(per_class)[1].values()
+                for item in members]  # fmt: skip
+
+    def decode(self, size: int | Size | None, per_class: int | None) -> Decoded:
+        """Decode the images of `listing`, resized to `size`.
+
+        Raises:
+            CorruptDatasetError: An image cannot be decoded, or a mask holds no class index.
+            DatasetError: The images differ in size, or exceed the memory.
+        """
+        classes, items = self.listing(per_class)
+        prepare = None
+        if self.record_name in pictures.NAMES:
+            everything = [item for members in items.values() for item in members]
+            prepare = pictures.cut_alike(everything) if size is None else pictures.lying
+        splits = {split: decode(members, size, prepare) for split, members in items.items()}
+        shapes = {split: tuple(s.images.shape[1:]) for split, s in splits.items()}
+        if len(set(shapes.values())) > 1:
+            raise DatasetError(
+                f"the splits' images differ in size, {shapes}: give image_size= to resize them to "
+                "one"
+            )
+        for name, split in splits.items():
+            if split.masks is not None and int(split.masks.max()) >= len(classes):
+                raise CorruptDatasetError(
+                    f"{self.path}: a mask of {name} holds the value {int(split.masks.max())}; "
+                    f"expected class indices 0 to {len(classes) - 1}"
+                )
+        return Decoded(classes, splits)
 
 
 def find(name: str, root: Path) -> Source | None:
-    """Return where `root` holds dataset `name`, or None. Layouts of others come first."""
-    native = _NATIVE.get(name)
-    source = native(name, root) if native else None
-    return source or _archive(name, root)
+    """The source of dataset `name` in `root`, or None. Layouts of others come first."""
+    native, _ = _NATIVE.get(name, (_nothing, ""))
+    return native(name, root) or _own_layout(name, root)
 
 
 def looked_for(name: str) -> list[str]:
-    """Return the paths in a root that `find` looks for."""
-    kinds = "{images,masks}" if name in MASK_CLASSES else "<class>"
-    own_layouts = [f"{name}.tar.xz", f"{name}/{{train,test}}/{kinds}/"]
-    return _NATIVE_PATHS.get(name, []) + own_layouts
+    """The paths in a root that `find` looks for."""
+    below = "{images,masks}/" if name in MASK_CLASSES else "<class>/"
+    below = "" if name in pictures.NAMES else below
+    native = [_NATIVE[name][1]] if name in _NATIVE else []
+    return [*native, f"{name}.tar.xz", f"{name}/{{train,test}}/{below}"]
 
 
-def _archive(name: str, root: Path) -> Source | None:
-    archive, folder = root / f"{name}.tar.xz", root / name
-    if archive_at(archive):
-        return _folders_source(name, archive)
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        return _folders_source(name, folder)
-    return None
-
-
-def _folders_source(name: str, path: Path) -> Source:
+def _own_layout(name: str, root: Path) -> Source | None:
     """A `NAME.tar.xz`, or the folder that it unpacks to."""
-    is_archive = path.is_file()
+    archive, folder = root / f"{name}.tar.xz", root / name
+    packed = archive_at(archive)
+    if not packed and not ((folder / "train").is_dir() and (folder / "test").is_dir()):
+        return None
+    path = archive if packed else folder
 
-    def files(per_class: int | None) -> list[Path]:
-        if is_archive:
-            return [path]
-        return [file for file in read_folder(path).values() if isinstance(file, Path)]
+    def contents() -> dict[str, Encoded]:
+        return (read_archive if packed else read_folder)(path, int(name not in pictures.NAMES))
 
-    def read(size: int | Size | None, per_class: int | None) -> Decoded:
-        contents = read_archive(path) if is_archive else read_folder(path)
-        if name not in MASK_CLASSES:
-            classes, items = labelled_items(contents, path)
-            return _decode_items(classes, items, size, per_class)
-        decoded = _decode_items(MASK_CLASSES[name], masked_items(contents, path), size, None)
-        return _checked_masks(decoded, path)
+    def everything() -> Listing:
+        if name in pictures.NAMES:
+            return (), plain_items(contents(), path)
+        if name in MASK_CLASSES:
+            return MASK_CLASSES[name], masked_items(contents(), path)
+        return labelled_items(contents(), path)
 
-    def encoded(per_class: int | None) -> Encoded:
-        classes, items = labelled_items(read_folder(path), path)
-        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
+    def hashed() -> list[Path]:
+        return [path] if packed else [f for f in contents().values() if isinstance(f, Path)]
 
     # Elsewhere the images may have been recompressed, which changes accuracies.
-    record_name = f"{name}-jpeg" if name in _NATIVE else name
-    kind = "archive" if is_archive else "folder"
+    record_name = f"{name}-jpeg" if name in _NATIVE and name != "div2k" else name
+    layout = f"{'archive' if packed else 'folder'} {path.name}"
     # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
-    streams = encoded if name == "imagenet" and not is_archive else None
-    return Source(record_name, f"{kind} {path.name}", path, files, read, streams)
+    streams = name == "imagenet" and not packed
+    return Source(record_name, layout, path, everything, hashed, streams)
 
 
-def _decode_items(
-    classes: Sequence[str],
-    items: dict[str, list[Item]],
-    size: int | Size | None,
-    per_class: int | None,
-) -> Decoded:
-    splits = {
-        split: decode(first_of_each_class(members, per_class), size)
-        for split, members in items.items()
-    }
-    shapes = {split: tuple(s.images.shape[1:]) for split, s in splits.items()}
-    if len(set(shapes.values())) > 1:
-        raise DatasetError(
-            f"the splits' images differ in size, {shapes}: give image_size= to resize them to one"
-        )
-    return Decoded(tuple(classes), splits)
-
-
-def _checked_masks(decoded: Decoded, path: Path) -> Decoded:
-    for name, split in decoded.splits.items():
-        if split.masks is not None and int(split.masks.max()) >= len(decoded.classes):
-            raise CorruptDatasetError(
-                f"{path}: a mask of {name} holds the value {int(split.masks.max())}; expected "
-                f"class indices 0 to {len(decoded.classes) - 1}"
-            )
-    return decoded
+def _nothing(name: str, root: Path) -> Source | None:
+    return None
 
 
 def _cifar(name: str, root: Path) -> Source | None:
@@ -149,17 +142,16 @@ def _cifar(name: str, root: Path) -> Source | None:
     if not folder.is_dir():
         return None
 
-    def read(size: int | Size | None, per_class: int | None) -> Decoded:
-        splits = {}
+    def everything() -> Listing:
+        items = {}
         for split in ("train", "test"):
             dataset = _torchvision_class(name)(root, train=split == "train")
-            images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()
-            labels = labels_tensor(dataset.targets)
-            kept = _first_of_each_label(labels, per_class)
-            splits[split] = _resized(Split(images[kept], labels[kept]), size)
-        return Decoded(tuple(dataset.classes), splits)
+            pairs = zip(dataset.data, dataset.targets, strict=True)
+            items[split] = [Item(f"{split} {i}", *pair) for i, pair in enumerate(pairs)]
+        return tuple(dataset.classes), items
 
-    return Source(name, f"torchvision folder {folder.name}", folder, lambda _: _files(folder), read)
+    layout = f"torchvision folder {folder.name}"
+    return Source(name, layout, folder, everything, lambda: _files(folder))
 
 
 def _flowers102(name: str, root: Path) -> Source | None:
@@ -167,27 +159,27 @@ def _flowers102(name: str, root: Path) -> Source | None:
     if not folder.is_dir():
         return None
 
-    def read(size: int | Size | None, per_class: int | None) -> Decoded:
+    def everything() -> Listing:
         items: dict[str, list[Item]] = {}
         for split in ("train", "val", "test"):
             # With `Path` for a loader the dataset yields file names in place of pictures.
             dataset = _torchvision_class(name)(root, split=split, loader=Path)
             pairs = [dataset[i] for i in range(len(dataset))]
             items[split] = [Item(str(file), file, label=label) for file, label in pairs]
-        return _decode_items(dataset.classes, items, size, per_class)
+        return tuple(dataset.classes), items
 
-    return Source(name, f"torchvision folder {folder.name}", folder, lambda _: _files(folder), read)
+    layout = f"torchvision folder {folder.name}"
+    return Source(name, layout, folder, everything, lambda: _files(folder))
 
 
 def _imagenet(name: str, root: Path) -> Source | None:
-    for folder in (root / "imagenet", root):
-        if any((folder / m).is_file() for m in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")):
-            break
-    else:
+    marks = ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")
+    folder = _first(root / "imagenet", root, lambda f: any((f / m).is_file() for m in marks))
+    if folder is None:
         return None
 
     @functools.cache
-    def listing() -> tuple[tuple[str, ...], dict[str, list[Item]]]:
+    def everything() -> Listing:
         items = {}
         for split, theirs in (("train", "train"), ("test", "val")):
             # torchvision unpacks its archives into this folder the first time.
@@ -195,30 +187,17 @@ def _imagenet(name: str, root: Path) -> Source | None:
             items[split] = [Item(file, Path(file), label=k) for file, k in dataset.samples]
         return tuple(names[0] for names in dataset.classes), items
 
-    def files(per_class: int | None) -> list[Path]:
-        # Only what is loaded is hashed: the whole of it is 150 GB.
-        kept = [first_of_each_class(members, per_class) for members in listing()[1].values()]
-        return [Path(item.name) for members in kept for item in members]
-
-    def encoded(per_class: int | None) -> Encoded:
-        classes, items = listing()
-        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
-
-    def read(size: int | Size | None, per_class: int | None) -> Decoded:
-        classes, items = listing()
-        return _decode_items(classes, items, size, per_class)
-
-    return Source(name, "torchvision ImageNet folder", folder, files, read, encoded)
+    # Only what is loaded is hashed: the whole of it is 150 GB.
+    return Source(name, "torchvision ImageNet folder", folder, everything, streams=True)
 
 
 def _carvana(name: str, root: Path) -> Source | None:
-    for folder in (root / "carvana", root):
-        if (folder / "train").is_dir() and (folder / "train_masks").is_dir():
-            break
-    else:
+    parts = ("train", "train_masks")
+    folder = _first(root / "carvana", root, lambda f: all((f / part).is_dir() for part in parts))
+    if folder is None:
         return None
 
-    def read(size: int | Size | None, per_class: int | None) -> Decoded:
+    def everything() -> Listing:
         images = sorted((folder / "train").glob("*.jpg"))
         # Sixteen views of one car share the name up to the underscore: a car is train or test.
         cars = sorted({image.stem.rsplit("_", 1)[0] for image in images})
@@ -237,72 +216,80 @@ def _carvana(name: str, root: Path) -> Source | None:
                 f"{folder} holds {len(cars)} cars: expected at least {CARVANA_TEST_EVERY}, for "
                 f"every {CARVANA_TEST_EVERY}th is test"
             )
-        return _checked_masks(_decode_items(MASK_CLASSES[name], items, size, None), folder)
+        return MASK_CLASSES[name], items
 
-    def files(per_class: int | None) -> list[Path]:
-        return [*_files(folder / "train"), *_files(folder / "train_masks")]
+    def hashed() -> list[Path]:
+        return [file for part in parts for file in _files(folder / part)]
 
-    return Source(name, "Kaggle folders train, train_masks", folder, files, read)
-
-
-_NATIVE: dict[str, Callable[[str, Path], Source | None]] = {
-    "cifar10": _cifar,
-    "cifar100": _cifar,
-    "flowers102": _flowers102,
-    "imagenet": _imagenet,
-    "carvana": _carvana,
-}
-_NATIVE_PATHS = {
-    "cifar10": ["cifar-10-batches-py/"],
-    "cifar100": ["cifar-100-python/"],
-    "flowers102": ["flowers-102/"],
-    "imagenet": ["imagenet/ or the root itself with ILSVRC2012_devkit_t12.tar.gz or meta.bin"],
-    "carvana": ["carvana/ or the root itself with train/*.jpg and train_masks/*_mask.gif"],
-}
-_CLASS_NAMES = {
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "flowers102": "Flowers102",
-    "imagenet": "ImageNet",
-}
+    return Source(name, "Kaggle folders train, train_masks", folder, everything, hashed)
 
 
-def _torchvision_class(name: str) -> Any:
-    from repro._torchvision import torchvision
+def _div2k(name: str, root: Path) -> Source | None:
+    parts = pictures.DIV2K
+    folder = _first(root / name, root, lambda f: all((f / p).is_dir() for p in parts.values()))
+    if folder is None:
+        return None
 
-    return getattr(torchvision.datasets, _CLASS_NAMES[name])
+    def everything() -> Listing:
+        items = {
+            split: [Item(str(file), file) for file in sorted((folder / part).glob("*.png"))]
+            for split, part in parts.items()
+        }
+        if not all(items.values()):
+            raise CorruptDatasetError(
+                f"{folder} has no image of a split: expected {looked_for(name)[0]} with *.png"
+            )
+        return (), items
+
+    return Source(name, f"folders {' and '.join(parts.values())}", folder, everything)
 
 
-def fetch(name: str, root: Path) -> None:
-    """Let torchvision download `name` into `root`; raises what torchvision and urllib raise."""
-    _torchvision_class(name)(root, download=True)
-
-
-def download_url(name: str) -> str | None:
-    """Return where torchvision downloads `name` from; None if it cannot."""
-    if name in ("cifar10", "cifar100"):
-        return str(_torchvision_class(name).url)
-    if name == "flowers102":
-        flowers = _torchvision_class(name)
-        return f"{flowers._download_url_prefix}{flowers._file_dict['image'][0]}"
-    return None
+def _first(one: Path, other: Path, holds: Callable[[Path], bool]) -> Path | None:
+    return next((folder for folder in (one, other) if holds(folder)), None)
 
 
 def _files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
-def _first_of_each_label(labels: torch.Tensor, per_class: int | None) -> torch.Tensor:
-    """Return the places, in order, of the first `per_class` of every label."""
-    if per_class is None:
-        return torch.arange(len(labels))
-    places = [(labels == k).nonzero().flatten()[:per_class] for k in labels.unique()]
-    return torch.cat(places).sort().values
+_NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
+    "cifar10": (_cifar, "cifar-10-batches-py/"),
+    "cifar100": (_cifar, "cifar-100-python/"),
+    "flowers102": (_flowers102, "flowers-102/"),
+    "imagenet": (
+        _imagenet,
+        "imagenet/ or the root itself with ILSVRC2012_devkit_t12.tar.gz or meta.bin",
+    ),
+    "carvana": (
+        _carvana,
+        "carvana/ or the root itself with train/*.jpg and train_masks/*_mask.gif",
+    ),
+    "div2k": (_div2k, " and ".join(f"{part}/" for part in pictures.DIV2K.values())),
+}
 
 
-def _resized(split: Split, size: int | Size | None) -> Split:
-    if size is None:
-        return split
-    pictures = (Image.fromarray(image.permute(1, 2, 0).numpy()) for image in split.images)
-    resized = np.stack([resized_pixels(picture, size) for picture in pictures])
-    return Split(torch.from_numpy(resized), split.labels)
+def _torchvision_class(name: str) -> Any:
+    from repro._torchvision import torchvision
+
+    names = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "flowers102": "Flowers102"}
+    return getattr(torchvision.datasets, names.get(name, "ImageNet"))
+
+
+def fetch(name: str, root: Path) -> None:
+    """Download `name` into `root`; raises what torchvision and urllib raise."""
+    if name == "div2k":
+        pictures.fetch(root)
+    else:
+        _torchvision_class(name)(root, download=True)
+
+
+def download_url(name: str) -> str | None:
+    """The address that `name` is downloaded from; None if there is none."""
+    if name == "div2k":
+        return f"{pictures.URL}{pictures.DIV2K['train']}.zip"
+    if name in ("cifar10", "cifar100"):
+        return str(_torchvision_class(name).url)
+    if name == "flowers102":
+        flowers = _torchvision_class(name)
+        return f"{flowers._download_url_prefix}{flowers._file_dict['image'][0]}"
+    return None

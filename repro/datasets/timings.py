@@ -24,10 +24,7 @@ class EpochTimes:
         seconds: By framework, (500,): entry i is of batch size i + 1.
         samples: Images in an epoch.
         fingerprint: 16 hexadecimal digits, a hash of the numbers.
-        name: As datasets are named.
-        record_name: The same.
-        kind: Measured, not made up.
-        provenance: One sentence.
+        name: As datasets are named; so are `record_name`, `kind` and `provenance`.
     """
 
     seconds: dict[str, NDArray[np.float64]]
@@ -43,12 +40,10 @@ class EpochTimes:
 
 
 def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the folder of `EpochTimes`, None where it is not at hand."""
-    for folder in paths.data_roots(root):
-        candidate = folder / TIMES
-        if all((candidate / name).is_file() for name in _FILES.values()):
-            return candidate
-    return None
+    """The folder of `EpochTimes`, None where it is not at hand."""
+    folders = [folder / TIMES for folder in paths.data_roots(root)]
+    whole = (f for f in folders if all((f / name).is_file() for name in _FILES.values()))
+    return next(whole, None)
 
 
 def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
@@ -81,5 +76,5 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
                 "batch sizes 1, 2, ..."
             )
         seconds[framework] = values
-    print_of = digest(value for values in seconds.values() for value in values)[:16]
-    return EpochTimes(seconds, 50_000, print_of)
+    fingerprint = digest(value for values in seconds.values() for value in values)[:16]
+    return EpochTimes(seconds, 50_000, fingerprint)

@@ -24,24 +24,7 @@ if TYPE_CHECKING:
     from repro.measure.search import largest_batch
     from repro.measure.timing import Timing, describe_device, synchronize, time_interleaved
 
-_HOMES = {
-    "checkpoint": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
-    "cost": ("MemoryModel", "Probe", "TimeModel", "probe"),
-    "files": ("NotAFileError", "replacing"),
-    "memory": (
-        "BudgetExceededError",
-        "LinearMemoryModel",
-        "MemoryBudget",
-        "MemoryMeter",
-        "MemoryState",
-        "comparable_peaks",
-        "is_out_of_memory",
-        "least_limit",
-        "memory_state",
-    ),
-    "search": ("largest_batch",),
-    "timing": ("Timing", "describe_device", "synchronize", "time_interleaved"),
-}
+_MODULES = ("files", "search", "timing", "checkpoint", "memory", "cost")  # the lightest first
 
 __all__ = [
     "BudgetExceededError",
@@ -71,10 +54,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            # Kept here: `probe` is a function, and its module is called `cost`.
-            value = getattr(importlib.import_module(f"repro.measure.{module}"), name)
-            globals()[name] = value
-            return value
+    for module in _MODULES if name in __all__ else ():
+        home = importlib.import_module(f"repro.measure.{module}")
+        if hasattr(home, name):
+            globals()[name] = getattr(home, name)  # found at once the next time
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

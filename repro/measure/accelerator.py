@@ -1,4 +1,4 @@
-"""Streams, events, pinned memory, memory and random numbers of whatever accelerator torch has.
+"""Streams, events, pinned memory, memory and random numbers of any accelerator that torch has.
 
 The one place that knows how a device is reached: a CUDA or ROCm GPU, or any other that torch has a
 module for (`torch.get_device_module`). What is CUDA's alone does not belong here. A CPU has streams
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -23,28 +23,35 @@ class HostMemoryError(RuntimeError):
     """The host has no more memory to pin; the device's may be free. It says how much was asked."""
 
 
-class HostEvent:
-    """A CPU's event: what came before it has ended."""
+Event = Any  # a device's (torch.Event), or `HostEvent`; of one job all are of the same kind
+Stream = Any  # a device's (torch.Stream), or `HostStream`
+
+
+class _Host:
+    """Nothing is queued on a CPU: what was called has ended, and a wait returns at once."""
+
+    def wait(self, other: Any = None) -> None:
+        """Do nothing."""
+
+    synchronize = wait_event = wait_stream = wait
+
+    def query(self) -> bool:
+        """Whether all is done: always."""
+        return True
+
+
+class HostEvent(_Host):
+    """A CPU's event, with the methods of `torch.Event`."""
 
     def __init__(self) -> None:
         self._time_s: float | None = None
 
-    def record(self, stream: "Stream | None" = None) -> None:
+    def record(self, stream: Stream = None) -> None:
         """Note the time."""
         self._time_s = time.perf_counter()
 
-    def wait(self, stream: "Stream | None" = None) -> None:
-        """Return."""
-
-    def synchronize(self) -> None:
-        """Return."""
-
-    def query(self) -> bool:
-        """Return True."""
-        return True
-
     def elapsed_time(self, other: "HostEvent") -> float:
-        """Return milliseconds from this event to another, as a device's do.
+        """Milliseconds from this event to another, as a device's do.
 
         Raises:
             ValueError: One of them has not been recorded.
@@ -54,16 +61,10 @@ class HostEvent:
         return (other._time_s - self._time_s) * 1e3
 
 
-class HostStream:
-    """A CPU's stream: what is queued has ended when the call returns."""
+class HostStream(_Host):
+    """A CPU's stream, with the methods of `torch.Stream`."""
 
     device = torch.device("cpu")
-
-    def wait_event(self, event: "Event") -> None:
-        """Return."""
-
-    def wait_stream(self, stream: "Stream") -> None:
-        """Return."""
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
         """Record an event, a new one where none is given."""
@@ -71,70 +72,23 @@ class HostStream:
         event.record()
         return event
 
-    def synchronize(self) -> None:
-        """Return."""
-
-    def query(self) -> bool:
-        """Return True."""
-        return True
-
     def __enter__(self) -> Self:
-        """Return the stream."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Return."""
-
-
-class Event(Protocol):
-    """A device's event or a CPU's; of one job all are of the same kind."""
-
-    def record(self, stream: Any = None) -> None:
-        """Stand for what a stream has been given so far."""
-
-    def synchronize(self) -> None:
-        """Wait until that has ended."""
-
-    def query(self) -> bool:
-        """Return whether it has ended."""
-
-    def elapsed_time(self, other: Any) -> float:
-        """Return milliseconds from this event to another."""
-
-
-class Stream(Protocol):
-    """A device's stream or a CPU's."""
-
-    @property
-    def device(self) -> torch.device:
-        """Whose stream it is."""
-
-    def wait_event(self, event: Any) -> None:
-        """Go on when what the event stands for has ended."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Go on when another has done what it has been given so far."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Record an event, a new one where none is given."""
-
-    def synchronize(self) -> None:
-        """Wait until it has done what it has been given."""
-
-    def query(self) -> bool:
-        """Return whether it has."""
+        pass
 
 
 # ---- devices
 
 
 def is_accelerator(device: torch.device | str) -> bool:
-    """Return whether work on a device is queued: it is neither the CPU nor ``meta``."""
+    """Whether work on a device is queued: it is neither the CPU nor ``meta``."""
     return torch.device(device).type not in ("cpu", "meta")
 
 
 def module(device: torch.device | str) -> ModuleType:
-    """Return torch's module for an accelerator, such as `torch.cuda`.
+    """The module of torch for an accelerator, such as `torch.cuda`.
 
     Raises:
         ValueError: torch has none for this device.
@@ -147,13 +101,13 @@ def module(device: torch.device | str) -> ModuleType:
 
 
 def present() -> str | None:
-    """Return the type of the accelerator that is present, such as ``"cuda"``, or None."""
+    """The type of the accelerator that is present, such as ``"cuda"``, or None."""
     current = torch.accelerator.current_accelerator(check_available=True)
     return current.type if current is not None else None
 
 
 def count(device: torch.device | str) -> int:
-    """Return how many accelerators of a device's type are present; 0 for a CPU."""
+    """Number of accelerators of a device's type that are present; 0 for a CPU."""
     if not is_accelerator(device):
         return 0
     of = module(device)
@@ -161,7 +115,7 @@ def count(device: torch.device | str) -> int:
 
 
 def resolve(device: torch.device | str | None = None) -> torch.device:
-    """Return a device with its index, the current one's where none is said.
+    """A device with its index, the current one's where none is given.
 
     Args:
         device: None for the accelerator that is present, else the CPU.
@@ -192,7 +146,7 @@ def _indexed(device: torch.device | str) -> torch.device:
 
 
 def name(device: torch.device | str) -> str:
-    """Return what an accelerator calls itself."""
+    """The name that an accelerator has for itself."""
     return str(module(device).get_device_properties(_indexed(device)).name)
 
 
@@ -213,16 +167,15 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def new_stream(device: torch.device | str) -> Stream:
-    """Return a stream beside the current one, of those that torch keeps."""
+    """A stream beside the current one, of those that torch keeps."""
     return torch.Stream(_indexed(device)) if is_accelerator(device) else HostStream()
 
 
 def current_stream(device: torch.device | str) -> Stream:
-    """Return this thread's current stream of a device."""
+    """This thread's current stream of a device."""
     if not is_accelerator(device):
         return HostStream()
-    stream: torch.Stream = module(device).current_stream(device)
-    return stream
+    return module(device).current_stream(device)
 
 
 def use_stream(stream: Stream) -> AbstractContextManager[Any]:
@@ -237,7 +190,7 @@ def use_stream(stream: Stream) -> AbstractContextManager[Any]:
 
 
 def new_event(device: torch.device | str, timing: bool = False) -> Event:
-    """Return an event, with which times can be taken where `timing`.
+    """A new event, with which times can be taken where `timing`.
 
     Between two of a CPU, times can be taken always.
     """
@@ -247,10 +200,9 @@ def new_event(device: torch.device | str, timing: bool = False) -> Event:
 
 
 def elapsed_s(begin: Event, end: Event) -> float:
-    """Wait until the second of two events has come, and return the seconds between them."""
-    first: Any = begin
+    """Seconds between two events, after the second has come."""
     end.synchronize()
-    return float(first.elapsed_time(end)) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
@@ -263,22 +215,22 @@ def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
 
 
 def memory_allocated(device: torch.device | str) -> int:
-    """Return the bytes of live tensors on an accelerator."""
+    """Bytes of live tensors on an accelerator."""
     return int(module(device).memory_allocated(device))
 
 
 def max_memory_allocated(device: torch.device | str) -> int:
-    """Return the most bytes of live tensors since `reset_peak_memory`."""
+    """The most bytes of live tensors since `reset_peak_memory`."""
     return int(module(device).max_memory_allocated(device))
 
 
 def memory_reserved(device: torch.device | str) -> int:
-    """Return the bytes that torch holds on an accelerator, in use or not."""
+    """Bytes that torch holds on an accelerator, in use or not."""
     return int(module(device).memory_reserved(device))
 
 
 def max_memory_reserved(device: torch.device | str) -> int:
-    """Return the most bytes held since `reset_peak_memory`: what a limit is compared with."""
+    """The most bytes held since `reset_peak_memory`, which a limit is compared with."""
     return int(module(device).max_memory_reserved(device))
 
 
@@ -295,18 +247,18 @@ def empty_cache(device: torch.device | str) -> None:
 
 
 def free_and_total_bytes(device: torch.device | str) -> tuple[int, int]:
-    """Return the bytes of an accelerator that are free, by all processes' use, and all of them."""
+    """Bytes of an accelerator that are free, by all processes' use, and all of them."""
     free, total = module(device).mem_get_info(device)
     return int(free), int(total)
 
 
 def total_bytes(device: torch.device | str) -> int:
-    """Return the bytes of an accelerator."""
+    """Bytes of an accelerator."""
     return int(module(device).get_device_properties(_indexed(device)).total_memory)
 
 
 def limit_bytes(device: torch.device | str) -> int:
-    """Return how many bytes torch may reserve on an accelerator in this process."""
+    """Bytes that torch may reserve on an accelerator in this process."""
     device = _indexed(device)
     return round(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
 
@@ -315,7 +267,7 @@ def limit_bytes(device: torch.device | str) -> int:
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
     """Let torch reserve at most some bytes on an accelerator inside.
 
-    A limit that is set already and lower stands. What torch holds unused is given back first.
+    A lower limit that is set already stays. Memory that torch holds unused is given back first.
 
     Raises:
         ValueError: `nbytes` is below 1.
@@ -335,7 +287,7 @@ def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
 def set_limit(device: torch.device | str, nbytes: int) -> None:
     """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
     device = _indexed(device)
-    # Half a byte more, as torch cuts off what is no whole byte of fraction × total.
+    # Half a byte more, as torch rounds fraction × total down to whole bytes.
     fraction = min(1.0, (nbytes + 0.5) / total_bytes(device))
     module(device).set_per_process_memory_fraction(fraction, device)
 
@@ -344,7 +296,7 @@ def set_limit(device: torch.device | str, nbytes: int) -> None:
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Return what torch takes from the host to pin some bytes: the next power of two."""
+    """Bytes that torch takes from the host to pin some: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length() if nbytes else 0
 
 
@@ -354,7 +306,7 @@ def empty_pinned(
     dtype: torch.dtype = torch.float32,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """Return host memory, pinned where `device` is an accelerator that copies from and to it.
+    """Host memory, pinned where `device` is an accelerator that copies from and to it.
 
     Raises:
         HostMemoryError: The host has not that much.
@@ -402,7 +354,7 @@ def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
 
 
 def pinned(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return a tensor of the host in memory from which an accelerator copies without a wait.
+    """A tensor of the host in memory from which an accelerator copies without a wait.
 
     A tensor that lies there already, or for a CPU any, is returned as it is; layouts stay.
 
@@ -431,7 +383,7 @@ def empty_pinned_cache(device: torch.device | str) -> None:
 
 
 def get_rng(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the states of the CPU's generator and of an accelerator's."""
+    """States of the CPU's generator and of an accelerator's."""
     state = module(device).get_rng_state(_indexed(device)) if is_accelerator(device) else None
     return torch.get_rng_state(), state
 

@@ -11,7 +11,7 @@ from repro.measure import accelerator
 
 
 def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> int:
-    """Return how far the allocator's bytes rise above their start while `function` runs.
+    """Bytes by which the allocator rises above its start while `function` runs.
 
     `MemoryMeter` sees the tensors that operations return. This sees every request to torch's
     allocator, such as the reordered copies that oneDNN makes inside a convolution, and the
@@ -33,19 +33,8 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
         accelerator.synchronize(device)
         del result
         return accelerator.max_memory_allocated(device) - before
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError(
-            "peak_allocation needs torch's profiler, and one is running; stop it first, and "
-            "profile afterwards"
-        )
-    # Without this the profiler writes a line to the terminal at every start and stop.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        result = function()
-    del result
     live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
+    for event in _profiled(function, "peak_allocation"):
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
@@ -53,7 +42,7 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
 
 
 def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> list[tuple[str, int]]:
-    """Return (operation, bytes) of every call of some operations while `function` runs on a CPU.
+    """(operation, bytes) of every call of some operations while `function` runs on a CPU.
 
     The bytes are how far the allocator rises inside the call, less what the call leaves allocated,
     which is its result: what it takes for itself, seen from outside. Calls inside such a call are
@@ -66,17 +55,7 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
     Raises:
         RuntimeError: A profiler is running, which this one would end.
     """
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError(
-            "peak_inside needs torch's profiler, and one is running; stop it first, and profile "
-            "afterwards"
-        )
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        result = function()
-    del result
-    events = list(profiler.profiler.kineto_results.events())
+    events = _profiled(function, "peak_inside")
     memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     calls = sorted(
         (e.start_ns(), -e.duration_ns(), e.name()) for e in events if e.name() in operations
@@ -97,11 +76,27 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
     return peaks
 
 
+def _profiled(function: Callable[[], Any], caller: str) -> list[Any]:
+    """Events of torch's profiler while `function` runs, the allocator's among them."""
+    if torch._C._autograd._profiler_enabled():
+        raise RuntimeError(
+            f"{caller} needs torch's profiler, and one is running; stop it first, and profile "
+            "afterwards"
+        )
+    # Without this the profiler writes a line to the terminal at every start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        result = function()
+    del result
+    return list(profiler.profiler.kineto_results.events())
+
+
 _kept = False
 
 
 def freed_memory_is_kept() -> bool:
-    """Return whether `keep_freed_memory` took effect in this process."""
+    """Whether `keep_freed_memory` took effect in this process."""
     return _kept
 
 

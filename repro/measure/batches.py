@@ -1,8 +1,8 @@
-"""Mini-batches of any structure: what of them belongs to samples, and how samples are taken out.
+"""Mini-batches of any structure: which parts belong to samples, and how samples are taken out.
 
 A mini-batch is (inputs, targets), each a tensor, an array, a `PackedSequence`, or a tuple, list,
-dictionary, dataclass or other container of them. Its samples are found by these rules, and what
-they leave open is refused, never guessed:
+dictionary, dataclass or other container of them. Its samples are found by these rules;
+an ambiguous mini-batch is refused, never guessed:
 
 - A tensor or array with dimensions holds one sample in each entry of its first; one without
   dimensions, and a number, a text or another object without tensors, belongs to all samples.
@@ -60,11 +60,11 @@ class Batch:
     _kinds: dict[Path, str] = field(repr=False)
 
     def slice(self, start: int, stop: int) -> tuple[Any, Any]:
-        """Return the (inputs, targets) of samples start to stop - 1, as views without a graph."""
+        """The (inputs, targets) of samples start to stop - 1, as views without a graph."""
         return self._taken(slice(start, stop))
 
     def take(self, indices: Sequence[int]) -> tuple[Any, Any]:
-        """Return the (inputs, targets) of these samples, copied."""
+        """The (inputs, targets) of these samples, copied."""
         return self._taken(list(indices))
 
     def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
@@ -80,7 +80,7 @@ class Batch:
                     yield path, leaf
 
     def num_splittable(self) -> int:
-        """Return how many parts of the inputs are divided."""
+        """Number of parts of the inputs that are divided."""
         return sum(k == _SAMPLES and path[0] == "inputs" for path, k in self._kinds.items())
 
     def _taken(self, which: Which) -> tuple[Any, Any]:
@@ -124,8 +124,8 @@ def read_batch(
     Raises:
         EmptyBatchError: No sample.
         BatchSizeMismatchError: Numbers of samples differ.
-        UnsplittableBatchError: It cannot be told what belongs to which sample, or `shared` names
-            what is not there.
+        UnsplittableBatchError: A part cannot be assigned to samples, or `shared` names a part that
+            is not there.
     """
     finder = _Finder(shared, {} if known is None else known)
     trees = {"inputs": _without_mappings(inputs), "targets": _without_mappings(targets)}
@@ -139,7 +139,7 @@ def read_batch(
 
 
 def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
-    """Return sample ranges of at most `most` samples, as few as can be, alike but for one sample.
+    """Sample ranges of at most `most` samples, as few as can be, alike but for one sample.
 
     There are at least `fewest` ranges, for which there have to be samples.
 
@@ -153,7 +153,7 @@ def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]
 
 
 def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list[Any]:
-    """Return what a `split` function makes of a mini-batch, checked.
+    """The micro-batches that a `split` function makes of a mini-batch, checked.
 
     Args:
         split: Called with ((inputs, targets), most); returns the list of micro-batches, each
@@ -202,7 +202,7 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Return the structure with its tensors on `device`."""
+    """The structure with its tensors on `device`."""
 
     def move(leaf: Any) -> Any:
         return leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf
@@ -231,12 +231,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """Return whatever is no container, in order."""
+    """All parts that are no container, in order."""
     return [leaf for _, leaf in _leaves_with_paths(tree, ())]
 
 
 def replaced(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return the structure with these leaves in the place of its own, in order."""
+    """The structure with these leaves in the place of its own, in order."""
     following = iter(leaves)
     return map_leaves(lambda leaf: next(following), tree)
 

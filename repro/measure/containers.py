@@ -1,4 +1,4 @@
-"""The containers that a mini-batch is made of: what they hold, and how they are made again."""
+"""The containers that a mini-batch is made of: their parts, and how they are rebuilt."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ class UnsplittableBatchError(BatchError):
 
 
 def samples_of(leaf: Any) -> int | str | None:
-    """Return the number of samples of a leaf, None without samples, what it is if unknown."""
+    """The number of samples of a leaf, None without samples, what it is if unknown."""
     if isinstance(leaf, torch.Tensor):
         if leaf.is_nested:
             return "a nested tensor"
@@ -72,7 +72,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def pick(value: Any, which: Which) -> Any:
-    """Return samples of a leaf or of a list that has one item for each."""
+    """Samples of a leaf or of a list that has one item for each."""
     if isinstance(value, PackedSequence):
         items = unpack_sequence(value)
         chosen: Any = [items[number] for number in np.arange(len(items))[which]]
@@ -90,7 +90,7 @@ def pick(value: Any, which: Which) -> Any:
 
 
 def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]] | None:
-    """Return a container's parts by key and what puts it together again, None for a leaf."""
+    """A container's parts by key and what puts it together again, None for a leaf."""
     if isinstance(tree, torch.Tensor | np.ndarray | PackedSequence | str | torch.Size):
         return None
     if isinstance(tree, Mapping):
@@ -119,7 +119,7 @@ def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], An
 
 
 def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
-    """Return a dataclass with other values in its fields.
+    """A dataclass with other values in its fields.
 
     What the class derives from its fields when it is made is derived anew. A class that changes
     them then would do so twice, and is refused.

@@ -1,4 +1,4 @@
-"""Models of what a training step costs: its time and its memory as straight lines of batch size.
+"""Models of a training step's cost: its time and its memory as straight lines of batch size.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 3.2
 (equations 2 and 3, time) and section 5.3 (equation 9, memory).
@@ -70,11 +70,11 @@ class TimeModel:
         return cls(float(a), float(b), *points)
 
     def predict(self, batch_size: int) -> float:
-        """Return the seconds of one step, a x + b."""
+        """Seconds of one step, a x + b."""
         return self.a * batch_size + self.b
 
     def epoch_time(self, batch_size: int, samples: int, approximate: bool = False) -> float:
-        """Return the seconds of one pass over `samples`.
+        """Seconds of one pass over `samples`.
 
         By equation 2, (a x + b) ⌈d / x⌉, which takes the last batch for a whole one; with
         `approximate` by equation 3, (a + b / x) d.
@@ -88,25 +88,13 @@ class TimeModel:
         return self.predict(batch_size) * math.ceil(samples / batch_size)
 
     def pass_time(self, batch_size: int, samples: int) -> float:
-        """Return the seconds of one pass with the last batch as short as it is: a d + b ⌈d / x⌉.
+        """Seconds of one pass with the last batch as short as it is: a d + b ⌈d / x⌉.
 
         Raises:
             ValueError: `batch_size` is below 1 or `samples` below 0.
         """
         self._check_pass(batch_size, samples)
         return self.a * samples + self.b * math.ceil(samples / batch_size)
-
-    @property
-    def residuals(self) -> tuple[float, ...]:
-        """Measured less fitted seconds, one for each fitted point."""
-        pairs = zip(self.batch_sizes, self.seconds, strict=True)
-        return tuple(seconds - self.predict(size) for size, seconds in pairs)
-
-    @property
-    def relative_residuals(self) -> tuple[float, ...]:
-        """The residuals as shares of the fitted seconds."""
-        pairs = zip(self.batch_sizes, self.residuals, strict=True)
-        return tuple(residual / self.predict(size) for size, residual in pairs)
 
     @staticmethod
     def _check_pass(batch_size: int, samples: int) -> None:
@@ -144,16 +132,10 @@ class MemoryModel(LinearMemoryModel):
         return cls(line.fixed_bytes, line.bytes_per_sample, *points)
 
     def max_batch(self, limit_bytes: float) -> int:
-        """Return the largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
+        """The largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
         largest = self.largest_batch(limit_bytes)
         # The division may round the last one away.
         return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest
-
-    @property
-    def residuals(self) -> tuple[float, ...]:
-        """Measured less fitted bytes, one for each fitted point."""
-        pairs = zip(self.batch_sizes, self.measured_bytes, strict=True)
-        return tuple(measured - self.predict(size) for size, measured in pairs)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Devices by their data sheets, and what of these rates programs reach."""
+"""Devices by their data sheets, and the share of these rates that programs reach."""
 
 from dataclasses import dataclass
 
@@ -35,5 +35,5 @@ DEVICES = {
         Device("H200", 495e12, 989e12, 4800e9, 141 * 10**9),
     )
 }
-REACHED = 0.4  # of a data sheet's rates: what convolutional networks get as a rule
+REACHED = 0.4  # of a data sheet's rates, as convolutional networks do as a rule
 LAUNCH_S = 5e-6  # that an operation takes at least

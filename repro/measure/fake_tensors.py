@@ -1,9 +1,9 @@
 """Tensors that have shapes and no content: training steps taken without data or device.
 
-What a step holds and what it computes and moves is found from the shapes alone.
+The memory, computations and transfers of a step follow from the shapes alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from repro.measure.datasheets import LAUNCH_S, REACHED, Device
-from repro.measure.memory import MemoryMeter
+from repro.measure.memory import MemoryMeter, tensors_in
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,12 @@ class NotedOperations(TorchDispatchMode):
         packet = getattr(func, "_overloadpacket", func)
         if packet in flop_registry:
             flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
-        tensors = list(_tensors((args, kwargs, result)))
+        tensors = tensors_in((args, kwargs, result))
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         low = any(tensor.element_size() == 2 for tensor in tensors)
         if moved:
             self.operations.append((flops, moved, low))
         return result
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
 
 
 class _Ones(TorchDispatchMode):
@@ -145,7 +134,7 @@ def imagined(ones: bool = True) -> Iterator[None]:
 def first_steps(
     step: Callable[[], Any], resident: Sequence[nn.Module | Tensor]
 ) -> tuple[int, Work]:
-    """Take two training steps; return the peak of live bytes, and the work of the second.
+    """The peak of live bytes of two training steps, and the work of the second.
 
     Only in the second does the optimizer have its state.
 

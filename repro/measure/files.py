@@ -19,7 +19,7 @@ class NotAFileError(OSError):
 
 
 def regular(path: str | os.PathLike[str]) -> Path:
-    """Return the regular file that a path and its links lead to, or the place where it will be.
+    """The regular file that a path and its links lead to, or the place where it will be.
 
     Raises:
         NotAFileError: Something else is there.
@@ -69,7 +69,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of all caches: `$REPRO_CACHE`, `$XDG_CACHE_HOME/repro`, ``~/.cache/repro``.
+    """The folder of all caches: `$REPRO_CACHE`, `$XDG_CACHE_HOME/repro`, ``~/.cache/repro``.
 
     A relative `$XDG_CACHE_HOME` is ignored, as the XDG Base Directory Specification asks.
 

@@ -1,4 +1,4 @@
-"""The host's memory: what this process may take of it, its container's limit included."""
+"""The host's memory that this process may take, within the limit of its container."""
 
 import os
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ _MARGIN_BYTES = 4 * 2**30  # left to the system and to other processes; a sixtee
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of the container if that is less."""
+    """The memory of this machine, or of the container if that is less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *(limit for limit, _ in _limits())])
 
 
 def available_bytes() -> int:
-    """Return the memory that may be taken now: files that are only cached count as free."""
+    """The memory that may be taken now: files that are only cached count as free."""
     free = [max(0, limit - used) for limit, used in _limits()]
     return min([_available_of_machine(), *free])
 
 
 def pinnable_bytes() -> int:
-    """Return the memory that may be pinned now: what is available but for a margin.
+    """The memory that may be pinned now: what is available but for a margin.
 
     Pinned memory cannot be swapped out: where too much of it is taken, the system ends processes.
     """
@@ -62,7 +62,7 @@ def _cached_bytes(folder: Path, name: str) -> int:
 
 
 def _folders() -> set[Path]:
-    """Return the folders of this process's groups and of those around them."""
+    """The folders of this process's groups and of those around them."""
     found = {_GROUPS, _GROUPS / "memory"}  # a container sees its own group there
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()

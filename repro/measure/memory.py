@@ -24,7 +24,7 @@ class BudgetExceededError(torch.OutOfMemoryError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that a device ran out of memory.
+    """Whether `error` says that a device ran out of memory.
 
     cuDNN and cuBLAS report a failed workspace allocation as errors of their own (cuDNN also as an
     operation that it does not support), and the CPU allocator as a plain `RuntimeError`.
@@ -43,15 +43,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
 
 
-def _found_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of what an operator takes or returns, without pytree, which is slow."""
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or results of an operator, without pytree, which is slow."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):
         return []
-    return [tensor for part in value for tensor in _found_in(part)]
+    return [tensor for part in value for tensor in tensors_in(part)]
 
 
 class _StorageFollower(TorchDispatchMode):
@@ -74,12 +74,12 @@ class _StorageFollower(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = _found_in((args, kwargs))
+        given = tensors_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
                 self.follow(tensor)
         result = func(*args, **(kwargs or {}))
-        returned = _found_in(result)
+        returned = tensors_in(result)
         try:
             for tensor in returned:
                 self.follow(tensor, unless_of=given)
@@ -127,7 +127,7 @@ class MemoryMeter:
     """Peak memory of the operations inside a ``with`` block, in bytes.
 
     On an accelerator the peak is the caching allocator's, whose unused memory is given back on
-    entry, so that what it holds is what was needed. On a CPU every storage that is alive is
+    entry, so that it holds only memory that was needed. On a CPU every storage that is alive is
     followed through a dispatch mode: those allocated inside, those of `resident`, and the
     parameters that an operation inside touches. Other tensors that exist before are taken for host
     memory, such as a mini-batch that waits to be streamed. What a kernel allocates for itself is
@@ -217,7 +217,7 @@ class MemoryMeter:
 
 
 def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
-    """Return peaks of several batch sizes that lie on a line and compare with a limit, in bytes.
+    """Peaks of several batch sizes that lie on a line and compare with a limit, in bytes.
 
     What an allocator holds grows by whole segments; the peaks of live bytes do not, and lie below
     the limit when it is met. So these are the live bytes and the most that was held beside them.
@@ -227,7 +227,7 @@ def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
 
 
 def least_limit(device: torch.device | str) -> int:
-    """Return the fewest bytes that an accelerator can be held to, however small a network is.
+    """The fewest bytes that an accelerator can be held to, however small a network is.
 
     torch's allocator takes 2 and 20 MiB at once. On CUDA cuBLAS has a workspace, of up to 32 MiB on
     Hopper, for the thread of the forward pass, for that of the backward pass, and cuBLASLt another.
@@ -317,7 +317,7 @@ class MemoryState:
 
 
 def memory_state(device: torch.device | str = "cpu") -> MemoryState:
-    """Return the live bytes and the limit of `device` now, without waiting for it.
+    """The live bytes and the limit of `device` now, without waiting for it.
 
     The limit is an active `MemoryBudget`'s, else on an accelerator what the driver has free plus
     what the caching allocator holds, else the host memory available to this process (cgroup
@@ -384,11 +384,11 @@ class LinearMemoryModel:
         return cls(fixed_bytes=float(mean_y - slope * mean_x), bytes_per_sample=float(slope))
 
     def predict(self, batch_size: int) -> float:
-        """Return M(B) in bytes."""
+        """M(B) in bytes."""
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 
     def largest_batch(self, limit_bytes: float) -> int:
-        """Return the largest B with M(B) <= `limit_bytes`; 0 where none fits."""
+        """The largest B with M(B) <= `limit_bytes`; 0 where none fits."""
         if self.fixed_bytes > limit_bytes:
             return 0
         if self.bytes_per_sample == 0:

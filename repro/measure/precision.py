@@ -1,7 +1,7 @@
 """How CUDA multiplies float32 numbers: as such (IEEE), or rounded to TF32 first.
 
-It is asked of, and set by, `fp32_precision` of an operator: `allow_tf32` raises as soon as anybody
-has done that.
+The setting is read and written as `fp32_precision` of an operator: `allow_tf32` raises once
+`fp32_precision` has been set.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 
 
 def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
-    """Return whether torch is set to round what a kind of operator multiplies on CUDA."""
+    """Whether torch is set to round what a kind of operator multiplies on CUDA."""
     cudnn: Any = torch.backends.cudnn
     own: Any = cudnn.conv if operator == "conv" else torch.backends.cuda.matmul
     settings: tuple[Any, ...] = (own, cudnn, torch.backends)  # the first that is set holds

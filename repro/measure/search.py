@@ -1,4 +1,4 @@
-"""The largest batch size that fits, by trying."""
+"""The largest batch size that fits in memory, by trial."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ def largest_batch(
     growth: float = 2.0,
     within: int = 32,
 ) -> int:
-    """Return the largest batch size that fits: by steps until one does not, then by bisection.
+    """The largest batch size that fits: by steps until one does not, then by bisection.
 
     Args:
         fits: Whether a size does; sizes below one that does are taken to fit.

@@ -1,4 +1,4 @@
-"""Which samples tell most about a loss, and which mini-batches show what none before did."""
+"""Samples that say most about a loss, and mini-batches with values that none had before."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -22,7 +22,7 @@ _TRIES = 16  # mini-batches taken for new by a value between those seen before
 
 
 def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
-    """Return two groups of `count` samples that differ in what losses tend to weigh by.
+    """Two groups of `count` samples that differ in what losses tend to weigh by.
 
     Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
     targets that are not finite; rare classes as targets of which there are few. One group has the
@@ -58,7 +58,7 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
 
 
 def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
-    """Return samples that have the integers of small targets, one for each, at most so many.
+    """Samples that have the integers of small targets, one for each, at most so many.
 
     Args:
         batch: The mini-batch.
@@ -101,7 +101,7 @@ class Novelty(Generic[Item]):
         self._late: tuple[Item, list[tuple[Any, Tensor, accelerator.Event]]] | None = None
 
     def newest(self, batch: Batch, item: Item) -> Item | None:
-        """Return `item` where the mini-batch shows something new, None where it does not.
+        """`item` where the mini-batch shows something new, None where it does not.
 
         Where the mini-batch before lies on an accelerator and showed something new, its item.
 
@@ -156,7 +156,7 @@ class Novelty(Generic[Item]):
 
 
 def _traits(path: Any, values: Tensor) -> Tensor | None:
-    """Return numbers of which a larger one is new, None for what tells nothing."""
+    """Numbers of which a larger one is new, None for what tells nothing."""
     target = _is_target(path)
     if not values.numel() or not (target or values.numel() <= _FEW or values.dtype == torch.bool):
         return None

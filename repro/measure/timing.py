@@ -1,4 +1,4 @@
-"""Repeated timing with a warm-up, and what a device is."""
+"""Repeated timing with a warm-up, and the facts of a device."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from repro.measure.accelerator import synchronize
 
 __all__ = ["Timing", "describe_device", "synchronize", "time_interleaved"]
 
-# What is queued before a call whose launches are not to count: at first, and at most.
+# Seconds of work queued before a call whose launches are not to count: at first, and at most.
 _AHEAD_S = 1e-3
 _MOST_AHEAD_S = 64e-3
 
@@ -139,7 +139,7 @@ def _occupy(device: torch.device, seconds: float) -> None:
 
 
 def describe_device(device: torch.device | str) -> dict[str, Any]:
-    """Return the facts of a device that a record keeps.
+    """The facts of a device that a record keeps.
 
     The keys are `type`, `name`, `slug` (a folder name such as ``nvidia-h200`` or ``cpu-2-cores``),
     `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of

@@ -1,4 +1,4 @@
-"""A model that is called, and afterwards is as it was before, and so are all random numbers."""
+"""Calls of a model that leave it, and all random number generators, as they were before."""
 
 import copy
 import random
@@ -110,7 +110,7 @@ class Snapshot:
             self._undo.append(lambda: value.set_state(of_generator))
 
     def changed(self) -> dict[str, Tensor]:
-        """Return the parameters, buffers and tensors in attributes that have other values now.
+        """The parameters, buffers and tensors in attributes that have other values now.
 
         Of buffers also those that were replaced or added.
         """
@@ -126,7 +126,7 @@ class Snapshot:
         return found
 
     def generators(self) -> tuple[Any, ...]:
-        """Return what the global generators are in now: others once random numbers were drawn."""
+        """States of the global generators, which differ once random numbers were drawn."""
         states = [state for device in self._generators for state in accelerator.get_rng(device)]
         of_torch = (bytes(state.numpy()) for state in states if state is not None)
         return *of_torch, random.getstate(), repr(np.random.get_state())  # noqa: NPY002
@@ -169,14 +169,14 @@ def seed_all(seed: int, *roots: nn.Module) -> None:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor with each of its elements once, of expanded dimensions one."""
+    """A view of a tensor with each of its elements once, of expanded dimensions one."""
     if tensor.layout is not torch.strided:
         return tensor
     return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the bytes of a strided tensor of any type, (n,), a view where it is contiguous."""
+    """The bytes of a strided tensor of any type, (n,), a view where it is contiguous."""
     whole = stored(tensor.detach()).resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 

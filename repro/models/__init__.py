@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 from repro.models.amoebanet import amoebanet_d
 from repro.models.deeplab import deeplabv3plus
 from repro.models.densenet import densenet40
@@ -30,21 +30,7 @@ __all__ = [
     "unet",
 ]
 
-_ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function
-    for function in (
-        amoebanet_d,
-        deeplabv3plus,
-        densenet40,
-        edsr,
-        resnet18,
-        resnet20,
-        resnet50,
-        resnet101,
-        resnet_cifar,
-        unet,
-    )
-}
+_OTHERS = ("Pix2PixHD", "build")
 _TORCHVISION = "torchvision/"
 
 
@@ -62,12 +48,13 @@ def build(name: str, **options: Any) -> nn.Module:
     """
     if name.startswith(_TORCHVISION):
         return _build_torchvision(name, options)
-    if name not in _ARCHITECTURES:
+    known = [other for other in __all__ if other not in _OTHERS]
+    if name not in known:
         raise ValueError(
-            f"the model {name!r} is not known: choose one of {', '.join(_ARCHITECTURES)}, or "
+            f"the model {name!r} is not known: choose one of {', '.join(known)}, or "
             f"{_TORCHVISION}NAME for one of torchvision's, such as {_TORCHVISION}resnet50"
         )
-    function = _ARCHITECTURES[name]
+    function: Callable[..., nn.Module] = globals()[name]
     allowed = inspect.signature(function).parameters
     unknown = [option for option in options if option not in allowed]
     if unknown:

@@ -8,7 +8,7 @@ version without groups.
 import torch
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 
 class AlexNet(nn.Module):
@@ -58,11 +58,9 @@ class AlexNet(nn.Module):
         return [nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, num_classes) of images (B, 3, H, W), at least 67 pixels a side."""
+        """Map images (B, 3, H, W), at least 67 pixels a side, to logits (B, num_classes)."""
         logits: torch.Tensor = self.classifier(self.features(images).flatten(1))
         return logits
 
 
-def alexnet(num_classes: int = 1000, width: int = 96) -> AlexNet:
-    """Return Caffe's AlexNet; see `AlexNet`."""
-    return AlexNet(num_classes, width)
+alexnet = AlexNet  # named as the functions that build the other architectures

@@ -11,17 +11,16 @@ width. Where a stride halves an odd size, it rounds up.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 Pair = tuple[int, int]
-Operation = Callable[[int, int], nn.Module]  # (channels, stride) -> module that keeps channels
 
 
 # ---- the operations of the search space: (B, C, H, W) to (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
@@ -38,102 +37,70 @@ def _relu_conv_bn(
     )
 
 
-def none(channels: int, stride: int) -> nn.Module:
-    """Return the identity; both cells use it only where nothing is halved."""
-    return nn.Identity()
-
-
-def avg_pool_3x3(channels: int, stride: int) -> nn.Module:
-    """Return 3x3 average pooling that leaves the padding out of the average."""
-    return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
-
-
-def max_pool_3x3(channels: int, stride: int) -> nn.Module:
-    """Return 3x3 maximum pooling."""
-    return nn.MaxPool2d(3, stride, padding=1)
-
-
-def max_pool_2x2(channels: int, stride: int) -> nn.Module:
-    """Return 2x2 maximum pooling; rounding up keeps an odd size in step with the other ones."""
-    return nn.MaxPool2d(2, stride, ceil_mode=True)
-
-
-def conv_1x1(channels: int, stride: int) -> nn.Module:
-    """Return a 1x1 convolution."""
-    return _relu_conv_bn(channels, channels, stride=(stride, stride))
-
-
-def conv_3x3(channels: int, stride: int) -> nn.Module:
-    """Return a 3x3 convolution on a quarter of the channels."""
+def _bottleneck(channels: int, *middle: tuple[Pair, Pair]) -> nn.Module:
+    """Convolutions of these kernels and strides on a quarter of the channels."""
     inner = channels // 4
     return nn.Sequential(
         _relu_conv_bn(channels, inner),
-        _relu_conv_bn(inner, inner, kernel=(3, 3), stride=(stride, stride)),
+        *(_relu_conv_bn(inner, inner, kernel, stride) for kernel, stride in middle),
         _relu_conv_bn(inner, channels),
     )
 
 
-def conv_1x7_7x1(channels: int, stride: int) -> nn.Module:
-    """Return a 1x7 and a 7x1 convolution on a quarter of the channels."""
-    inner = channels // 4
-    return nn.Sequential(
-        _relu_conv_bn(channels, inner),
-        _relu_conv_bn(inner, inner, kernel=(1, 7), stride=(1, stride)),
-        _relu_conv_bn(inner, inner, kernel=(7, 1), stride=(stride, 1)),
-        _relu_conv_bn(inner, channels),
-    )
+OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {  # given channels and stride
+    "none": lambda c, s: nn.Identity(),  # only used where nothing is halved
+    # It leaves the padding out of the average.
+    "avg_pool_3x3": lambda c, s: nn.AvgPool2d(3, s, padding=1, count_include_pad=False),
+    "max_pool_3x3": lambda c, s: nn.MaxPool2d(3, s, padding=1),
+    # Rounding up keeps an odd size in step with the other ones.
+    "max_pool_2x2": lambda c, s: nn.MaxPool2d(2, s, ceil_mode=True),
+    "conv_1x1": lambda c, s: _relu_conv_bn(c, c, stride=(s, s)),
+    "conv_3x3": lambda c, s: _bottleneck(c, ((3, 3), (s, s))),
+    "conv_1x7_7x1": lambda c, s: _bottleneck(c, ((1, 7), (1, s)), ((7, 1), (s, 1))),
+}
 
 
 # ---- the two cells
 
 
-@dataclass(frozen=True)
-class Genotype:
+class Genotype(NamedTuple):
     """The architecture of a cell.
 
     States 0 and 1 are the outputs of the previous cell and of the one before. Each pair of
-    (state, operation) makes the next state, the sum of its two results.
-
-    Attributes:
-        pairs: What makes states 2, 3, 4, ...
-        returned: The states that are concatenated into the cell's output.
+    (state, operation) makes the next state, 2, 3, 4, ..., as the sum of its two results. The
+    `returned` states are concatenated into the cell's output.
     """
 
-    pairs: tuple[tuple[tuple[int, Operation], tuple[int, Operation]], ...]
+    pairs: tuple[tuple[tuple[int, str], tuple[int, str]], ...]
     returned: tuple[int, ...]
 
 
 # State 0 is returned although state 3 reads it, which the paper's rule (return what nothing reads)
 # would not do; the authors' code does, and with it the sizes of GPipe's table 1 come out.
 NORMAL = Genotype(
-    pairs=(
-        ((1, conv_1x1), (1, max_pool_3x3)),  # state 2
-        ((1, none), (0, conv_1x7_7x1)),  # state 3
-        ((0, conv_1x1), (0, conv_1x7_7x1)),  # state 4
-        ((2, max_pool_3x3), (2, none)),  # state 5
-        ((1, avg_pool_3x3), (5, conv_1x1)),  # state 6
+    (
+        ((1, "conv_1x1"), (1, "max_pool_3x3")),  # state 2
+        ((1, "none"), (0, "conv_1x7_7x1")),  # state 3
+        ((0, "conv_1x1"), (0, "conv_1x7_7x1")),  # state 4
+        ((2, "max_pool_3x3"), (2, "none")),  # state 5
+        ((1, "avg_pool_3x3"), (5, "conv_1x1")),  # state 6
     ),
     returned=(0, 3, 4, 6),
 )
 REDUCTION = Genotype(
-    pairs=(
-        ((0, max_pool_2x2), (0, max_pool_3x3)),  # state 2
-        ((2, none), (1, conv_3x3)),  # state 3
-        ((2, conv_1x7_7x1), (2, max_pool_3x3)),  # state 4
-        ((3, none), (1, max_pool_2x2)),  # state 5
-        ((2, avg_pool_3x3), (3, conv_1x1)),  # state 6
+    (
+        ((0, "max_pool_2x2"), (0, "max_pool_3x3")),  # state 2
+        ((2, "none"), (1, "conv_3x3")),  # state 3
+        ((2, "conv_1x7_7x1"), (2, "max_pool_3x3")),  # state 4
+        ((3, "none"), (1, "max_pool_2x2")),  # state 5
+        ((2, "avg_pool_3x3"), (3, "conv_1x1")),  # state 6
     ),
     returned=(4, 5, 6),
 )
 
 
 class FactorizedReduction(nn.Module):
-    """Halve a map by two 1x1 convolutions of stride 2 that together see its two diagonals.
-
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output, an even number.
-    """
+    """Halve a map by two 1x1 convolutions of stride 2 that together see its two diagonals."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -151,16 +118,10 @@ class FactorizedReduction(nn.Module):
 
 
 class Cell(nn.Module):
-    """A normal or a reduction cell.
+    """A normal cell, or a reduction: of stride 2, its operations on states 0 and 1 halve the map.
 
-    Args:
-        genotype: Its architecture.
-        in_channels: Channels of the previous cell's output.
-        before_channels: Channels of the output of the cell before that.
-        channels: Channels of each operation, C.
-        stride: 2 in a reduction cell: operations on states 0 and 1 halve the map.
-        before_is_larger: Whether the previous cell was a reduction, so that the output of the
-            cell before it has twice the height and width.
+    It reads outputs of `in_channels` of the previous cell and `before_channels` of the cell before
+    that, which is twice as high and wide (`before_is_larger`) where the previous one reduced.
     """
 
     def __init__(
@@ -183,7 +144,7 @@ class Cell(nn.Module):
         self.states = tuple((left[0], right[0]) for left, right in genotype.pairs)
         self.returned = genotype.returned
         self.operations = nn.ModuleList(
-            operation(channels, stride if state < 2 else 1)
+            OPERATIONS[operation](channels, stride if state < 2 else 1)
             for state, operation in chain.from_iterable(genotype.pairs)
         )
         self.out_channels = len(genotype.returned) * channels
@@ -202,13 +163,7 @@ class AmoebaNet(nn.Module):
     """A convolution, two reduction cells, three groups of normal cells with a reduction between.
 
     Convolutions start from N(0, 2 / fan-out), as in the authors' code; the linear layer starts as
-    PyTorch has it.
-
-    Args:
-        num_classes: Number of outputs.
-        cells_per_group: Number of normal cells in each of the three groups.
-        stem_channels: Channels of the first convolution; each reduction doubles the channels.
-        in_channels: Channels of the images.
+    PyTorch has it. Each reduction doubles the channels.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
 
 MIDDLE_BLOCKS = 16
 ATROUS_RATES = (6, 12, 18)  # of the pyramid at output stride 16
@@ -24,13 +24,8 @@ class XceptionBlock(nn.Module):
     """Three separable convolutions and a shortcut: a box of figure 4.
 
     The shortcut is the input itself where the shapes of input and output are the same, and
-    otherwise a 1x1 convolution with BatchNorm.
-
-    Args:
-        in_channels: Channels of the input.
-        channels: Channels after each of the three convolutions.
-        stride: Of the last convolution, where Xception has max pooling.
-        give_second: Whether the second convolution's output is wanted too.
+    otherwise a 1x1 convolution with BatchNorm. The stride is of the last convolution, where
+    Xception has max pooling. With `give_second` the second convolution's output comes, too.
     """
 
     def __init__(
@@ -43,15 +38,10 @@ class XceptionBlock(nn.Module):
         self.second = _separable(first, second)
         self.third = _separable(second, third, stride=stride)
         same_shape = stride == 1 and in_channels == third
-        self.shortcut = (
-            nn.Identity() if same_shape else _conv_bn(in_channels, third, 1, stride=stride)
-        )
+        self.shortcut = nn.Identity() if same_shape else conv_bn(in_channels, third, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), or to (B, C_2, H, W) and that.
-
-        C_1, C_2 and C_3 are `channels`; there are two outputs with `give_second`.
-        """
+        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), after (B, C_2, H, W)."""
         second = self.second(self.first(x))  # (B, C_2, H, W)
         x = self.third(second) + self.shortcut(x)  # (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉)
         return (second, x) if self.give_second else x
@@ -62,22 +52,18 @@ class AtrousPyramid(nn.Module):
 
     They are a 1x1 convolution, three separable convolutions of growing atrous rates, and the mean
     over the image; a 1x1 convolution makes one map of them.
-
-    Args:
-        in_channels: Channels of the features.
-        out_channels: Channels of each view, and of the output.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.views = nn.ModuleList([_conv_bn_relu(in_channels, out_channels, 1)])
+        self.views = nn.ModuleList([conv_bn_relu(in_channels, out_channels, 1)])
         self.views.extend(
             _separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES
         )
-        self.image_view = _conv_bn_relu(in_channels, out_channels, 1)
+        self.image_view = conv_bn_relu(in_channels, out_channels, 1)
         views = len(self.views) + 1
         self.project = nn.Sequential(
-            _conv_bn_relu(views * out_channels, out_channels, 1), nn.Dropout(DROPOUT)
+            conv_bn_relu(views * out_channels, out_channels, 1), nn.Dropout(DROPOUT)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,26 +78,18 @@ class AtrousPyramid(nn.Module):
 
 
 class DeepLabV3Plus(nn.Module):
-    """An Xception of output stride 16, atrous spatial pyramid pooling, and a decoder of stride 4.
-
-    Args:
-        in_channels: Channels of the images.
-        num_classes: Number of logits for each pixel.
-        width: All channels are `width` / 64 of the paper's.
-    """
+    """An Xception of output stride 16, an atrous pyramid, and a decoder of stride 4."""
 
     def __init__(self, in_channels: int, num_classes: int, width: int) -> None:
         super().__init__()
         check_at_least(1, in_channels=in_channels, num_classes=num_classes, width=width)
 
-        def c(*channels: int) -> list[int]:
-            return [max(1, round(count * width / 64)) for count in channels]
-
-        c32, c48, c64, c128, c256, c728, c1024, c1536, c2048 = c(
-            32, 48, 64, 128, 256, 728, 1024, 1536, 2048
+        c32, c48, c64, c128, c256, c728, c1024, c1536, c2048 = (
+            max(1, round(count * width / 64))
+            for count in (32, 48, 64, 128, 256, 728, 1024, 1536, 2048)
         )
         self.stem = nn.Sequential(
-            _conv_bn_relu(in_channels, c32, 3, stride=2), _conv_bn_relu(c32, c64, 3)
+            conv_bn_relu(in_channels, c32, 3, stride=2), conv_bn_relu(c32, c64, 3)
         )
         self.entry1 = XceptionBlock(c64, [c128] * 3, stride=2)
         self.entry2 = XceptionBlock(c128, [c256] * 3, stride=2, give_second=True)
@@ -128,7 +106,7 @@ class DeepLabV3Plus(nn.Module):
             _separable(c1536, c2048, dilation=2),
         )
         self.pyramid = AtrousPyramid(c2048, c256)
-        self.reduce = _conv_bn_relu(c256, c48, 1)
+        self.reduce = conv_bn_relu(c256, c48, 1)
         self.decoder = nn.Sequential(_separable(c256 + c48, c256), _separable(c256, c256))
         self.classifier = nn.Conv2d(c256, num_classes, kernel_size=1)
 
@@ -176,43 +154,17 @@ def deeplabv3plus(in_channels: int = 3, num_classes: int = 21, width: int = 64) 
     return DeepLabV3Plus(in_channels, num_classes, width)
 
 
-def _conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
-    # No bias: BatchNorm subtracts it again.
-    return nn.Sequential(
-        nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=False
-        ),
-        nn.BatchNorm2d(out_channels),
-    )
-
-
-def _conv_bn_relu(
-    in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
-) -> nn.Module:
-    return nn.Sequential(
-        _conv_bn(in_channels, out_channels, kernel_size, stride), nn.ReLU(inplace=True)
-    )
-
-
 def _separable(
     in_channels: int, out_channels: int, stride: int = 1, dilation: int = 1
 ) -> nn.Module:
     # A 3x3 convolution of each channel by itself, then a 1x1 convolution (figure 3).
     return nn.Sequential(
-        nn.Conv2d(
-            in_channels,
-            in_channels,
-            kernel_size=3,
-            stride=stride,
-            padding=dilation,
-            dilation=dilation,
-            groups=in_channels,
-            bias=False,
-        ),
+        nn.Conv2d(in_channels, in_channels, 3, stride, padding=dilation, dilation=dilation,
+                  groups=in_channels, bias=False),
         nn.BatchNorm2d(in_channels),
         nn.ReLU(inplace=True),
-        _conv_bn_relu(in_channels, out_channels, 1),
-    )
+        conv_bn_relu(in_channels, out_channels, 1),
+    )  # fmt: skip
 
 
 def _resize(x: torch.Tensor, size: torch.Size) -> torch.Tensor:

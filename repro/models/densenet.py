@@ -7,7 +7,7 @@ Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional
 import torch
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 
 class _DenseLayer(nn.Module):
@@ -67,5 +67,5 @@ class DenseNet(nn.Module):
 
 
 def densenet40(growth: int = 12, num_classes: int = 10, in_channels: int = 3) -> DenseNet:
-    """Return DenseNet-40 (k = 12 in its paper; μ-cuDNN takes k = 40)."""
+    """Build DenseNet-40 (k = 12 in its paper; μ-cuDNN takes k = 40)."""
     return DenseNet(40, growth, num_classes, in_channels)

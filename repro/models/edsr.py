@@ -9,7 +9,7 @@ In shapes, B is the batch size, C the images' channels, F the features, s the sc
 import torch
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 
 class _Block(nn.Module):
@@ -31,13 +31,6 @@ class EDSR(nn.Module):
 
     Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
     added at the end, where EDSR takes the mean of DIV2K.
-
-    Args:
-        blocks: Residual blocks.
-        width: Features F.
-        scale: s, a power of two or 3; 1 restores at the same size.
-        channels: C.
-        residual_scale: Factor of each block's residual.
     """
 
     def __init__(
@@ -73,7 +66,7 @@ def edsr(
     Args:
         blocks: Residual blocks B.
         width: Features F.
-        scale: Factor of the sides: 1, 2, 3, 4 or 8.
+        scale: Factor of the sides: 1 (restores at the same size), 2, 3, 4 or 8.
         channels: Channels of the images.
         residual_scale: Factor of each block's residual; 1 for the smaller baseline model.
 

@@ -12,17 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 FEATURE_MATCHING = 10.0  # λ of equation 5
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions that add to their input: R1024 of the paper.
-
-    Args:
-        channels: Channels of input and output.
-    """
+    """Two 3x3 convolutions that add to their input: R1024 of the paper."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,10 +38,6 @@ class PatchDiscriminator(nn.Module):
 
     Differs from the paper: its text has stride 2 in every layer, but patches of 70 pixels, and the
     authors' code, have stride 1 in C512 and in the last layer.
-
-    Args:
-        in_channels: Channels of labels and image together.
-        width: Channels of the first layer.
     """
 
     def __init__(self, in_channels: int, width: int) -> None:
@@ -68,20 +60,14 @@ class PatchDiscriminator(nn.Module):
 
 
 class MultiScaleDiscriminator(nn.Module):
-    """Equal discriminators, each of which sees half the resolution of the one before.
-
-    Args:
-        in_channels: Channels of labels and image together.
-        width: Channels of the first layer of each.
-        scales: How many there are.
-    """
+    """Equal discriminators, each of which sees half the resolution of the one before."""
 
     def __init__(self, in_channels: int, width: int, scales: int) -> None:
         super().__init__()
         self.scales = nn.ModuleList(PatchDiscriminator(in_channels, width) for _ in range(scales))
 
     def forward(self, labels: torch.Tensor, images: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Return every layer's output at every scale, of labels and images (B, ..., H, W)."""
+        """Every layer's output at every scale, of labels and images (B, ..., H, W)."""
         x = torch.cat((labels, images), dim=1)  # (B, in_channels, H, W)
         outputs = [self.scales[0](x)]
         for discriminator in self.scales[1:]:
@@ -124,17 +110,9 @@ class Pix2PixHD(nn.Module):
         downsamplings: int = 4,
     ) -> None:
         super().__init__()
-        check_at_least(
-            1,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            width=width,
-            blocks=blocks,
-            scales=scales,
-            downsamplings=downsamplings,
-        )
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        check_at_least(1, in_channels=in_channels, out_channels=out_channels, width=width)
+        check_at_least(1, blocks=blocks, scales=scales, downsamplings=downsamplings)
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.multiple = 2**downsamplings
         # 3 pixels are reflected at full and 1 at the lowest resolution, which takes 4 and 2 at
         # least; the coarsest discriminator needs 2, as InstanceNorm can do nothing with 1.
@@ -147,7 +125,7 @@ class Pix2PixHD(nn.Module):
         """Map label maps (B, in_channels, H, W) to images (B, out_channels, H, W) in [-1, 1].
 
         Raises:
-            ValueError: H or W is no multiple of 2^downsamplings, or too small.
+            ValueError: H or W is no multiple of `multiple`, or below `smallest`.
         """
         height, width = labels.shape[2:]
         if height % self.multiple or width % self.multiple or min(height, width) < self.smallest:
@@ -160,7 +138,7 @@ class Pix2PixHD(nn.Module):
     def generator_loss(
         self, labels: torch.Tensor, real: torch.Tensor, fake: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the generator minimises: equation 5, with least squares for the GAN.
+        """The generator's loss: equation 5, with least squares for the GAN.
 
         Feature matching is the mean over scales, as in the authors' code (equation 5 has the sum),
         of the sum over the layers before the last. The discriminators' parameters get gradients
@@ -168,11 +146,8 @@ class Pix2PixHD(nn.Module):
 
         Args:
             labels: The label maps, (B, in_channels, H, W).
-            real: The images that belong to them, (B, out_channels, H, W).
-            fake: What `forward` made of them, (B, out_channels, H, W).
-
-        Returns:
-            A scalar.
+            real: Their images, (B, out_channels, H, W).
+            fake: The images of `forward`, (B, out_channels, H, W).
         """
         of_fake = self.discriminator(labels, fake)
         with torch.no_grad():
@@ -190,7 +165,7 @@ class Pix2PixHD(nn.Module):
     def discriminator_loss(
         self, labels: torch.Tensor, real: torch.Tensor, fake: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the discriminators minimise: least squares, over 2, summed over scales.
+        """The discriminators' loss: least squares, over 2, summed over scales.
 
         Arguments and output are those of `generator_loss`. No gradient reaches `fake`.
         """

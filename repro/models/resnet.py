@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
 
-# Both are called with (in_channels, channels, stride); a block also says how many channels it has.
+# Called with (in_channels, channels, stride); a block comes with the channels of its output.
 MakeShortcut = Callable[[int, int, int], nn.Module]
 MakeBlock = Callable[[int, int, int], tuple[nn.Module, int]]
 
@@ -23,16 +23,7 @@ BOTTLENECK_EXPANSION = 4  # a bottleneck's output has four times its inner chann
 
 
 class IdentityShortcut(nn.Module):
-    """A shortcut without parameters: option A of section 3.3.
-
-    The channels that come in are kept, and zeros stand for the channels that are added behind
-    them; a stride takes every second pixel.
-
-    Args:
-        in_channels: Channels of the input, at most `out_channels`.
-        out_channels: Channels of the output.
-        stride: 1, or 2 where the feature map is halved.
-    """
+    """A shortcut without parameters, option A of section 3.3: zeros for the channels it adds."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -45,18 +36,12 @@ class IdentityShortcut(nn.Module):
         return F.pad(x, (0, 0, 0, 0, 0, self.extra_channels))  # (B, C_out, ...)
 
 
-def projection_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Return a 1x1 convolution with BatchNorm: option B of section 3.3."""
-    return _conv_bn(in_channels, out_channels, kernel_size=1, stride=stride)
+def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    return conv_bn(in_channels, out_channels, 1, stride)  # option B of section 3.3
 
 
 class ResidualBlock(nn.Module):
-    """y = relu(F(x) + x): equations 1 and 2, with a shortcut in place of x where shapes differ.
-
-    Args:
-        residual: The function F, from (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉).
-        shortcut: A module of the same shapes.
-    """
+    """y = relu(F(x) + x): equations 1 and 2, with a shortcut in place of x where shapes differ."""
 
     def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -70,43 +55,32 @@ class ResidualBlock(nn.Module):
 
 
 def basic_block(
-    in_channels: int, channels: int, stride: int, shortcut: MakeShortcut = projection_shortcut
+    in_channels: int, channels: int, stride: int, shortcut: MakeShortcut = _projection
 ) -> tuple[nn.Module, int]:
-    """Return a block of two 3x3 convolutions (figure 5, left) and its output channels.
-
-    Args:
-        in_channels: Channels of the block's input.
-        channels: Channels of the convolutions.
-        stride: 2 to halve the feature map, else 1.
-        shortcut: Makes the shortcut where the shapes of input and output differ.
-    """
+    """A block of two 3x3 convolutions (figure 5, left) and its output channels."""
     residual = nn.Sequential(
-        _conv_bn(in_channels, channels, kernel_size=3, stride=stride),
-        nn.ReLU(inplace=True),
-        _conv_bn(channels, channels, kernel_size=3),
-    )
+        conv_bn(in_channels, channels, 3, stride), nn.ReLU(inplace=True),
+        conv_bn(channels, channels, 3),
+    )  # fmt: skip
     same_shape = stride == 1 and in_channels == channels
     short = nn.Identity() if same_shape else shortcut(in_channels, channels, stride)
     return ResidualBlock(residual, short), channels
 
 
 def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.Module, int]:
-    """Return a block of 1x1, 3x3, 1x1 convolutions (figure 5, right) and its output channels.
+    """A block of 1x1, 3x3, 1x1 convolutions (figure 5, right) and its output channels.
 
     Differs from the paper: the stride is in the 3x3 convolution, not in the first 1x1, as in
-    torchvision and weiaicunzai/pytorch-cifar100; no pixel is thrown away unseen. Arguments are
-    those of `basic_block`, `channels` being those of the 3x3 convolution.
+    torchvision and weiaicunzai/pytorch-cifar100; no pixel is thrown away unseen.
     """
     out_channels = BOTTLENECK_EXPANSION * channels
     residual = nn.Sequential(
-        _conv_bn(in_channels, channels, kernel_size=1),
-        nn.ReLU(inplace=True),
-        _conv_bn(channels, channels, kernel_size=3, stride=stride),
-        nn.ReLU(inplace=True),
-        _conv_bn(channels, out_channels, kernel_size=1),
-    )
+        conv_bn(in_channels, channels, 1), nn.ReLU(inplace=True),
+        conv_bn(channels, channels, 3, stride), nn.ReLU(inplace=True),
+        conv_bn(channels, out_channels, 1),
+    )  # fmt: skip
     same_shape = stride == 1 and in_channels == out_channels
-    short = nn.Identity() if same_shape else projection_shortcut(in_channels, out_channels, stride)
+    short = nn.Identity() if same_shape else _projection(in_channels, out_channels, stride)
     return ResidualBlock(residual, short), out_channels
 
 
@@ -118,8 +92,8 @@ class ResNet(nn.Module):
     asks; the linear layer starts as PyTorch has it.
 
     Args:
-        block: `basic_block`, `bottleneck_block`, or another that makes a block.
-        blocks_per_stage: How many blocks each stage has.
+        block: Makes a block, such as `basic_block`.
+        blocks_per_stage: Number of blocks of each stage.
         num_classes: Number of outputs.
         in_channels: Channels of the images.
         width: Channels of the stem and inner channels of the first stage's blocks.
@@ -135,9 +109,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, num_classes=num_classes, in_channels=in_channels, width=width)
-        self.stem = nn.Sequential(
-            _conv_bn(in_channels, width, kernel_size=3), nn.ReLU(inplace=True)
-        )
+        self.stem = conv_bn_relu(in_channels, width, kernel_size=3)
         channels = width
         stages = []
         for stage, num_blocks in enumerate(blocks_per_stage):
@@ -200,15 +172,8 @@ def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> Re
 
     Differs from the paper: for 32x32 images the stem is one 3x3 convolution of stride 1 and there
     is no max-pooling, as in weiaicunzai/pytorch-cifar100. Any image size works, by global average
-    pooling; at 224x224 it costs sixteen times torchvision's ResNet-18 in the stages.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        width: Channels of the first stage.
-
-    Raises:
-        ValueError: An option is below 1.
+    pooling; at 224x224 it costs sixteen times torchvision's ResNet-18 in the stages. Options are
+    those of `ResNet`, each at least 1.
     """
     return ResNet(basic_block, (2, 2, 2, 2), num_classes, in_channels, width)
 
@@ -217,25 +182,11 @@ def resnet50(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> Re
     """Build ResNet-50 (table 1) for small images: 23,705,252 parameters with 100 classes.
 
     Differs from the paper: the stem, as in `resnet18`, and the place of the stride, as in
-    `bottleneck_block`. Arguments and errors are those of `resnet18`.
+    `bottleneck_block`.
     """
     return ResNet(bottleneck_block, (3, 4, 6, 3), num_classes, in_channels, width)
 
 
 def resnet101(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
-    """Build ResNet-101 (table 1) for small images: 42,697,380 parameters with 100 classes.
-
-    Differs from the paper: the stem, as in `resnet18`, and the place of the stride, as in
-    `bottleneck_block`. Arguments and errors are those of `resnet18`.
-    """
+    """Build ResNet-101 (table 1): 42,697,380 parameters with 100 classes. See `resnet50`."""
     return ResNet(bottleneck_block, (3, 4, 23, 3), num_classes, in_channels, width)
-
-
-def _conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
-    # No bias: BatchNorm subtracts it again.
-    return nn.Sequential(
-        nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=False
-        ),
-        nn.BatchNorm2d(out_channels),
-    )

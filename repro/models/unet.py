@@ -12,7 +12,7 @@ import math
 import torch
 from torch import nn
 
-from repro.models._options import check_at_least
+from repro.models._shared import check_at_least
 
 
 class UNet(nn.Module):
@@ -20,12 +20,6 @@ class UNet(nn.Module):
 
     Weights start from N(0, 2 / N), N the number of incoming nodes of one neuron (section 3), and
     biases from zero.
-
-    Args:
-        in_channels: Channels of the images.
-        num_classes: Number of logits for each pixel.
-        width: Channels at full resolution, C_0.
-        depth: How many times the resolution is halved.
     """
 
     def __init__(self, in_channels: int, num_classes: int, width: int, depth: int) -> None:
@@ -96,14 +90,14 @@ def unet(in_channels: int = 3, num_classes: int = 1, width: int = 64, depth: int
 
 
 def _double_conv(in_channels: int, out_channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
-    )
+    layers: list[nn.Module] = []
+    for source in (in_channels, out_channels):
+        layers += [
+            nn.Conv2d(source, out_channels, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -49,16 +49,6 @@ def test_cache_is_used_and_follows_the_source(tmp_path, monkeypatch):
     assert len(cache_files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
-def test_truncated_archive(tmp_path, kept):
-    path = write_archive(tmp_path / "flowers5.tar.xz", class_files(per_class=20))
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(CorruptDatasetError, match=r"flowers5\.tar\.xz is damaged.*delete it"):
-        load("flowers5", tmp_path)
-    assert not [*cache_files(tmp_path), *(tmp_path / "cache").rglob("*.tmp")]
-
-
 MASK = "camvid/test/masks/1.png"
 
 
@@ -81,10 +71,12 @@ def test_faulty_sets(tmp_path, files, message):
 
 def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     other = {"flowers5/train/README": b"x", "flowers5/train/ant/notes.txt": b"x", "LICENSE": b"x"}
+    assert len(load("flowers5", write(tmp_path, class_files() | other, False)).train) == 6
     path = write_archive(tmp_path / "data" / "flowers5.tar.xz", class_files() | other)
     path.parent.chmod(0o555)
     before = sorted(path.parent.rglob("*"))
-    assert len(archives.read_archive(path)) == len(class_files())
+    read = {f"flowers5/{name}": bytes(got) for name, got in archives.read_archive(path).items()}
+    assert read == class_files()
     assert len(load("flowers5", path.parent).train) == 6
     assert sorted(path.parent.rglob("*")) == before
     always = {"digits", "photos", "phantom", "synthetic"}

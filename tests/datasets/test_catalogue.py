@@ -32,47 +32,39 @@ def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def cifar10_root(tmp_path, monkeypatch):
-    """Twenty images in torchvision's layout, with checksums to match."""
-    folder = tmp_path / "data" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
+def test_cifar10_in_torchvision_layout(tmp_path, monkeypatch):
+    """Twenty images, with checksums to match."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
     names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
-    for name in names:
-        content = {"data": random.integers(0, 256, (4, 3072), np.uint8), "labels": [3, 1, 1, 0]}
-        (folder / name).write_bytes(pickle.dumps(content))
+    for seed, name in enumerate(names):
+        pixels = np.random.default_rng(seed).integers(0, 256, (4, 3072), np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [3, 1, 1, 0]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     cifar = torchvision_datasets().CIFAR10
     monkeypatch.setattr(cifar, "train_list", [[n, md5(folder / n)] for n in names[:5]])
     monkeypatch.setattr(cifar, "test_list", [[names[5], md5(folder / names[5])]])
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5(folder / "batches.meta")})
-    return tmp_path / "data"
-
-
-def test_cifar10_in_torchvision_layout(cifar10_root):
-    write(cifar10_root, class_files("cifar10"))  # an archive, which comes after it
-    data = load("cifar10", cifar10_root)
+    write(tmp_path, class_files("cifar10"))  # an archive, which comes after it
+    data = load("cifar10", tmp_path)
     assert data.record_name == "cifar10" and data.classes == tuple("abcdefghij")
     assert data.train.images.shape == (20, 3, 32, 32)
     assert data.train.labels.tolist() == [3, 1, 1, 0] * 5
-    path = cifar10_root / "cifar-10-batches-py" / "data_batch_1"
+    path = folder / "data_batch_1"
     assert np.array_equal(data.train.images[:4].flatten(1), pickle.loads(path.read_bytes())["data"])
-    assert load("cifar10", cifar10_root, per_class=1).train.labels.tolist() == [3, 1, 0]
-    assert load("cifar10", cifar10_root, image_size=16).test.images.shape == (4, 3, 16, 16)
+    assert load("cifar10", tmp_path, per_class=1).train.labels.tolist() == [3, 1, 0]
+    assert load("cifar10", tmp_path, image_size=16).test.images.shape == (4, 3, 16, 16)
     kept = list(paths.cache_dir().glob("*.pt"))
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CorruptDatasetError, match="cifar-10-batches-py is damaged"):
-        load("cifar10", cifar10_root)
+        load("cifar10", tmp_path)
     assert list(paths.cache_dir().glob("*.pt")) == kept
 
 
 def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
     folder = tmp_path / "flowers-102"
-    write_folder(
-        folder / "jpg",
-        {f"image_{i:05d}.jpg": encode(random_image(i, 8 + i, 12), "JPEG") for i in range(1, 7)},
-    )
+    images = {i: encode(random_image(i, 8 + i, 12), "JPEG") for i in range(1, 7)}
+    write_folder(folder / "jpg", {f"image_{i:05d}.jpg": image for i, image in images.items()})
     savemat(folder / "imagelabels.mat", {"labels": np.array([[1, 2, 3, 102, 5, 6]])})
     savemat(folder / "setid.mat", {"trnid": [[4, 1]], "valid": [[2, 3]], "tstid": [[6, 5]]})
     flowers = torchvision_datasets().Flowers102
@@ -82,20 +74,20 @@ def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(flowers, "_file_dict", files)
     data = load("flowers102", tmp_path, image_size=8)
-    assert data.train.labels.tolist() == [101, 0]
-    assert data.test.labels.tolist() == [5, 4]
-    assert len(data.val) == 2 and data.num_classes == 102
-    assert data.train.images.shape == (2, 3, 8, 8)
+    assert [split.labels.tolist() for split in (data.train, data.val, data.test)] == [
+        [101, 0], [1, 2], [5, 4]
+    ]  # fmt: skip
+    assert data.num_classes == 102 and data.train.images.shape == (2, 3, 8, 8)
     whole, again = (load("flowers102", tmp_path, image_size=8, split="random") for _ in range(2))
     assert whole.val is None and (len(whole.train), len(whole.test)) == (5, 1)
     assert whole.train.labels.equal(again.train.labels) and whole.fingerprint == again.fingerprint
-    pieces = torch.cat([whole.train.labels, whole.test.labels])
-    assert sorted(pieces.tolist()) == [0, 1, 2, 4, 5, 101]
-    for split in (whole.train, whole.test):  # each image keeps its label
-        for image, label in zip(split.images, split.labels, strict=True):
-            shown = [s for s in (data.train, data.val, data.test) if label in s.labels]
-            (place,) = (shown[0].labels == label).nonzero().flatten().tolist()
-            assert image.equal(shown[0].images[place])
+    shown = {}
+    for split in (data.train, data.val, data.test):
+        shown |= dict(zip(split.labels.tolist(), split.images, strict=True))
+    pieces = [pair for split in (whole.train, whole.test)
+              for pair in zip(split.labels.tolist(), split.images, strict=True)]  # fmt: skip
+    assert sorted(label for label, _ in pieces) == [0, 1, 2, 4, 5, 101]
+    assert all(image.equal(shown[label]) for label, image in pieces)  # each keeps its label
     assert whole.fingerprint != data.fingerprint
     assert "6 images divided at random, 80 % to train on" in whole.provenance
     with pytest.raises(DatasetError, match="expected 'official' or 'random'"):
@@ -181,7 +173,6 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     [
         ("cifar", {}, "unknown dataset 'cifar': expected one of digits, photos, cifar10"),
         ("digits", {"image_size": 0}, "image_size=0"),
-        ("digits", {"image_size": (8, 8, 8)}, "image_size="),
         ("digits", {"per_class": 3}, "per_class=3: not for 'digits'"),
         ("digits", {"split": "random"}, "split='random' for 'digits'"),
         ("div2k", {"per_class": 2}, "per_class=2: not for 'div2k', only for labelled sets"),
@@ -192,10 +183,7 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
         ("synthetic", {"num_classes": 1}, "num_classes=1"),
         ("photos", {"image_size": 500}, "at most"),
         ("phantom", {"train": 0}, "train=0: expected an int, at least 1"),
-        ("phantom", {"test": 2.0}, r"test=2\.0: expected an int, at least 1"),
-        ("phantom", {"train": True}, "train=True"),
         ("phantom", {"seed": -1}, "seed=-1: expected an int, at least 0"),
-        ("phantom", {"sigma": 0.1}, "takes no option sigma: its own options are seed, test, train"),
     ],
 )
 def test_wrong_requests(name, options, message):

@@ -5,7 +5,7 @@ import torch
 from dataset_files import encode, random_image, write_folder
 from torch import nn
 
-from repro.datasets import CorruptDatasetError, StreamedImages, load, streamed
+from repro.datasets import CorruptDatasetError, StreamedImages, decoding, load
 from repro.dualbatch import Share
 from repro.experiments.dualbatch.building import TrainingData, low_precision
 
@@ -31,7 +31,7 @@ def root(tmp_path, request):
 @pytest.fixture
 def both(root, monkeypatch):
     whole = load("imagenet", root, image_size=16)
-    monkeypatch.setattr(streamed, "MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr(decoding, "MEMORY_SHARE", 1e-12)
     return whole, load("imagenet", root, image_size=16)
 
 

@@ -8,7 +8,7 @@ CUDA refuses it.
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,9 @@ def _index(device: Device, strict: bool = False) -> int:
     """Return a device's number, the current one's where none is said and that is allowed."""
     if device is None:
         return native.current_device()
-    if isinstance(device, int):
-        index: int | None = device
-    else:
-        device = torch.device(device)
-        if device.type != "sim":
-            raise ValueError(f"Expected a sim device, but got: {device}")
-        index = device.index
+    index = device if isinstance(device, int) else torch.device(device).index
+    if not isinstance(device, int) and torch.device(device).type != "sim":
+        raise ValueError(f"Expected a sim device, but got: {device}")
     if index is None:
         if strict:
             raise ValueError(
@@ -45,8 +41,8 @@ def _index(device: Device, strict: bool = False) -> int:
 # ---- devices
 
 
-def is_available() -> bool:
-    return native.is_present()
+is_available = native.is_present
+current_device = native.current_device
 
 
 def is_initialized() -> bool:
@@ -63,10 +59,6 @@ def _is_in_bad_fork() -> bool:
 
 def device_count() -> int:
     return native.DEVICES if native.is_present() else 0
-
-
-def current_device() -> int:
-    return native.current_device()
 
 
 def set_device(device: Device) -> None:
@@ -142,8 +134,7 @@ def default_stream(device: Device = None) -> torch.Stream:
     return torch.Stream(stream_id=0, device_index=_index(device), device_type=20)
 
 
-def set_stream(stream: torch.Stream) -> None:
-    torch.accelerator.set_stream(stream)
+set_stream = torch.accelerator.set_stream
 
 
 def is_current_stream_capturing() -> bool:
@@ -182,28 +173,19 @@ def memory_stats(device: Device = None) -> "OrderedDict[str, Any]":
     return found
 
 
-def memory_allocated(device: Device = None) -> int:
-    return native.memory_stats(_index(device))["allocated_bytes"]["current"]
+def _statistic(kind: str, metric: str) -> Callable[..., int]:
+    return lambda device=None: native.memory_stats(_index(device))[kind][metric]
 
 
-def max_memory_allocated(device: Device = None) -> int:
-    return native.memory_stats(_index(device))["allocated_bytes"]["peak"]
-
-
-def memory_reserved(device: Device = None) -> int:
-    return native.memory_stats(_index(device))["reserved_bytes"]["current"]
-
-
-def max_memory_reserved(device: Device = None) -> int:
-    return native.memory_stats(_index(device))["reserved_bytes"]["peak"]
+memory_allocated = _statistic("allocated_bytes", "current")
+max_memory_allocated = _statistic("allocated_bytes", "peak")
+memory_reserved = _statistic("reserved_bytes", "current")
+max_memory_reserved = _statistic("reserved_bytes", "peak")
+empty_cache = native.empty_cache
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
     native.reset_peak_memory_stats(_index(device))
-
-
-def empty_cache() -> None:
-    native.empty_cache()
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
@@ -230,24 +212,18 @@ def host_memory_stats() -> dict[str, Any]:
     """Return the statistics of pinned memory, by torch's names of those for the host."""
     found = native.pinned_memory_stats()
     # What is kept for later counts as allocated; what is in use, as active.
-    return {
-        f"{theirs}.{metric}": amount
-        for theirs, ours in {
-            "allocated_bytes": "reserved_bytes",
-            "active_bytes": "allocated_bytes",
-        }.items()
-        for metric, amount in found[ours].items()
-    }
+    names = {"allocated_bytes": "reserved_bytes", "active_bytes": "allocated_bytes"}
+    return {f"{theirs}.{metric}": amount for theirs, ours in names.items()
+            for metric, amount in found[ours].items()}  # fmt: skip
 
 
 # ---- random numbers
 
 
 def get_rng_state(device: Device = "sim") -> Tensor:
-    state = native.generator_state(_index(device))
-    return torch.tensor(
-        list(b"".join(word.to_bytes(8, "little") for word in state)), dtype=torch.uint8
-    )
+    words = native.generator_state(_index(device))
+    state = b"".join(word.to_bytes(8, "little") for word in words)
+    return torch.tensor(list(state), dtype=torch.uint8)
 
 
 def set_rng_state(new_state: Tensor, device: Device = "sim") -> None:

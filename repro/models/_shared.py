@@ -1,0 +1,38 @@
+"""Checks and layers that several architectures share."""
+
+from torch import nn
+
+from repro.measure.checks import is_whole
+
+
+def check_at_least(minimum: int, **options: int) -> None:
+    """Refuse options, by their names, that are no whole numbers of at least `minimum`.
+
+    Raises:
+        ValueError: The first such option.
+    """
+    for name, value in options.items():
+        if not is_whole(value, minimum):
+            raise ValueError(
+                f"{name} is {value!r}, but must be a whole number of at least {minimum}: "
+                f"pass {name}={minimum} or more"
+            )
+
+
+def conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
+    """A padded convolution and BatchNorm: (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
+    padding = kernel_size // 2
+    # No bias: BatchNorm subtracts it again.
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False),
+        nn.BatchNorm2d(out_channels),
+    )
+
+
+def conv_bn_relu(
+    in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
+) -> nn.Module:
+    """`conv_bn` and a ReLU."""
+    return nn.Sequential(
+        conv_bn(in_channels, out_channels, kernel_size, stride), nn.ReLU(inplace=True)
+    )
