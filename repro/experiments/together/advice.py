@@ -10,6 +10,7 @@ import pandas as pd
 from repro.experiments.judge import Exact, NotRun
 from repro.experiments.query import Results
 from repro.experiments.together.limit import facts, points
+from repro.experiments.together.limit import speed as speed_of
 from repro.experiments.together.runs import (
     FORETELL,
     LABELS,
@@ -42,13 +43,13 @@ def cells(results: Results) -> pd.DataFrame:
         record = results.first(FORETELL, network=network)
         for told in record.metrics["cells"] if record else ():
             point = points(results, network, told["mode"]).get(told["multiple"])
-            if point is None or point.fits is None:
+            if point is None or point["fits"] is None:
                 continue
-            speed = math.exp(point.speed.mean) if point.fits else math.nan
+            speed = math.exp(speed_of(point).mean) if point["fits"] else math.nan
             slowdown, bound = told["slowdown"] or math.nan, told.get("bound") or math.nan
             peak = told.get("peak_bytes") or math.nan
-            error = peak / point.peak_bytes - 1 if point.fits else math.nan
-            right = told["fits"] == point.fits
+            error = peak / point["peak_bytes"] - 1 if point["fits"] else math.nan
+            right = told["fits"] == point["fits"]
             rows.append((network, told["mode"], right, speed, 1 / slowdown,
                          slowdown * speed - 1, error, 1 / (speed * bound)))  # fmt: skip
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -110,7 +111,7 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-def _share(held: "pd.Series[bool]", name: str) -> Exact:
+def _share(held: pd.Series, name: str) -> Exact:
     if held.empty:
         raise NotRun("no records")
     right = int(held.sum())

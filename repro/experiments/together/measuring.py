@@ -45,24 +45,14 @@ def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
     watching of memory, which costs time.
     """
+    points: list[dict[str, Any]] = []
+    timings: dict[str, Timing] = {}
     with machine(config, device):
         allowed = limit_bytes(config, device)
-        points: list[dict[str, Any]] = []
-        timings: dict[str, Timing] = {}
         for multiple in config["multiples"]:
             batch = multiple * config["fits"]
-            problem = build_problem(config, batch)
-            point: dict[str, Any] = {"multiple": multiple, "batch": batch}
-            try:
-                measured = _measure(config, problem, allowed, device)
-            except Refused as why:
-                points.append(point | {"fits": None, "why": str(why)})
-                continue
-            if isinstance(measured, str):
-                points.append(point | {"fits": False, "why": measured})
-                continue
-            row, timed = measured
-            points.append(point | {"fits": True, "why": ""} | row)
+            row, timed = _measure(config, build_problem(config, batch), allowed, device)
+            points.append({"multiple": multiple, "batch": batch} | row)
             timings |= {f"{name} ×{multiple}": timing for name, timing in timed.items()}
             _release(device)
     peaks = [point["peak_bytes"] for point in points if point["fits"]]
@@ -78,7 +68,7 @@ def limit_bytes(config: Config, device: str) -> int:
             for _ in range(STEPS):
                 way.step()
         peaks.append(meter.peak_reserved_bytes)
-        del way  # before the next: an accelerator's limit is on all that lives there
+        del way  # an accelerator's limit is on all that lives there
         _release(device)
     return max(sum(peaks) // 2, least_limit(device))
 
@@ -90,20 +80,21 @@ def _undivided(config: Config, batch: int, device: str) -> Way:
 
 def _measure(
     config: Config, problem: Problem, allowed: int, device: str
-) -> tuple[dict[str, Any], dict[str, Timing]] | str:
-    """Measure the largest micro-batch that fits; return why where none does."""
+) -> tuple[dict[str, Any], dict[str, Timing]]:
+    """Measure the largest micro-batch that fits; `fits` is None where the way is refused."""
     why = ""
     for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
         try:
-            return _within(config, problem, micro, allowed, device)
-        except BudgetTooSmall as error:
-            why = str(error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            row, timed = _within(config, problem, micro, allowed, device)
+            return {"fits": True, "why": ""} | row, timed
+        except Refused as error:
+            return {"fits": None, "why": str(error)}, {}
+        except (BudgetTooSmall, RuntimeError, MemoryError) as error:
+            if not isinstance(error, BudgetTooSmall) and not is_out_of_memory(error):
                 raise
             why = str(error)
         _release(device)
-    return why
+    return {"fits": False, "why": why}, {}
 
 
 def _release(device: str) -> None:
@@ -150,7 +141,7 @@ def _swapping(config: Config, way: Way, allowed: int) -> tuple[int, dict[str, Ti
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Compute beside a block that sees every operation, and not within it."""
+    """Compute outside of the block around, which sees every operation."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -159,12 +150,12 @@ def _timed(
     config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
 ) -> dict[str, Timing]:
     reference()  # its optimizer makes its state
-    return time_interleaved(
+    steps, warmup, repeats = (
         {"step": step, "reference": reference},
-        warmup=config["warmup"],
-        repeats=config["repeats"],
-        device=device,
+        config["warmup"],
+        config["repeats"],
     )
+    return time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
 
 
 def _errors(
@@ -193,13 +184,12 @@ def _errors(
 
 def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Return gradients and BatchNorm's running statistics, on the CPU."""
+    running = ("running_mean", "running_var")
     gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-    running = [
-        value.detach().cpu()
-        for name, value in model.named_buffers()
-        if name.endswith(("running_mean", "running_var"))
+    buffers = [
+        value.detach().cpu() for name, value in model.named_buffers() if name.endswith(running)
     ]
-    return gradients, running
+    return gradients, buffers
 
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
@@ -212,9 +202,7 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
         raise ValueError(f"{len(actual)} tensors for {len(expected)}, or of other shapes")
     if not expected:
         return None
-    ours, theirs = (
-        torch.cat([t.flatten().double() for t in tensors]) for tensors in (actual, expected)
-    )
+    ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (actual, expected))
     return float((ours - theirs).norm() / theirs.norm())
 
 
@@ -224,26 +212,24 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
     The network is recorded without content and a few undivided steps of what fits are timed;
     nothing that is predicted is run.
     """
-    fits = config["fits"]
-    simulated = not accelerator.is_accelerator(device)
+    fits, cells = config["fits"], []
+    options: dict[str, Any] = {
+        "device": device.partition(":")[0],
+        "simulated": not accelerator.is_accelerator(device),
+    }
     with machine(config, device):
         allowed = limit_bytes(config, device)
         begun = time.perf_counter()
         problem = build_problem(config, fits)
-        workload = Workload.of(
-            build_model(config, "cpu"),
-            example=(problem.inputs, problem.targets),
-            loss_fn=problem.loss,
-            blocks=recompute,
-        )
+        example = problem.inputs, problem.targets
+        model = build_model(config, "cpu")
+        workload = Workload.of(model, example=example, loss_fn=problem.loss, blocks=recompute)
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
         def predicted(mode: str, batch: int) -> Any:
-            kind = device.partition(":")[0]
-            return predict(workload, mode, batch, allowed, speed, device=kind, simulated=simulated)
+            return predict(workload, mode, batch, allowed, speed, **options)
 
         image_s = predicted(UNDIVIDED, fits).seconds / fits
-        cells = []
         for mode in config["modes"]:
             for multiple in config["multiples"]:
                 cost = predicted(mode, multiple * fits)

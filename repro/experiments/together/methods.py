@@ -5,7 +5,7 @@ Methods do not know each other: what is combined is combined here, as a user wou
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,13 +42,7 @@ class Refused(Exception):
 class Way:
     """One way to train one network: a model of its own, its passes and its step.
 
-    Attributes:
-        mode: Which way.
-        problem: The mini-batch.
-        model: With fresh weights.
-        device: Where it computes.
-        micro: Samples of a micro-batch; None for ways that take the mini-batch whole.
-        limit: Bytes.
+    `micro` is None for ways that take the mini-batch whole; the limit is in bytes.
     """
 
     mode: str
@@ -76,18 +70,19 @@ class Way:
         else:
             self._passes = self._whole
 
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.problem.loss(self.model(inputs.to(self.device)), targets.to(self.device))
+
     def _whole(self) -> None:
-        inputs, targets = self.problem.inputs, self.problem.targets
         with self._saving():
-            loss = self.problem.loss(self.model(inputs.to(self.device)), targets.to(self.device))
+            loss = self._loss(self.problem.inputs, self.problem.targets)
         loss.backward()
 
     def _accumulate(self) -> None:
         inputs, targets = self.problem.inputs, self.problem.targets
         size = self.micro or len(inputs)
         for some, wanted in zip(inputs.split(size), targets.split(size), strict=True):
-            loss = self.problem.loss(self.model(some.to(self.device)), wanted.to(self.device))
-            (loss * (len(some) / len(inputs))).backward()
+            (self._loss(some, wanted) * (len(some) / len(inputs))).backward()
 
     def _saving(self) -> Any:
         if self.mode != "save_on_cpu":
@@ -134,17 +129,15 @@ class Way:
                 if queued:
                     raise Refused("a file takes what a CPU swaps; an accelerator swaps to the host")
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
-            self.block = stack.enter_context(
-                OutOfCore(
-                    int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
-                    device=self.device,
-                    swap_folder=folder,
-                    # It waits in host memory, for all ways alike.
-                    exclude=(self.problem.inputs, self.problem.targets),
-                    model=self.model,
-                    optimizer=self.optimizer,
-                )
+            block = OutOfCore(
+                int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
+                device=self.device,
+                swap_folder=folder,
+                exclude=(self.problem.inputs, self.problem.targets),  # in host memory for all ways
+                model=self.model,
+                optimizer=self.optimizer,
             )
+            self.block = stack.enter_context(block)
             yield
 
 
@@ -161,13 +154,10 @@ def make_way(config: Config, problem: Problem, micro: int | None, limit: int, de
     return Way(mode, problem, model, device, micro, limit)
 
 
-def micro_batches(mode: str, fits: int, batch: int) -> list[int | None]:
+def micro_batches(mode: str, fits: int, batch: int) -> Sequence[int | None]:
     """Return the sizes of micro-batches to try, largest first; [None] for ways without.
 
-    Args:
-        mode: Which way.
-        fits: The largest mini-batch that fits undivided.
-        batch: The mini-batch.
+    `fits` is the largest mini-batch that fits undivided, `batch` the mini-batch.
     """
     if mode not in STREAMS and mode != ACCUMULATES:
         return [None]
@@ -176,4 +166,4 @@ def micro_batches(mode: str, fits: int, batch: int) -> list[int | None]:
     shares = [most / 2**n for n in range(math.ceil(math.log2(most * fits)) + 1)]
     shares += [0.75] if most == 1 else []
     sizes = {max(1, int(share * fits)) for share in shares}
-    return [*sorted({min(size, batch) for size in sizes}, reverse=True)]
+    return sorted({min(size, batch) for size in sizes}, reverse=True)
