@@ -271,7 +271,7 @@ def larger_micro_batches(results: Results) -> Cases:
         )
         sizes = f"micro-batches of {micro} for {other}"
         said = f"at ×{last}: {sizes}, gradient's error {error:.3g} for {theirs:.3g}"
-        return Exact(micro > other and error < theirs, said)
+        return Exact((micro or 0) > (other or 0) and error < theirs, said)
 
     return cases(named, closer)
 

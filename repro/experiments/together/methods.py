@@ -82,7 +82,8 @@ class Way:
         inputs, targets = self.problem.inputs, self.problem.targets
         size = self.micro or len(inputs)
         for some, wanted in zip(inputs.split(size), targets.split(size), strict=True):
-            (self._loss(some, wanted) * (len(some) / len(inputs))).backward()
+            loss = self._loss(some, wanted)
+            (loss * (len(some) / len(inputs))).backward()
 
     def _saving(self) -> Any:
         if self.mode != "save_on_cpu":
