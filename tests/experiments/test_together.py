@@ -113,16 +113,16 @@ class TestUnderALimit:
             gradients.append([p.grad for p in built.parameters()])
         torch.testing.assert_close(*gradients)
 
-    def test_sizes_that_are_tried_and_ways_that_are_refused(self, monkeypatch):
+    def test_sizes_that_are_tried_and_methods_that_are_refused(self, monkeypatch):
         assert methods.micro_batches("outofcore", 8, 128) == [None]
         assert methods.micro_batches("mbs", 8, 128) == [8, 6, 4, 2, 1]
         assert methods.micro_batches("checkpointing_mbs", 8, 32)[:3] == [32, 16, 8]
         assert methods.micro_batches("mbs_in_outofcore", 8, 128)[0] == 16
         model = networks.build_model(TRANSFORMER, "cpu")
         problem = networks.build_problem(TRANSFORMER, 4)
-        way = methods.Way("outofcore_file", problem, model, "cpu", None, 10**6)
+        method = methods.Method("outofcore_file", problem, model, "cpu", None, 10**6)
         monkeypatch.setattr("repro.measure.accelerator.is_accelerator", lambda device: True)
-        with pytest.raises(methods.Refused, match="swaps to the host"), way.within():
+        with pytest.raises(methods.Refused, match="swaps to the host"), method.within():
             pass
 
 

@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def styles() -> dict[str, dict[str, str]]:
-    """Return a colour and a marker for each way of training."""
+    """Return a colour and a marker for each kind of training."""
     from repro import plots
 
     return plots.styles((WITHOUT, WITH, SUMMED, BY_SAMPLES))
@@ -85,6 +85,13 @@ def attempt(compare: Callable[..., T], *given: Any) -> T | NotRun:
 def told(case: Case) -> str:
     """Return an estimate without its unit; a dash where there is none."""
     return str(replace(case, unit="")) if isinstance(case, Estimate) else DASH
+
+
+def joined(parts: Sequence[tuple[bool, str]]) -> tuple[bool, str]:
+    """Join whether each part of a check holds, and the numbers; no part is "not run"."""
+    if not parts:
+        raise NotRun("no records")
+    return all(holds for holds, _ in parts), "; ".join(text for _, text in parts)
 
 
 def status_or(records: Sequence[Record], text: str) -> str:

@@ -175,7 +175,7 @@ def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Time epochs with MBS by mini-batch and way of reading the images, in turns (section 4.3.3).
+    """Time epochs with MBS by mini-batch and by how images are read, in turns (section 4.3.3).
 
     Images in memory were decoded from the same files, so that all ways train alike.
     """

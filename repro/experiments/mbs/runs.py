@@ -328,7 +328,7 @@ def sizes(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def normalisations(profile: str, chosen: Chosen) -> list[Run]:
-    """Return section 3.4's comparisons of gradients, and ResNet-50's trainings by each way."""
+    """Return section 3.4's comparisons of gradients, and ResNet-50's trainings with each."""
     divisions, runs = PROFILES[profile]["divisions"], []
     for role in ("ResNet-50", "U-Net"):
         config = base_config(profile, role, chosen) | {"divisions": divisions}

@@ -43,7 +43,7 @@ def _mean(results: Results, records: Sequence[Record], name: str) -> BySeed:
 
 
 def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
-    """Both ways of each model and their difference: the best metric, the mean loss over epochs."""
+    """Each model without and with MBS, and the difference: best metric, mean training loss."""
     rows = []
     for role in roles:
         paper, ran = paper_rows(role)[0], cells.ran_as(role, results.records)
@@ -74,7 +74,7 @@ def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _panel(records: Mapping[str, Sequence[Record]], paired: bool = False) -> dict[str, Any]:
-    """Return the curves of all seeds by quantity and way; paired records have both ways."""
+    """Return the curves of all seeds, without and with MBS; paired records have both."""
     return {
         quantity: {
             f"{way} MBS": [
@@ -131,7 +131,7 @@ FIGURE3 = cells.artefact(
 
 
 SAME_WEIGHTS = 1e-9  # of the distance from the start, in float64
-PAIRED = "ResNet-50"  # its stand-in has so few parameters that both ways are trained in seconds
+PAIRED = "ResNet-50"  # its stand-in has so few parameters that a pair is trained in seconds
 _NAMES = ("BatchNorm", "GroupNorm in its place", "GroupNorm, in float64")
 
 

@@ -17,10 +17,7 @@ Spans = Sequence[Sequence[Any]]  # kind, micro-batch, start, end in seconds
 
 
 def hidden_shares(spans: Spans) -> list[float]:
-    """Return, of each copy but the first, the share of its time behind a computation.
-
-    Nothing is computed yet while the first micro-batch is copied.
-    """
+    """Return, of each copy but the first, the share of its time behind a computation."""
     computing = [(start, end) for kind, _, start, end in spans if kind == "compute"]
     copies = sorted((start, end) for kind, _, start, end in spans if kind == "copy")
     shares = []
@@ -93,23 +90,14 @@ FIGURE2 = artefact(
 
 
 def _epochs_s(results: Results, reading: str) -> dict[int, list[float]]:
-    """Return seconds of an epoch by mini-batch, ascending, of a way to read the images.
-
-    Raises:
-        NotRun: They were not timed.
-    """
+    """Return seconds of an epoch by mini-batch, ascending, of images read in one of `READINGS`."""
     record = results.measured("file_epochs")
-    ways = sorted((mini, way) for way, (mini, _, read) in record.config["ways"].items()
-                  if read == reading)  # fmt: skip
-    return {mini: record.timings[way]["samples_s"] for mini, way in ways}
+    ways = {mini: way for way, (mini, _, read) in record.config["ways"].items() if read == reading}
+    return {mini: record.timings[ways[mini]]["samples_s"] for mini in sorted(ways)}
 
 
 def growth(results: Results, reading: str) -> Estimate:
-    """Return the time of an epoch of the largest mini-batch over that of the smallest.
-
-    Raises:
-        NotRun: They were not timed.
-    """
+    """Return the time of an epoch of the largest mini-batch over that of the smallest."""
     small, large = _epochs_s(results, reading).values()
     trials = "processes" if len(results.ok("file_epochs")) > 1 else "rounds"
     return in_turns(large, small, 3, trials=trials)
@@ -121,7 +109,7 @@ def time_grows(results: Results) -> Cases:
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """The times of both mini-batches by way of reading, and their growth."""
+    """The times of both mini-batches by how images are read, and their growth."""
     if not results.ok("file_epochs"):
         return [{"images": said, "n": 0, "ours": "not run"} for said in READINGS.values()]
     paper = {row["mini_batch"]: row["time_with"][0] for row in paper_rows(FILES_ROLE)}

@@ -172,13 +172,6 @@ def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
     ]
 
 
-def _joined(parts: Sequence[tuple[bool, str]]) -> tuple[bool, str]:
-    """Join whether it holds of each network, and the numbers; nothing of any is "not run"."""
-    if not parts:
-        raise NotRun("no records")
-    return all(held for held, _ in parts), "; ".join(text for _, text in parts)
-
-
 def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool, str]:
     """Whether all mini-batches above the initial one train with MBS, and fail without."""
     parts = []
@@ -189,7 +182,7 @@ def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool
             most = f", up to {max(sizes):,}" if streamed and sizes else ""
             text = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
             parts.append((len(sizes) == len(ran), text))
-    return _joined(parts)
+    return cells.joined(parts)
 
 
 def largest_declines(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
@@ -203,7 +196,7 @@ def largest_declines(results: Results, roles: Sequence[str]) -> tuple[bool, str]
             sizes = max(by_size, key=by_size.__getitem__), max(by_size)
             said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in sizes)
             parts.append((sizes[0] != sizes[1], f"{cells.ran_as(role, results.records)}: {said}"))
-    return _joined(parts)
+    return cells.joined(parts)
 
 
 # What is shown.
@@ -221,7 +214,7 @@ def _rows(results: Results, name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def table(results: Results, name: str) -> list[dict[str, Any]]:
-    """A row per model, mini-batch size and way of training."""
+    """A row per model, mini-batch size, without and with MBS."""
     rows = []
     for row in _rows(results, name):
         role, size = row["model"], row["mini_batch"]

@@ -184,7 +184,7 @@ class Task:
             optimizer.zero_grad(set_to_none=True)
             result = streamer.backward(inputs, targets)
             optimizer.step()
-            # Without normalisation it is a sum: the curves of all ways are of means.
+            # Without normalisation it is a sum: all curves are of means.
             loss: Tensor = result.loss
             return loss / result.num_micro_batches if normalization == "none" else loss
 
@@ -288,7 +288,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Train with a way of normalisation; undivided where the configuration has none (section 3.4).
+    """Train with a normalisation; undivided where the configuration has none (section 3.4).
 
     A training that diverges is a result; its losses that are not finite are None.
     """
@@ -367,11 +367,11 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
     passed: dict[str, list[Tensor]] = {"without": [], "with": []}
     for way, micro in (("without", None), ("with", config["micro_batch"])):
-        model = copy.deepcopy(start)
+        model, weights = copy.deepcopy(start), passed[way]
         step = task.step(model, task.optimizer(model), micro)
 
-        def keep(_: Epoch, model: nn.Module = model, way: str = way) -> None:
-            passed[way].append(_weights(model))
+        def keep(_: Epoch, model: nn.Module = model, weights: list[Tensor] = weights) -> None:
+            weights.append(_weights(model))
 
         history = task.history(task.epoch_loader(seed), model, step, on_epoch=keep)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]

@@ -74,7 +74,7 @@ def _joined(values: Iterable[float], form: str) -> str:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw the speed kept as predicted against as measured, and 15 % either way."""
+    """Draw the speed kept as predicted against as measured, and 15 % to either side."""
     from matplotlib.ticker import NullLocator
 
     from repro.plots import MARKERS, PALETTE, legend_below, new_axes

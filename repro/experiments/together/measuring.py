@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
+from repro.experiments.together.methods import SWAPS, Method, Refused, make_method, micro_batches
 from repro.experiments.together.networks import (
     Config,
     Problem,
@@ -40,7 +40,7 @@ _NO_LIMIT = 2**62
 
 
 def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by one way under the limit of one network, at each multiple of what fits undivided.
+    """Train by one method under the limit of one network, at each multiple of what fits undivided.
 
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
     watching of memory, which costs time.
@@ -63,25 +63,25 @@ def limit_bytes(config: Config, device: str) -> int:
     """Return the limit: halfway between what `fits` samples need undivided and one more."""
     peaks = []
     for batch in (config["fits"], config["fits"] + 1):
-        way = _undivided(config, batch, device)
-        with MemoryMeter(device, resident=way.model) as meter:
+        method = _undivided(config, batch, device)
+        with MemoryMeter(device, resident=method.model) as meter:
             for _ in range(STEPS):
-                way.step()
+                method.step()
         peaks.append(meter.peak_reserved_bytes)
-        del way  # an accelerator's limit is on all that lives there
+        del method  # an accelerator's limit is on all that lives there
         _release(device)
     return max(sum(peaks) // 2, least_limit(device))
 
 
-def _undivided(config: Config, batch: int, device: str) -> Way:
+def _undivided(config: Config, batch: int, device: str) -> Method:
     undivided = dict(config) | {"mode": UNDIVIDED}
-    return make_way(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
+    return make_method(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
 
 
 def _measure(
     config: Config, problem: Problem, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
-    """Measure the largest micro-batch that fits; `fits` is None where the way is refused."""
+    """Measure the largest micro-batch that fits; `fits` is None where the method is refused."""
     why = ""
     for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
         try:
@@ -107,36 +107,36 @@ def _release(device: str) -> None:
 def _within(
     config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
-    way = make_way(config, problem, micro, allowed, device)
+    method = make_method(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:
-        peak, timed = _swapping(config, way, allowed)
+        peak, timed = _swapping(config, method, allowed)
     else:
-        with MemoryBudget(allowed, device, resident=way.model) as held:
+        with MemoryBudget(allowed, device, resident=method.model) as held:
             for _ in range(STEPS):
-                way.step()
+                method.step()
         peak = held.peak_reserved_bytes
-        timed = _timed(config, device, way.step, _undivided(config, config["fits"], device).step)
-    host_bytes = way.block.statistics.host_bytes if way.block else way.host_bytes
+        timed = _timed(config, device, method.step, _undivided(config, config["fits"], device).step)
+    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
 
 
-def _swapping(config: Config, way: Way, allowed: int) -> tuple[int, dict[str, Timing]]:
-    queued = accelerator.is_accelerator(way.device)
-    with way.within():
-        assert way.block is not None
-        with accelerator.limited(way.device, allowed) if queued else nullcontext():
+def _swapping(config: Config, method: Method, allowed: int) -> tuple[int, dict[str, Timing]]:
+    queued = accelerator.is_accelerator(method.device)
+    with method.within():
+        assert method.block is not None
+        with accelerator.limited(method.device, allowed) if queued else nullcontext():
             for _ in range(SETTLING):
-                way.step()
+                method.step()
         with _unseen():
-            reference = _undivided(config, config["fits"], way.device)
+            reference = _undivided(config, config["fits"], method.device)
 
         def unseen() -> None:
             with _unseen():
                 reference.step()
 
-        timed = _timed(config, way.device, way.step, unseen)
-        return way.block.statistics.peak_bytes, timed
+        timed = _timed(config, method.device, method.step, unseen)
+        return method.block.statistics.peak_bytes, timed
 
 
 @contextmanager
@@ -171,13 +171,13 @@ def _errors(
         whole.passes()
     expected = _taken(whole.model)
     del whole
-    way = make_way(config, problem, micro, allowed, device)
-    with way.within():
+    method = make_method(config, problem, micro, allowed, device)
+    with method.within():
         for _ in range(rounds):
-            way.passes()
-            if way.block is not None:
-                way.block.step()
-    actual = _taken(way.model)
+            method.passes()
+            if method.block is not None:
+                method.block.step()
+    actual = _taken(method.model)
     gradient, running = (relative(a, b) for a, b in zip(actual, expected, strict=True))
     return {"gradient_error": gradient, "batchnorm_error": running}
 

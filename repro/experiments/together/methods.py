@@ -1,4 +1,4 @@
-"""Every way to compute one mini-batch under a memory limit, each method by its public functions.
+"""All methods to compute one mini-batch under a memory limit, each by its public functions.
 
 Methods do not know each other: what is combined is combined here, as a user would.
 """
@@ -35,14 +35,14 @@ TUNES = {"tuned_mbs", "tuned_outofcore"}
 
 
 class Refused(Exception):
-    """A way that is not for this device; the text says why."""
+    """A method that is not for this device; the text says why."""
 
 
 @dataclass
-class Way:
-    """One way to train one network: a model of its own, its passes and its step.
+class Method:
+    """One method on one network: a model of its own, its passes and its step.
 
-    `micro` is None for ways that take the mini-batch whole; the limit is in bytes.
+    `micro` is None for methods that take the mini-batch whole; the limit is in bytes.
     """
 
     mode: str
@@ -114,7 +114,7 @@ class Way:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Enter what the way has to be within: out-of-core's block, or nothing.
+        """Enter what the method has to be within: out-of-core's block, or nothing.
 
         Raises:
             BudgetTooSmall: An operation alone needs more than the limit.
@@ -134,7 +134,10 @@ class Way:
                 int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
                 device=self.device,
                 swap_folder=folder,
-                exclude=(self.problem.inputs, self.problem.targets),  # in host memory for all ways
+                exclude=(
+                    self.problem.inputs,
+                    self.problem.targets,
+                ),  # in host memory for all methods
                 model=self.model,
                 optimizer=self.optimizer,
             )
@@ -142,8 +145,10 @@ class Way:
             yield
 
 
-def make_way(config: Config, problem: Problem, micro: int | None, limit: int, device: str) -> Way:
-    """Return a way by its name, its convolutions tuned where it says so."""
+def make_method(
+    config: Config, problem: Problem, micro: int | None, limit: int, device: str
+) -> Method:
+    """Return a method by its name, its convolutions tuned where it says so."""
     mode = config["mode"]
     model = build_model(config, device)
     if mode in RECOMPUTES:
@@ -152,11 +157,11 @@ def make_way(config: Config, problem: Problem, micro: int | None, limit: int, de
         some = problem.inputs[: micro or len(problem.inputs)]
         torch.manual_seed(0)
         tune(model, some.to(device), WORKSPACE, config["policy"], strict=False, cache=None)
-    return Way(mode, problem, model, device, micro, limit)
+    return Method(mode, problem, model, device, micro, limit)
 
 
 def micro_batches(mode: str, fits: int, batch: int) -> Sequence[int | None]:
-    """Return the sizes of micro-batches to try, largest first; [None] for ways without.
+    """Return the sizes of micro-batches to try, largest first; [None] for methods without.
 
     `fits` is the largest mini-batch that fits undivided, `batch` the mini-batch.
     """

@@ -128,7 +128,7 @@ def build_problem(config: Config, batch: int) -> Problem:
     if name == "transformer":
         words, length = config["model"]["vocabulary"], config["model"]["length"]
         tokens = torch.randint(words, (batch, length + 1), generator=made)
-        # What comes next is to be foretold.
+        # The next token is to be predicted.
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         return Problem(inputs, targets, functional.cross_entropy)
     height, width = config["image"]

@@ -46,7 +46,7 @@ def under_limit(profile: str) -> list[Run]:
             config = _network(profile, network) | {
                 "mode": mode,
                 "multiples": sizes.get("fewer", {}).get(mode, sizes["multiples"]),
-                "warmup": sizes["warmup"],  # beside the steps that are watched before
+                "warmup": sizes["warmup"],  # after the steps that are watched
                 "repeats": sizes["repeats"],
                 **({"policy": sizes["policy"]} if mode in TUNED else {}),
             }
