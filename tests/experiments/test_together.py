@@ -150,12 +150,7 @@ def limited(run, seed, fits=(), fails=(), slow=None, **changes):
     return {"metrics": metrics, "timings": timings, "peak_bytes": 100}
 
 
-LARGER = {
-    "mbs": {"gradient_error": 1.0},
-    "checkpointing_mbs": {"micro": 8},
-    "mbs_in_outofcore": {"micro": 8},
-}
-SWAPS = {"fits": ("outofcore",)}
+LARGER = {"mbs": {"gradient_error": 1.0}, "checkpointing_mbs": {"micro": 8}}
 
 
 def limits(**changes):
@@ -167,19 +162,16 @@ class TestClaimsUnderALimit:
         ("key", "changes", "word"),
         [
             ("swapping_always_fits", {}, "not reproduced"),
-            ("recomputing_ends", {}, "reproduced"),
             ("recomputing_ends", {"fits": ("save_on_cpu",)}, "partly"),
-            ("larger_micro_batches", LARGER, "reproduced"),
-            ("larger_micro_batches", LARGER | {"mbs": {"gradient_error": 1e-9}}, "not reproduced"),
-            ("larger_micro_batches", LARGER | {"mbs_in_outofcore": {"micro": 4}}, "partly"),
+            ("larger_micro_batches", LARGER | {"mbs_in_outofcore": {"micro": 8}}, "reproduced"),
+            ("larger_micro_batches", LARGER, "partly"),
             ("streaming_keeps_speed", {"slow": {"mbs": 1.5}}, "not reproduced"),
             ("recomputing_costs", {"slow": {"checkpointing": 4 / 3}}, "reproduced"),
-            ("recomputing_costs", {}, "not reproduced"),
             ("streaming_over_swapping", {}, "not run"),  # nothing swaps beyond what fits
-            ("streaming_over_swapping", SWAPS | {"slow": {"outofcore": 1.4}}, "reproduced"),
-            ("streaming_over_swapping", SWAPS | {"slow": {"mbs": 1.4}}, "not reproduced"),
+            ("streaming_over_swapping", {"fits": ("outofcore",), "slow": {"outofcore": 1.4}},
+             "reproduced"),
         ],
-    )
+    )  # fmt: skip
     def test_verdicts_follow_the_records(self, key, changes, word):
         found = verdict(f"together/limit/{key}", limits(**changes))
         assert found.word == word, found.evidence
@@ -373,7 +365,6 @@ class TestTowardsOneAccuracy:
             ("fewer_updates", {}, "reproduced"),
             ("growth_keeps_accuracy", {"theta_mbs": 25.0}, "not reproduced"),
             ("linear_loses", {"linear": 27.0}, "reproduced"),
-            ("linear_loses", {"linear": 29.0}, "partly"),
             ("larger_workers", {"dual_mbs": 25.0}, "not reproduced"),
             ("cycling_saves", {}, "reproduced"),
             ("together_wins", {"dual_mbs": 35.0}, "reproduced"),
