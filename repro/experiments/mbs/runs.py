@@ -1,7 +1,8 @@
 """The runs of Micro-Batch Streaming under each profile; ``paper.toml`` has sizes and extents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
@@ -217,13 +218,13 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
             runs.append(replace(_streamed(profile, role, chosen, whole), seeds=(0,)))
     steps = [(row["mini_batch"], None) for row in paper_rows(role)]
-    return runs + [
-        _measurement(
-            "step", profile, role, chosen, {"mini_batch": mini, "micro_batch": micro},
-            label=f"{role}, {_division(mini, micro)}",
+    for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1]))):
+        more, label = (
+            {"mini_batch": mini, "micro_batch": micro},
+            f"{role}, {_division(mini, micro)}",
         )
-        for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1])))
-    ]  # fmt: skip
+        runs.append(_measurement("step", profile, role, chosen, more, label=label))
+    return runs
 
 
 def _measurement(
@@ -231,7 +232,7 @@ def _measurement(
     profile: str,
     role: str,
     chosen: Chosen,
-    more: dict[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
     *,
     timed: bool = False,
     limited: bool = True,
@@ -242,36 +243,25 @@ def _measurement(
     `long` has that of `quick`, by several processes and on its datasets: the length of a training
     is no time.
     """
+    extent = PROFILES[profile]["measured"].get(experiment, {})
     seeds: tuple[int, ...] = (0,)
     if profile == LONG:
         seeds, profile, known = PROCESSES, "quick", DATASETS["quick"]
         chosen = {t: name if name in known[t] else known[t][0] for t, name in chosen.items()}
     resolution = AS_IN_PAPER if profile == "gpu" else "high"
-    config = base_config(profile, role, chosen, resolution, limited)
+    config = base_config(profile, role, chosen, resolution, limited) | extent | dict(more)
     if timed and profile == "gpu":
         # cuDNN times its algorithms, but not where memory is measured: trials take workspace.
         config["benchmark"] = True
-    return Run(experiment, config | more, seeds, label=label or role)
+    return Run(experiment, config, seeds, label=label or role)
 
 
 def epochs(profile: str, role: str, chosen: Chosen) -> Run:
-    """Return the times of epochs by mini-batch size, in turns.
-
-    Under `long` of quick's sizes, and of those of `long` that such an epoch fills.
-    """
-    if profile == "gpu":
-        sizes: Sequence[int] = PROFILES["gpu"]["timed"][role]
-        samples: int | None = sizes[-1]
-    else:
-        samples = extent_of("quick", role)["train_samples"]
-        assert samples is not None
-        filled = {size for size in streamed_sizes(LONG, role) if size <= samples}
-        sizes = sorted(filled.union(streamed_sizes("quick", role)))
-    ways: dict[str, list[int | None]] = {f"{INITIAL[role]}, undivided": [INITIAL[role], None]}
+    """Return the times of epochs by mini-batch size, in turns."""
+    sizes = PROFILES[profile]["timed"][role]
+    ways = {f"{INITIAL[role]}, undivided": [INITIAL[role], None]}
     ways |= {f"{size}, streamed": [size, micro_batch_of(role, size)] for size in sizes}
-    turns = PROFILES[profile]["turns"]["epochs"]
-    more = {"train_samples": samples, "repeats": turns, "ways": ways}
-    label = f"{role}, epochs in turns"
+    more, label = {"train_samples": sizes[-1], "ways": ways}, f"{role}, epochs in turns"
     return _measurement("epochs", profile, role, chosen, more, timed=True, label=label)
 
 
@@ -281,19 +271,18 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
     Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill. Files
     have the paper's 224 pixels wherever the network sees fewer, but for toys.
     """
-    largest, label = PROFILES[profile]["largest"]["files"], f"{FILES_ROLE}, epochs from files"
+    role, largest = FILES_ROLE, PROFILES[profile]["measured"]["file_epochs"]["train_samples"]
     ways = {
-        f"{size}, {reading}": [size, micro_batch_of(FILES_ROLE, size), reading]
-        for size in (2 * INITIAL[FILES_ROLE], largest)
+        f"{size}, {reading}": [size, micro_batch_of(role, size), reading]
+        for size in (2 * INITIAL[role], largest)
         for reading in READINGS
     }
-    repeats = PROFILES[profile]["turns"]["files"]
-    more = {"train_samples": largest, "ways": ways, "repeats": repeats}
-    run = _measurement("file_epochs", profile, FILES_ROLE, chosen, more,
-                       timed=True, limited=False, label=label)  # fmt: skip
+    more, label = {"ways": ways}, f"{role}, epochs from files"
+    options: dict[str, Any] = {"timed": True, "limited": False, "label": label}
+    run = _measurement("file_epochs", profile, role, chosen, more, **options)
     dataset = run.config["dataset"]
     run.config["augment"]["crop_size"] = dataset["image_size"]
-    dataset["image_size"] = 48 if profile == "smoke" else SIDES[FILES_ROLE]["high"]
+    dataset["image_size"] = 48 if profile == "smoke" else SIDES[role]["high"]
     if dataset["name"] == "flowers5":
         dataset["per_class"] = 110  # as many as an epoch, decoded in seconds
     return [run]
@@ -301,30 +290,27 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
 
 def overhead(profile: str, role: str, chosen: Chosen) -> Run:
     """Return the step times with and without MBS at the initial size, taken in turns."""
-    more = {"repeats": PROFILES[profile]["turns"]["overhead"], **PAPER["table2"][role]}
-    return _measurement("overhead", profile, role, chosen, more, timed=True)
+    return _measurement("overhead", profile, role, chosen, PAPER["table2"][role], timed=True)
 
 
 def sizes(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 2's search for the largest mini-batch of each model, here and predicted."""
-    largest, repeats = (PROFILES[profile][name]["size"] for name in ("largest", "turns"))
-    more = {"largest": largest, "repeats": repeats}
-    searched = [_measurement("size", profile, role, chosen, more) for role in ROLES]
-    predicted = [
-        {
+    runs = [_measurement("size", profile, role, chosen) for role in ROLES]
+    for role in ["U-Net"] if profile == "smoke" else ROLES:  # the others take seconds each
+        side = SIDES[role]["high"]
+        predicted = {
             "role": role,
             "model": PUBLISHED[role],
             "optimizer": _TOML["optimizers"][role],
             "classes": 1 if role == "U-Net" else 102,
-            "sides": [SIDES[role]["high"]] * 2,
+            "sides": [side, side],
             "sizes": [INITIAL[role] // 2, INITIAL[role]],
             "device_bytes": PAPER["device_bytes"],
             "resolution": "high",
-            "augment": {"crop_size": SIDES[role]["high"]},
+            "augment": {"crop_size": side},
         }
-        for role in (["U-Net"] if profile == "smoke" else ROLES)  # the others take seconds each
-    ]
-    return searched + [Run("foretell", c, seeds=(0,), label=c["role"]) for c in predicted]
+        runs.append(Run("foretell", predicted, seeds=(0,), label=role))
+    return runs
 
 
 def normalisations(profile: str, chosen: Chosen) -> list[Run]:
