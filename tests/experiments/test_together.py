@@ -11,9 +11,7 @@ from torch import nn
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper
 from repro.experiments.design import LONG, SEEDS, paper_toml
-from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
-from repro.experiments.story import filled
 from repro.experiments.together import (
     accuracy,
     advice,
@@ -450,16 +448,14 @@ class TestLearning:
 
     @pytest.fixture
     def images(self):
-        made = torch.Generator().manual_seed(0)
-        splits = {
-            name: Split(
-                torch.randint(256, (count, 3, 8, 8), generator=made, dtype=torch.uint8),
-                torch.arange(count) % 10,
-            )
-            for name, count in {"train": 96, "test": 32}.items()
-        }
-        classes = tuple(map(str, range(10)))
-        return ImageData("toy", "toy", "synthetic", "random", "0" * 16, classes, **splits)
+        torch.manual_seed(0)
+        pixels = torch.randint(256, (128, 3, 8, 8), dtype=torch.uint8)
+        whole, test = (
+            Split(own, torch.arange(len(own)) % 10) for own in (pixels[:96], pixels[96:])
+        )
+        return ImageData(
+            "toy", "toy", "synthetic", "random", "0" * 16, tuple("0123456789"), whole, test
+        )
 
     def config(self, strategy):
         planned = runs.trainings("smoke", {CIFAR: "digits"})
@@ -515,13 +511,3 @@ class TestThePage:
         for row in decision.table(Results([], (0,), [])):
             told = row["what it gives and costs"]
             assert decision.NOT_RUN in told and not any(c.isdigit() for c in told)
-
-    def test_the_numbers_that_are_told_first_are_those_of_records(self):
-        findings = paper_toml("together")["story"]["findings"]
-        look = lambda name: trainings(accuracies={"theta_mbs": 35.0})  # noqa: E731 (one line)
-        (sentence,) = (s for s in findings if "ends higher" in s)
-        said = filled(sentence, PAPER, look)
-        assert all(part in said for part in (": reproduced", "+5.00", "×0.50", "predicted ×0.60"))
-        (sentence,) = (s for s in findings if "as many" in s)
-        with pytest.raises(NotRun):  # nothing swaps beyond what fits
-            filled(sentence, PAPER, lambda name: limits())

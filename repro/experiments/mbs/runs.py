@@ -219,10 +219,8 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
             runs.append(replace(_streamed(profile, role, chosen, whole), seeds=(0,)))
     steps = [(row["mini_batch"], None) for row in paper_rows(role)]
     for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1]))):
-        more, label = (
-            {"mini_batch": mini, "micro_batch": micro},
-            f"{role}, {_division(mini, micro)}",
-        )
+        more = {"mini_batch": mini, "micro_batch": micro}
+        label = f"{role}, {_division(mini, micro)}"
         runs.append(_measurement("step", profile, role, chosen, more, label=label))
     return runs
 
