@@ -49,7 +49,8 @@ def _of_strategy(results: Results, strategy: str) -> str:
         accuracy.told(accuracy.over, results, strategy, "fixed", name)
         for name in ("updates", "parallel")
     )
-    return f"{points}; updates {updates}; SIMULATED time on several devices {time}"
+    costs = f"updates {updates}; SIMULATED time on several devices {time}"
+    return f"over the fixed small batch: {points}; {costs}"
 
 
 def _word(results: Results, name: str) -> str:
@@ -76,7 +77,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "what it gives and costs": "; ".join(
                     f"{label}: {text}" if several else text for label, text in told.items()
                 ),
-                "the wrong tool": row["wrong"],
+                "the wrong tool where": row["wrong"],
                 "claims": "; ".join(_word(results, name) for name in row["claims"]) or DASH,
                 "figure": _PARTS[row["figure"]],
             }

@@ -35,10 +35,12 @@ def points(results: Results, network: str, mode: str) -> dict[int, Point]:
 
     `slowdowns`: seconds of an image over those undivided at what fits, by rounds in turns.
     """
-    record, by_multiple = results.first(LIMIT, network=network, mode=mode), {}
-    for row in record.metrics["points"] if record else ():
+    if (record := results.first(LIMIT, network=network, mode=mode)) is None:
+        return {}
+    by_multiple = {}
+    for row in record.metrics["points"]:
         point, multiple = {**row, "slowdowns": []}, row["multiple"]
-        if record and row["fits"]:
+        if row["fits"]:
             step, reference = (
                 record.timings[f"{name} ×{multiple}"]["samples_s"] for name in ("step", "reference")
             )
