@@ -7,8 +7,8 @@ import made
 from made import OUT_OF_MEMORY, SEEDS, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Run
-from repro.experiments.judge import Verdict
+from repro.experiments.design import Run, paper_toml
+from repro.experiments.judge import Cases
 from repro.experiments.mbs.runs import INITIAL
 from repro.experiments.query import Results
 
@@ -28,12 +28,17 @@ def results(
     return made.made_results(f"mbs/{artefact}", make, chosen, profile, seeds)
 
 
-def judge(
-    target: str, make: Maker, profile: str = "paper", seeds: Sequence[int] = SEEDS
-) -> Verdict:
-    """Return the verdict on ``ARTEFACT/KEY`` in a world where `make` says what comes out."""
-    artefact, _, _ = target.partition("/")
-    return made.verdict(f"mbs/{target}", results(artefact, make, profile, seeds))
+def claimed(target: str, found: Results) -> Cases:
+    """Return the numbers behind the claim ``ARTEFACT/KEY``."""
+    artefact, _, key = target.partition("/")
+    return PAPER.artefacts[artefact].claims[key](found)
+
+
+def holds(artefact: str, found: Results) -> dict[str, str]:
+    """Return what each check of an artefact says, by its key in ``paper.toml``."""
+    keys = paper_toml("mbs")["artefacts"][artefact]["checks"]
+    checks = PAPER.artefacts[artefact].checks
+    return {key: check.row(found)["holds"] for key, check in zip(keys, checks, strict=True)}
 
 
 def streamed(run: Run) -> bool:
@@ -46,79 +51,22 @@ def beyond(run: Run) -> bool:
     return bool(run.config["mini_batch"] > INITIAL[run.config["role"]])
 
 
-def trained(
-    *percent: float,
-    name: str = "accuracy",
-    epoch_s: float = 1.0,
-    loss: Sequence[float] | None = None,
-) -> dict[str, Any]:
+def trained(*percent: float, epoch_s: float = 1.0, loss: Sequence[float] = ()) -> dict[str, Any]:
     """Return a training's outcome, given the metric (and the loss) after each epoch."""
     curve = list(percent)
-    return {
-        "metrics": {
-            "best": max(curve),
-            "metric": name,
-            name: curve,
-            "train_loss": list(loss or [2.0 - k / 10 for k in range(len(curve))]),
-            "limit_bytes": 3 * 2**20,
-            "limit_simulated": True,
-        },
-        # The median counts, so that one slow epoch does not.
-        "timings": {"epoch": {"samples_s": [epoch_s, 2 * epoch_s, epoch_s], "warmup": 1}},
-    }
+    losses = list(loss or [2.0 - k / 10 for k in range(len(curve))])
+    metrics = {"best": max(curve), "accuracy": curve, "iou": curve, "train_loss": losses}
+    # The median counts, so that one slow epoch does not.
+    timing = {"samples_s": [epoch_s, 2 * epoch_s, epoch_s], "warmup": 1}
+    return {"metrics": metrics, "timings": {"epoch": timing}}
 
 
-def twins(without: float, streamed: float) -> dict[str, Any]:
-    """Return the outcome of twins, given the best accuracy of each, in percent."""
-    best = {"without": without, "with": streamed}
-    losses = {way: [2.0 - value / 100, 1.5 - value / 100] for way, value in best.items()}
-    curves = {way: [value / 2, value] for way, value in best.items()}
-    apart = [1e-15, abs(streamed - without) / 100]
-    return {"metrics": {"best": best, "train_loss": losses, "accuracy": curves, "apart": apart}}
+def of_trainings(make: Maker) -> Maker:
+    """Ask `make` of the trainings that fit or are streamed; the others run out of memory."""
 
+    def whole(run: Run, seed: int) -> Mapping[str, Any] | None:
+        if run.experiment != "train":
+            return None
+        return make(run, seed) if streamed(run) or not beyond(run) else OUT_OF_MEMORY
 
-def overhead(
-    halved: float, doubled: float | None = None, jitter: float = 0.01, repeats: int = 15
-) -> dict[str, Any]:
-    """Return the outcome of timing steps in turns, given the overheads in percent.
-
-    Args:
-        halved: Of the same mini-batch in two.
-        doubled: Of twice the mini-batch; the same by default.
-        jitter: Relative, from the fastest to the slowest sample.
-        repeats: Samples of each way.
-    """
-    percent = {
-        "undivided": 0.0,
-        "halved": halved,
-        "doubled": halved if doubled is None else doubled,
-    }
-    samples = {"undivided": 1, "halved": 1, "doubled": 2}
-    swing = [1 + jitter * (k / max(1, repeats - 1) - 0.5) for k in range(repeats)]
-    # Each way's samples in another order: what rounds share is no jitter of a ratio.
-    turned = {way: swing[5 * n :] + swing[: 5 * n] for n, way in enumerate(percent)}
-    times = {
-        way: [0.1 * samples[way] * (1 + percent[way] / 100) * factor for factor in turned[way]]
-        for way in percent
-    }
-    return {
-        "metrics": {f"{way}_percent": percent[way] for way in ("halved", "doubled")},
-        "timings": {way: {"samples_s": own, "warmup": 3} for way, own in times.items()},
-    }
-
-
-def plausible(run: Run, seed: int) -> Mapping[str, Any] | None:
-    """Return trainings and steps as the paper has them: trained where it fits or is streamed."""
-    if run.experiment == "overhead":
-        return overhead(1.5)
-    if run.experiment != "train":
-        return None
-    limited = run.config["limit_fits"] or run.config.get("limit_bytes")
-    if limited and not streamed(run) and beyond(run):
-        return OUT_OF_MEMORY
-    name = "iou" if run.config["role"] == "U-Net" else "accuracy"
-    noise = NOISE[(seed + streamed(run)) % 3]  # pairs differ
-    told = trained(60 + noise, 70 + noise, name=name, epoch_s=10.0 + NOISE[seed])
-    samples = run.config["train_samples"]
-    steps = -(-samples // run.config["mini_batch"]) if samples else 2
-    return told | {"metrics": told["metrics"] | {"steps_per_epoch": steps}}
+    return whole

@@ -14,6 +14,7 @@ from repro import datasets
 from repro.experiments import arguments
 from repro.experiments import run as running
 from repro.experiments.mbs import measuring, runs, training
+from repro.experiments.mbs.training import Task
 from repro.experiments.query import Source, results_of
 from repro.records import RecordStore
 
@@ -28,27 +29,18 @@ def small_training(micro, role="ResNet-50", **changes):
     return config | {"train_samples": 32} | changes
 
 
-class TestLoss:
-    @pytest.mark.parametrize("highest", [1, 11])
-    def test_against_numpy(self, highest):
-        random = np.random.default_rng(highest)
-        logits = random.normal(0, 2, (3, 1, 5, 7))
-        masks = random.integers(0, highest + 1, (3, 5, 7), np.uint8)
-        truth, p = (masks > 0).astype(np.float64), 1 / (1 + np.exp(-logits[:, 0]))
-        bce = -np.mean(truth * np.log(p) + (1 - truth) * np.log(1 - p))
-        expected = bce + 1 - 2 * np.sum(p * truth) / (np.sum(p) + np.sum(truth))
-        loss = training.bce_dice_loss(torch.from_numpy(logits), torch.from_numpy(masks))
-        assert float(loss) == pytest.approx(expected, rel=1e-12)
-
-    def test_the_ends(self):
-        masks = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.uint8)
-        logits = ((masks.double() * 2 - 1) * 50)[:, None].requires_grad_()
-        loss = training.bce_dice_loss(logits, masks)
-        assert loss.item() == pytest.approx(0, abs=1e-9)
-        loss.backward()
-        assert torch.isfinite(logits.grad).all()
-        empty = training.bce_dice_loss(torch.full((1, 1, 2, 2), -200.0), 0 * masks)
-        assert torch.isfinite(empty)
+@pytest.mark.parametrize("highest", [1, 11])
+def test_the_loss_against_numpy(highest):
+    random = np.random.default_rng(highest)
+    logits = random.normal(0, 2, (3, 1, 5, 7))
+    masks = random.integers(0, highest + 1, (3, 5, 7), np.uint8)
+    truth, p = (masks > 0).astype(np.float64), 1 / (1 + np.exp(-logits[:, 0]))
+    bce = -np.mean(truth * np.log(p) + (1 - truth) * np.log(1 - p))
+    expected = bce + 1 - 2 * np.sum(p * truth) / (np.sum(p) + np.sum(truth))
+    loss = training.bce_dice_loss(torch.from_numpy(logits), torch.from_numpy(masks))
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    empty = training.bce_dice_loss(torch.full((1, 1, 2, 2), -200.0), torch.zeros(1, 2, 2))
+    assert torch.isfinite(empty)
 
 
 class TestSmokeRecords:
@@ -62,20 +54,20 @@ class TestSmokeRecords:
         assert all(error.startswith("BudgetExceededError: ") for error in errors)
         for record in self.of(smoke, "train"):
             config, metrics = record.config, record.metrics
-            if config["limit_fits"] is not None:
+            limit = config["limit_fits"]
+            if limit is not None:
                 held = config["micro_batch"] or config["mini_batch"]
-                assert (record.status == "ok") == (held <= config["limit_fits"])
+                assert (record.status == "ok") == (held <= limit)
             if record.status != "ok":
                 continue
-            assert config["limit_fits"] is None or (0 < record.peak_bytes <= metrics["limit_bytes"])
+            assert limit is None or (0 < record.peak_bytes <= metrics["limit_bytes"])
             curve = metrics[metrics["metric"]]
             assert len(curve) == config["epochs"] and 0 <= metrics["best"] == max(curve) <= 100
-            steps = -(-config["train_samples"] // config["mini_batch"])
-            assert metrics["steps_per_epoch"] == steps
+            assert metrics["steps_per_epoch"] == -(-config["train_samples"] // config["mini_batch"])
             epoch = record.timings["epoch"]
             assert len(epoch["samples_s"]) + epoch["warmup"] == config["epochs"]
 
-    def test_sizes(self, smoke):
+    def test_sizes_and_overheads(self, smoke):
         records = self.of(smoke, "size")
         assert {record.config["role"] for record in records} == set(runs.ROLES)
         for record in records:
@@ -85,8 +77,6 @@ class TestSmokeRecords:
             assert 0 < metrics["auto_micro_batch"] < 2 * initial
             assert metrics["auto_observed_bytes"] <= metrics["limit_bytes"]
             assert set(record.timings) == {"2", "4", "8", "16", "32"}
-
-    def test_overhead_is_the_ratio_of_the_medians(self, smoke):
         for record in self.of(smoke, "overhead"):
             median = {way: np.median(t["samples_s"]) for way, t in record.timings.items()}
             for way, samples in (("halved", 1), ("doubled", 2)):
@@ -109,17 +99,6 @@ class TestSmokeRecords:
 
 
 class TestTraining:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
-    def test_a_result_is_a_function_of_the_seed_alone(self, role, monkeypatch):
-        config = small_training(8, role)
-        data = data_of(config)
-        monkeypatch.setattr(training, "_limits", {})
-        first = training.train(config, 3, data, "cpu").metrics  # measures the limit
-        second = training.train(config, 3, data, "cpu").metrics  # knows it
-        other = training.train(config, 4, data, "cpu").metrics
-        assert first == second and other["train_loss"] != first["train_loss"]
-
     def test_data_that_does_not_serve_the_task(self):
         config = runs.training("smoke", "U-Net", CHOSEN, 16, None).config
         with pytest.raises(ValueError, match="no masks"):
@@ -129,43 +108,35 @@ class TestTraining:
     @pytest.mark.parametrize("micro", [8, None])
     def test_in_low_precision_weights_and_gradients_stay_float32(self, role, micro):
         config = small_training(micro, role, channels_last=True, autocast="bfloat16")
-        data = data_of(config)
-        model = training.build_model(config, data.num_classes, "cpu")
-        kinds = []
+        task = Task(config, data_of(config), "cpu")
+        model, kinds = task.model(), []
         model.register_forward_hook(lambda _, inputs, output: kinds.append(output.dtype))
-        optimizer = training.build_optimizer(config, model)
-        step = training.training_step(config, model, optimizer, "cpu")
-        loader = training.train_loader(config, data, 16, 0, 32)
-        losses = [float(step(*batch)) for _ in range(4) for batch in loader]
+        step = task.step(model, task.optimizer(model), micro)
+        losses = [float(step(*batch)) for _ in range(4) for batch in task.loader(16, 0, 32)]
         assert set(kinds) == {torch.bfloat16} and np.mean(losses[-2:]) < np.mean(losses[:2])
         for weight in model.parameters():
             assert weight.grad.dtype == weight.dtype == torch.float32
             assert weight.dim() < 4 or weight.is_contiguous(memory_format=torch.channels_last)
-        metrics = training.evaluation(config, data, model, "cpu")()
-        assert all(np.isfinite(value) for value in metrics.values())
+        assert all(np.isfinite(value) for value in task.evaluation(model)().values())
 
     def test_only_batchnorm_sets_paired_trainings_apart(self):
         found = {}
-        for norm, dtype in (("group", "float64"), ("group", "float32"), ("batch", "float32")):
-            run = runs.paired_training("smoke", CHOSEN, norm, dtype)
-            outcome = training.paired_training(run.config, 0, data_of(run.config), "cpu")
-            found[norm, dtype] = outcome.metrics
-        exact, grouped, normed = (metrics["apart"] for metrics in found.values())
-        assert max(exact) < 1e-12 < 1e-8 < max(grouped) < 1e-4 < 1e-2 < min(normed)
+        for run in runs.paired_trainings("smoke", CHOSEN):
+            metrics = training.paired_training(run.config, 0, data_of(run.config), "cpu").metrics
+            found[run.config["norm"], run.config["dtype"]] = metrics["apart"]
+        exact, grouped = found["group", "float64"], found["group", "float32"]
+        assert max(exact) < 1e-12 < 1e-8 < max(grouped) < 1e-4 < 1e-2
+        assert min(found["batch", "float32"]) > 1e-2
 
-    @pytest.mark.parametrize(("way", "length"), [("none", 4.0), ("paper", 1.0), ("exact", 1.0)])
-    def test_gradients_by_way_of_normalisation(self, way, length):
-        run = next(
-            r for r in PAPER.artefacts["normalisation"].runs("smoke", CHOSEN)
-            if r.experiment == "gradients" and r.config["role"] == "ResNet-50"
-        )  # fmt: skip
+    def test_gradients_by_way_of_normalisation(self):
+        (run, *_) = runs.normalisations("smoke", CHOSEN)
         rows = training.gradients(run.config, 0, data_of(run.config), "cpu").metrics["rows"]
-        (row,) = [
-            r for r in rows if r["frozen"] and r["way"] == way
-            and r["mini_batch"] % r["micro_batch"] == 0
-        ]  # fmt: skip
-        assert row["length"] == pytest.approx(length, rel=1e-9)
-        assert (row["error"] < 1e-9) == (way != "none")
+        even = {
+            r["way"]: r for r in rows if r["frozen"] and r["mini_batch"] % r["micro_batch"] == 0
+        }
+        for way, length in {"none": 4.0, "paper": 1.0, "exact": 1.0}.items():
+            assert even[way]["length"] == pytest.approx(length, rel=1e-9)
+            assert (even[way]["error"] < 1e-9) == (way != "none")
 
 
 class TestMeasuring:
@@ -186,28 +157,28 @@ class TestMeasuring:
 
     def test_epochs_in_turns_are_whole_epochs_of_each_way(self, monkeypatch):
         made: dict[str, list[int]] = {}
+        step_of = Task.step
 
-        def training_step(config, model, optimizer, place):
-            step = training.training_step(config, model, optimizer, place)
+        def watching(task, model, optimizer, micro):
+            step = step_of(task, model, optimizer, micro)
 
             def watched(inputs, targets):
-                made.setdefault(str(config["micro_batch"]), []).append(len(inputs))
+                made.setdefault(str(micro), []).append(len(inputs))
                 return step(inputs, targets)
 
             return watched
 
-        monkeypatch.setattr(measuring, "training_step", training_step)
-        ways = {"all": [16, None], "some": [16, 8]}
+        monkeypatch.setattr(Task, "step", watching)
         config = runs.base_config("smoke", "ResNet-50", CHOSEN)
+        ways = {"all": [16, None], "some": [16, 8]}
         config |= {"train_samples": 24, "ways": ways, "repeats": 2}
         outcome = measuring.epochs(config, 0, data_of(config), "cpu")
         assert made == {name: 3 * [16, 8] for name in ("None", "8")}  # one warms up
-        assert {name: len(t.samples_s) for name, t in outcome.timings.items()} == {
-            "all": 2, "some": 2}  # fmt: skip
+        assert [len(timing.samples_s) for timing in outcome.timings.values()] == [2, 2]
 
 
 class TestFiles:
-    AUGMENT = {"padding": 2, "flip": True, "mean": [0.5] * 3, "std": [0.25] * 3}  # noqa: RUF012
+    AUGMENT = {"padding": 2, "flip": True, "mean": [0.5] * 3, "std": [0.25] * 3}  # noqa: RUF012 (never changed)
 
     @pytest.fixture
     def written(self, tmp_path):
@@ -215,16 +186,13 @@ class TestFiles:
         paths = measuring.write_files(images, tmp_path)
         return paths, measuring.decode(paths, 16), torch.arange(24)
 
-    def test_mini_batches_from_files_are_those_in_memory(self, written):
+    def test_mini_batches_from_files_are_those_in_memory_when_asked_for(self, written, monkeypatch):
         paths, images, labels = written
         memory = datasets.TensorLoader(images, labels, 8, seed=3, **self.AUGMENT)
         files = measuring.FileLoader(paths, images, labels, 8, seed=3, **self.AUGMENT)
         for _ in range(2):  # epochs
             for (one, truth), (other, told) in zip(memory, files, strict=True):
                 assert torch.equal(one, other) and torch.equal(truth, told)
-
-    def test_images_are_read_when_asked_for_or_a_mini_batch_ahead(self, written, monkeypatch):
-        paths, images, labels = written
         decode, threads = measuring.decode, []
 
         def watched(chosen, side):
@@ -232,12 +200,11 @@ class TestFiles:
             return decode(chosen, side)
 
         monkeypatch.setattr(measuring, "decode", watched)
-        loader = measuring.FileLoader(paths, images, labels, 8, **self.AUGMENT)
-        for number, _ in enumerate(loader):
+        for number, _ in enumerate(files):
             assert len(threads) == number + 1
         assert set(threads) == {threading.main_thread()}
         threads.clear()
-        assert len(list(datasets.Ahead(loader, "cpu", count=1, always=True))) == 3
+        assert len(list(datasets.Ahead(files, "cpu", count=1, always=True))) == 3
         assert len(threads) == 3 and threading.main_thread() not in threads
 
     def test_the_page_cache_is_left_and_asked(self, written):
@@ -253,8 +220,7 @@ class TestFiles:
                 assert measuring.uncached_share(paths) == share
 
     def test_an_epoch_of_every_way_trains_alike(self, monkeypatch):
-        (run,) = PAPER.artefacts["files"].runs("smoke", CHOSEN)
-        seen = {}
+        (run,), seen = PAPER.artefacts["files"].runs("smoke", CHOSEN), {}
 
         def fit(model, step, loader, *, epochs, device):
             own = [(inputs.double().sum().item(), len(targets)) for inputs, targets in loader]
@@ -289,11 +255,10 @@ def test_the_smoke_profile_on_a_gpu(tmp_path):
 @pytest.mark.parametrize("micro", [8, None])
 def test_what_the_profile_gpu_adds_runs_on_an_accelerator(device, micro, monkeypatch):
     options = {"channels_last": True, "autocast": "bfloat16", "benchmark": True}
-    limit = {"limit_fits": None, "limit_bytes": 2**28}
-    config = small_training(micro, **options, **limit)
-    data, pinned, step_of = data_of(config), [], training.training_step
+    config = small_training(micro, **options, limit_fits=None, limit_bytes=2**28)
+    data, pinned, step_of = data_of(config), [], Task.step
 
-    def training_step(*args, **options):
+    def watching(*args, **options):
         step = step_of(*args, **options)
 
         def watched(inputs, targets):
@@ -302,7 +267,7 @@ def test_what_the_profile_gpu_adds_runs_on_an_accelerator(device, micro, monkeyp
 
         return watched
 
-    monkeypatch.setattr(training, "training_step", training_step)
+    monkeypatch.setattr(Task, "step", watching)
     trained = training.train(config, 0, data, str(device))
     assert np.isfinite(trained.metrics["train_loss"]).all() and all(pinned)
     gc.collect()  # the parts of a streamer know each other, and hold its model until then

@@ -17,22 +17,7 @@ from torch import Tensor
 from repro.datasets import Ahead, ImageData, TensorLoader
 from repro.datasets.decoding import opened, resized_pixels
 from repro.experiments.design import Outcome
-from repro.experiments.mbs.training import (
-    Batch,
-    Config,
-    build_model,
-    build_optimizer,
-    first_batch,
-    images_and_targets,
-    is_segmentation,
-    limit_of,
-    loss_of,
-    streamer_of,
-    train_loader,
-    training_step,
-    two_steps,
-    undivided_peaks,
-)
+from repro.experiments.mbs.training import Batch, Config, Task
 from repro.mbs import MicroBatchStreamer
 from repro.measure import (
     LinearMemoryModel,
@@ -54,20 +39,17 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     streamer choose by itself, and times undivided steps for the time model t(B) = c + B d.
     """
     torch.manual_seed(seed)
-    undivided = dict(config) | {"micro_batch": None}
-    peaks = undivided_peaks(config, data, (2, 4, 8), device)
-    memory = LinearMemoryModel.fit((2, 4, 8), peaks)  # M(B) = p + B a
-    limit = limit_of(config, data, device)
+    task, probed = Task(config, data, device), (2, 4, 8)
+    peaks = task.undivided_peaks(probed)
+    memory = LinearMemoryModel.fit(probed, peaks)  # M(B) = p + B a
+    limit = task.limit()
     fits, tried = None if limit is None else 0, 2
-    while limit is not None and tried <= config["largest"]:
-        if not _fits(undivided, data, tried, limit, device):
-            break
+    while limit is not None and tried <= config["largest"] and _fits(task, tried, limit):
         fits, tried = tried, 2 * tried
 
-    batch = first_batch(config, data, config["largest"], device)
-    model = build_model(config, data.num_classes, device).train()
+    batch, model = task.first_batch(config["largest"]), task.model()
     # Only the memory counts here, and Dice needs two passes to be exact.
-    streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device, check="off")
+    streamer = MicroBatchStreamer(model, task.loss, "auto", device=device, check="off")
     with MemoryBudget(limit, device, resident=model) if limit else nullcontext():
         streamer.backward(*batch)
     sizing = streamer.sizing
@@ -75,8 +57,8 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
     steps = {}
     for count in (2, 4, 8, 16, 32):
-        step = training_step(undivided, model, build_optimizer(config, model), device)
-        steps[str(count)] = partial(step, *first_batch(config, data, count, device))
+        step = task.step(model, task.optimizer(model), None)
+        steps[str(count)] = partial(step, *task.first_batch(count))
     return Outcome(
         metrics={
             "limit_bytes": limit,
@@ -95,12 +77,11 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     )
 
 
-def _fits(config: Config, data: ImageData, count: int, limit: int, device: str) -> bool:
-    batch = first_batch(config, data, count, device)
-    model = build_model(config, data.num_classes, device).train()
+def _fits(task: Task, count: int, limit: int) -> bool:
+    batch, model = task.first_batch(count), task.model()
     try:
-        with MemoryBudget(limit, device, resident=model):
-            two_steps(config, model, batch, device)
+        with MemoryBudget(limit, task.device, resident=model):
+            task.two_steps(model, batch, None)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -114,42 +95,38 @@ def step(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     An out-of-memory error is the caller's to record.
     """
     torch.manual_seed(seed)
-    batch = first_batch(config, data, config["mini_batch"], device, seed)
-    model = build_model(config, data.num_classes, device).train()
-    with MemoryBudget(config["limit_bytes"], device, resident=model) as budget:
-        two_steps(config, model, batch, device)
-    return Outcome({"limit_bytes": config["limit_bytes"]}, peak_bytes=budget.peak_reserved_bytes)
+    task, limit = Task(config, data, device), config["limit_bytes"]
+    batch, model = task.first_batch(config["mini_batch"], seed), task.model()
+    with MemoryBudget(limit, device, resident=model) as budget:
+        task.two_steps(model, batch, config["micro_batch"])
+    return Outcome({"limit_bytes": limit}, peak_bytes=budget.peak_reserved_bytes)
 
 
-def predicted_size(config: Config, seed: int, data: None, device: str) -> Outcome:
+def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Find the largest mini-batch by live tensors that have shapes and no content (Table 2).
 
     The published network takes two training steps at each size; nothing is computed.
     """
-    peaks = [_peak(config, size) for size in config["sizes"]]
-    model = LinearMemoryModel.fit(config["sizes"], peaks)
-    limit = config["device_bytes"]
+    task, peaks = Task(config, data, "cpu", config["classes"]), []
+    for size in config["sizes"]:
+        with imagined():
+            model = task.model()
+            step = task.step(model, task.optimizer(model), None)
+            inputs = torch.empty(size, 3, *config["sides"])
+            shape = (size, *config["sides"]) if task.segments else (size,)
+            targets = torch.empty(shape, dtype=torch.int64)
+            peak, _ = first_steps(partial(step, inputs, targets), [model, inputs, targets])
+        peaks.append(peak)
+    memory, limit = LinearMemoryModel.fit(config["sizes"], peaks), config["device_bytes"]
     return Outcome(
         {
             "peaks": peaks,
-            "fixed_bytes": model.fixed_bytes,
-            "bytes_per_sample": model.bytes_per_sample,
+            "fixed_bytes": memory.fixed_bytes,
+            "bytes_per_sample": memory.bytes_per_sample,
             "limit_bytes": limit,
-            "largest": model.largest_batch(limit),
+            "largest": memory.largest_batch(limit),
         }
     )
-
-
-def _peak(config: Config, size: int) -> int:
-    sides, undivided = config["sides"], {**config, "micro_batch": None}
-    with imagined():
-        model = build_model(config, config["classes"], "cpu").train()
-        step = training_step(undivided, model, build_optimizer(config, model), "cpu")
-        inputs = torch.empty(size, 3, *sides)
-        shape = (size, *sides) if is_segmentation(config) else (size,)
-        targets = torch.empty(shape, dtype=torch.int64)
-        peak, _ = first_steps(partial(step, inputs, targets), [model, inputs, targets])
-    return peak
 
 
 def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
@@ -159,7 +136,7 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     and twice the mini-batch in micro-batches of the initial size.
     """
     torch.manual_seed(seed)
-    initial = config["mini_batch"]
+    task, initial = Task(config, data, device), config["mini_batch"]
     ways = {
         "undivided": (initial, None),
         "halved": (initial, config["micro_batch"]),
@@ -167,10 +144,9 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     }
     steps = {}
     for name, (count, micro) in ways.items():
-        model = build_model(config, data.num_classes, device).train()
-        optimizer = build_optimizer(config, model)
-        step = training_step(dict(config) | {"micro_batch": micro}, model, optimizer, device)
-        steps[name] = partial(step, *first_batch(config, data, count, device))
+        model = task.model()
+        step = task.step(model, task.optimizer(model), micro)
+        steps[name] = partial(step, *task.first_batch(count))
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     metrics = {
@@ -180,38 +156,35 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     return Outcome(metrics, timings)
 
 
-def _epoch(
-    config: Config, data: ImageData, micro: int | None, loader: Iterable[Batch], device: str
-) -> Callable[[], Any]:
+def _epoch(task: Task, micro: int | None, loader: Iterable[Batch]) -> Callable[[], Any]:
     """Return a function that trains a fresh model for an epoch."""
-    own = dict(config) | {"micro_batch": micro}
-    model = build_model(own, data.num_classes, device)
-    step = training_step(own, model, build_optimizer(own, model), device)
-    return partial(fit, model, step, loader, epochs=1, device=device)
+    model = task.model()
+    step = task.step(model, task.optimizer(model), micro)
+    return partial(fit, model, step, loader, epochs=1, device=task.device)
 
 
 def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Time whole epochs of training with and without MBS, in turns (Tables 4 and 5)."""
     torch.manual_seed(seed)
-    trained = {}
+    task, trained = Task(config, data, device), {}
     for name, (mini, micro) in config["ways"].items():
-        loader = train_loader(config, data, mini, seed, config["train_samples"])
-        trained[name] = _epoch(config, data, micro, Ahead(loader, device), device)
+        loader = task.loader(mini, seed, config["train_samples"])
+        trained[name] = _epoch(task, micro, Ahead(loader, device))
     timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
     return Outcome({}, timings)
 
 
 def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Time epochs with MBS by mini-batch and way of reading the images, in turns (section 4.3.3).
+    """Time epochs with MBS by mini-batch and by how images are read, in turns (section 4.3.3).
 
     Images in memory were decoded from the same files, so that all ways train alike.
     """
     torch.manual_seed(seed)
-    images, labels = images_and_targets(config, data.train, config["train_samples"])
+    task, trained = Task(config, data, device), {}
+    images, labels = task.samples(data.train, config["train_samples"])
     with tempfile.TemporaryDirectory() as name:
         paths = write_files(images, Path(name))
         decoded = decode(paths, config["augment"]["crop_size"])
-        trained = {}
         for way, (mini, micro, reading) in config["ways"].items():
             options = {"seed": seed, **config["augment"]}
             if reading == "memory":
@@ -220,7 +193,7 @@ def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outc
                 loader = FileLoader(paths, decoded, labels, mini, **options)
                 if reading == "ahead":
                     loader = Ahead(loader, device, count=1, always=True)
-            trained[way] = _epoch(config, data, micro, loader, device)
+            trained[way] = _epoch(task, micro, loader)
         timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
         uncached = uncached_share(paths)
         file_bytes = sum(path.stat().st_size for path in paths)
@@ -304,15 +277,13 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     piece is traced in the copy's place.
     """
     torch.manual_seed(seed)
-    model = build_model(config, data.num_classes, device).train()
-    optimizer = build_optimizer(config, model)
-    streamer = streamer_of(config, model, device, trace=True)
+    task, count, micro = Task(config, data, device), config["mini_batch"], config["micro_batch"]
+    model = task.model()
+    optimizer, streamer = task.optimizer(model), task.streamer(model, micro, trace=True)
     versions: list[int] = []  # of the first parameter, as each micro-batch finds it
     first = next(model.parameters())
     model.register_forward_pre_hook(lambda *_: versions.append(first._version))
-    count = config["mini_batch"]
-    pieces = train_loader(config, data, config["micro_batch"], seed, samples=count)
-    batch = first_batch(config, data, count, device, seed)
+    pieces, batch = task.loader(micro, seed, count), task.first_batch(count, seed)
     for _ in range(3):  # the last one is kept, the others warm up
         optimizer.zero_grad(set_to_none=True)
         versions.clear()
@@ -351,10 +322,8 @@ class _Stopwatch:
         return self._timed(time.perf_counter())
 
     def _timed(self, origin: float) -> Iterator[Batch]:
-        while True:
-            start = time.perf_counter() - origin
-            item = next(self._items, None)
-            if item is None:
-                return
+        start = time.perf_counter() - origin
+        for item in self._items:
             self.spans.append(["copy", len(self.spans), start, time.perf_counter() - origin])
             yield item
+            start = time.perf_counter() - origin

@@ -1,35 +1,17 @@
 """Do mini-batches beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Artefact, Check, check
+from repro.experiments.design import Artefact
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, in_turns, ratio
-from repro.experiments.mbs.cells import (
-    WITH,
-    artefact,
-    best,
-    gap,
-    ran_as,
-    status_or,
-    styles,
-    trainings,
-    whose,
-)
-from repro.experiments.mbs.runs import (
-    CLASSIFIERS,
-    INITIAL,
-    PAPER,
-    micro_batch_of,
-    paper_rows,
-    tables_4_5,
-)
-from repro.experiments.mbs.sameness import same_result
+from repro.experiments.mbs import cells
+from repro.experiments.mbs.runs import INITIAL, PAPER, micro_batch_of, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
@@ -39,68 +21,54 @@ if TYPE_CHECKING:
 
     from repro.plots import Bounds
 
-Claimed = Callable[[Results], Cases]
-
+Comparison = Callable[[Results, Sequence[Record], Sequence[Record]], Estimate]
 
 # Accuracy and IoU.
 
 
 def means(results: Results, role: str) -> dict[int, float]:
     """Return the mean result with MBS by mini-batch size of the paper's rows, ascending."""
-    sizes = [row["mini_batch"] for row in paper_rows(role)]
-    cells = {n: best(results, trainings(results, role, n, True)) for n in sizes}
-    return {n: float(np.mean(cell)) for n, cell in cells.items() if cell}
+    found = {}
+    for row in paper_rows(role):
+        ran = cells.trainings(results, role, row["mini_batch"], True)
+        if values := cells.best(results, ran):
+            found[row["mini_batch"]] = float(np.mean(values))
+    return found
 
 
-def optimum(results: Results, role: str) -> int:
-    """Return the best mini-batch above the initial one.
+def gain(
+    results: Results, role: str, size: int | None = None, compare: Comparison = cells.gap
+) -> Estimate:
+    """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
-    Raises:
-        NotRun: None was trained.
-    """
-    above = {n: mean for n, mean in means(results, role).items() if n > INITIAL[role]}
-    if not above:
-        raise NotRun("no records")
-    return max(above, key=lambda size: above[size])
-
-
-def gain(results: Results, role: str, size: int) -> Estimate:
-    """Return the best result with MBS less that of the undivided initial mini-batch, in points.
-
-    Where the size is the best of several above the initial one, its interval is widened for that.
-
-    Raises:
-        NotRun: One of them has no records.
+    Of a mini-batch, or of the best of those above the initial one, and widened for that.
     """
     initial = INITIAL[role]
-    found = gap(
-        results, trainings(results, role, size, True), trainings(results, role, initial, False)
-    )
-    above = [n for n in means(results, role) if n > initial]
-    chosen = size in above and size == optimum(results, role)
+    above = {n: mean for n, mean in means(results, role).items() if n > initial}
+    best = max(above, key=above.__getitem__, default=None)
+    size = best if size is None else size
+    if size is None:
+        raise NotRun("no records")
+    streamed = cells.trainings(results, role, size, True)
+    found = compare(results, streamed, cells.trainings(results, role, initial, False))
     label = f"{found.label}, {size} over undivided {initial}"
-    return replace(found, label=label, candidates=len(above) if chosen else 1)
+    return replace(found, label=label, candidates=len(above) if size == best else 1)
 
 
 def paper_gain(role: str, size: int) -> float:
     """Return the paper's result with MBS less that of its undivided initial one, in points."""
     rows = {row["mini_batch"]: row for row in paper_rows(role)}
-    return float(rows[size]["with"][0] - paper_rows(role)[0]["without"][0])
-
-
-def optimum_beyond(results: Results, roles: Sequence[str]) -> Cases:
-    """The best mini-batch above the initial one less that, undivided."""
-    return cases(roles, lambda role: gain(results, role, optimum(results, role)))
+    return float(rows[size]["with"][0] - rows[INITIAL[role]]["without"][0])
 
 
 def iou_gain(results: Results) -> Estimate:
-    """The same as a ratio, of U-Net."""
-    size = optimum(results, "U-Net")
-    streamed, undivided = (
-        best(results, trainings(results, "U-Net", n, way))
-        for n, way in ((size, True), (INITIAL["U-Net"], False))
-    )
-    return replace(ratio(streamed, undivided), candidates=gain(results, "U-Net", size).candidates)
+    """Return the gain of the best mini-batch above the initial one as a ratio, of U-Net."""
+
+    def compare(results: Results, *both: Sequence[Record]) -> Estimate:
+        streamed, undivided = (cells.best(results, records) for records in both)
+        return ratio(streamed, undivided)
+
+    return gain(results, "U-Net", compare=compare)
 
 
 # Time.
@@ -122,22 +90,18 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
             for name, (mini, micro) in record.config["ways"].items()
         }
     one_machine(results.select("train", role=role, resolution="high"))
-    cells: dict[tuple[int, bool], list[float]] = {}
+    found: dict[tuple[int, bool], list[float]] = {}
     sizes = {row["mini_batch"] for row in paper_rows(role)}
     for record in results.ok("train", role=role, resolution="high"):
         samples, config = record.timings["epoch"]["samples_s"], record.config
         if samples and config.get("timed") is not False and config["mini_batch"] in sizes:
             cell = config["mini_batch"], config["micro_batch"] is not None
-            cells.setdefault(cell, []).append(float(np.median(samples)))
-    return cells
+            found.setdefault(cell, []).append(float(np.median(samples)))
+    return found
 
 
 def longer_epoch(results: Results, role: str, size: int) -> Estimate:
-    """Return the time of an epoch with MBS over that of the undivided initial mini-batch.
-
-    Raises:
-        NotRun: One of them has no records, or they are of several machines.
-    """
+    """Return the time of an epoch with MBS over that of the undivided initial mini-batch."""
     seconds = epoch_seconds(results, role)
     first, second = (seconds.get(way, []) for way in ((size, True), (INITIAL[role], False)))
     if results.ok("epochs", role=role):
@@ -145,49 +109,25 @@ def longer_epoch(results: Results, role: str, size: int) -> Estimate:
         found = in_turns(first, second, 3, trials=trials)
     else:
         found = ratio(first, second, 3)
-    return replace(found, label=f"{ran_as(role, results.records)}, {size}")
+    return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
 
 
-def longer_step(results: Results, role: str, way: str) -> Estimate:
-    """Return the time of a sample by a way over that in the undivided initial mini-batch.
-
-    Args:
-        results: With the steps that were timed in turns.
-        role: The network.
-        way: ``halved``, the same mini-batch in two, or ``doubled``, two of it.
-
-    Raises:
-        NotRun: They were not timed.
-    """
+def longer_step(results: Results, role: str) -> Estimate:
+    """Return the time of a step in two halves over that of the undivided initial mini-batch."""
     record = results.measured("overhead", role=role)
-    samples = {name: record.timings[name]["samples_s"] for name in ("undivided", way)}
-    per_sample = [second / (2 if way == "doubled" else 1) for second in samples[way]]
-    processes = results.ok("overhead", role=role)
-    several = len(processes) > 1
-    by = f" by each of {len(processes)} processes" if several else ""
-    trials = "processes" if several else "rounds"
-    found = in_turns(per_sample, samples["undivided"], 3, trials=trials)
-    repeats = len(processes[0].timings[way]["samples_s"])
-    return replace(found, label=ran_as(role, [record]), note=f"{repeats} in turns{by}")
+    halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
+    trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
+    return replace(
+        in_turns(halved, undivided, 3, trials=trials), label=cells.ran_as(role, [record])
+    )
 
 
-def overhead_halved(results: Results, roles: Sequence[str]) -> Cases:
-    """Steps in two halves over undivided ones."""
-    return cases(roles, lambda role: longer_step(results, role, "halved"))
-
-
-def _epoch_of(results: Results, case: str) -> Estimate:
+def _longer(results: Results, case: str) -> Estimate:
+    """Return `longer_epoch` of a case such as ``ResNet-50, 32``."""
     role, _, size = case.partition(", ")
     if not size:
         raise NotRun("no records")
     return longer_epoch(results, role, int(size))
-
-
-def overhead_sizes(results: Results, roles: Sequence[str]) -> Cases:
-    """Epochs of the sizes that section 4.3.3 names, over the undivided initial one."""
-    named = PAPER["overhead_percent"]
-    sizes = [f"{role}, {size}" for role in roles for size in named.get(role, {})]
-    return cases(sizes, lambda case: _epoch_of(results, case))
 
 
 def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
@@ -196,7 +136,7 @@ def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
     for role in roles:
         timed = sorted(size for size, streamed in epoch_seconds(results, role) if streamed)
         sizes += [f"{role}, {size}" for size in timed if size > INITIAL[role]] or [role]
-    return cases(sizes, lambda case: _epoch_of(results, case))
+    return cases(sizes, partial(_longer, results))
 
 
 FASTER = "ResNet-101, 128"
@@ -210,7 +150,7 @@ def resnet101_faster(results: Results) -> Cases:
     """
 
     def compare(case: str) -> Estimate:
-        ours = _epoch_of(results, case)
+        ours = _longer(results, case)
         if case == FASTER:
             return ours
         return replace(ours, mean=-ours.mean, label=f"{ours.label}, undivided over it:")
@@ -221,7 +161,7 @@ def resnet101_faster(results: Results) -> Cases:
 # Memory.
 
 
-def above(results: Results, role: str, streamed: bool) -> list[Record]:
+def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
     """Return the runs of mini-batches above the initial one, with or without MBS."""
     ran = [*results.select("step", role=role), *results.select("train", role=role)]
     return [
@@ -232,136 +172,89 @@ def above(results: Results, role: str, streamed: bool) -> list[Record]:
     ]
 
 
-def _told(roles: Iterable[str], told: Callable[[str], tuple[bool, str] | None]) -> tuple[bool, str]:
-    """Join what is told of networks; nothing of any is "not run"."""
-    parts = [part for role in roles if (part := told(role)) is not None]
-    if not parts:
-        raise NotRun("no records")
-    return all(held for held, _ in parts), "; ".join(text for _, text in parts)
+def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool, str]:
+    """Whether all mini-batches above the initial one train with MBS, and fail without."""
+    parts = []
+    for role in roles:
+        if ran := _beyond(results, role, streamed):
+            wanted = "ok" if streamed else "out_of_memory"
+            sizes = [record.config["mini_batch"] for record in ran if record.status == wanted]
+            most = f", up to {max(sizes):,}" if streamed and sizes else ""
+            text = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
+            parts.append((len(sizes) == len(ran), text))
+    return cells.joined(parts)
 
 
-def checks(roles: Sequence[str]) -> tuple[Check, ...]:
-    """Return the checks of a table."""
-
-    @check(
-        "Without MBS every mini-batch above the initial one runs out of memory: the simulated "
-        "limit is set so"
-    )
-    def undivided_fails(results: Results) -> tuple[bool, str]:
-        def told(role: str) -> tuple[bool, str] | None:
-            ran = above(results, role, False)
-            refused = sum(record.status == "out_of_memory" for record in ran)
-            name = ran_as(role, ran)
-            return (refused == len(ran), f"{name}: {refused} of {len(ran)} runs") if ran else None
-
-        return _told(roles, told)
-
-    @check(
-        "With MBS every mini-batch above the initial one trains, up to all training samples as "
-        "one: memory follows the micro-batch"
-    )
-    def streamed_trains(results: Results) -> tuple[bool, str]:
-        def told(role: str) -> tuple[bool, str] | None:
-            ran = above(results, role, True)
-            ok = [record.config["mini_batch"] for record in ran if record.status == "ok"]
-            most = f", up to {max(ok):,}" if ok else ""
-            text = f"{ran_as(role, ran)}: {len(ok)} of {len(ran)} runs{most}"
-            return (len(ok) == len(ran), text) if ran else None
-
-        return _told(roles, told)
-
-    @check(
-        "The best mini-batch with MBS is not the largest: that one makes so few updates that it "
-        "learns less"
-    )
-    def largest_declines(results: Results) -> tuple[bool, str]:
-        if results.profile == "smoke":
-            raise NotRun("two epochs learn nothing")
-
-        def told(role: str) -> tuple[bool, str] | None:
-            by_size = means(results, role)
-            if len(by_size) < 2:
-                return None
-            sizes = max(by_size, key=lambda n: by_size[n]), max(by_size)
+def largest_declines(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
+    """Whether another mini-batch than the largest is the best."""
+    if results.profile == "smoke":
+        raise NotRun("two epochs learn nothing")
+    parts = []
+    for role in roles:
+        by_size = means(results, role)
+        if len(by_size) > 1:
+            sizes = max(by_size, key=by_size.__getitem__), max(by_size)
             said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in sizes)
-            return sizes[0] != sizes[1], f"{ran_as(role, results.records)}: {said}"
-
-        return _told(roles, told)
-
-    return undivided_fails, streamed_trains, largest_declines
+            parts.append((sizes[0] != sizes[1], f"{cells.ran_as(role, results.records)}: {said}"))
+    return cells.joined(parts)
 
 
 # What is shown.
 
 
-def _whole_sets(results: Results, name: str) -> list[dict[str, Any]]:
-    """Return a row without numbers for mini-batches above the paper's: all of a training set."""
+def _rows(results: Results, name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the paper's rows, then one without numbers of each mini-batch above: all samples."""
+    yield from PAPER[name]
     largest = {row["model"]: row["mini_batch"] for row in PAPER[name]}
-    found = {
-        (role, r.config["mini_batch"])
-        for role in largest
-        for r in results.select("train", role=role, resolution="high")
-        if r.config["mini_batch"] > largest[role]
-    }
-    return [
-        {"model": role, "mini_batch": size, "micro_batch": micro_batch_of(role, size)}
-        for role, size in sorted(found)
-    ]
-
-
-def _tried(results: Results, role: str, size: int, streamed: bool) -> list[Record]:
-    """Return the trainings of a cell; undivided where there are none, its steps that failed."""
-    steps = results.select("step", role=role, mini_batch=size, micro_batch=None)
-    failed = [record for record in steps if record.status != "ok" and not streamed]
-    return trainings(results, role, size, streamed) or failed
-
-
-def _or_dash(compare: Callable[..., Estimate], *arguments: Any) -> str:
-    try:
-        return str(replace(compare(*arguments), unit=""))
-    except NotRun:
-        return DASH
+    for role, most in sorted(largest.items()):
+        ran = results.select("train", role=role, resolution="high")
+        for size in sorted({r.config["mini_batch"] for r in ran if r.config["mini_batch"] > most}):
+            micro = micro_batch_of(role, size)
+            yield {"model": role, "mini_batch": size, "micro_batch": micro}
 
 
 def table(results: Results, name: str) -> list[dict[str, Any]]:
-    """A row per model, mini-batch size and way of training."""
+    """A row per model, mini-batch size, without and with MBS."""
     rows = []
-    for row in [*PAPER[name], *_whole_sets(results, name)]:
+    for row in _rows(results, name):
         role, size = row["model"], row["mini_batch"]
-        for streamed, way in ((False, "without"), (True, "with")):
-            if not streamed and "with" not in row:
+        seconds = cells.attempt(epoch_seconds, results, role)
+        for way, streamed in (("without", False), ("with", True)):
+            if "with" not in row and not streamed:
                 continue  # all samples as one, which nobody tries undivided
-            records = _tried(results, role, size, streamed)
-            values = best(results, records)
-            try:
-                seconds = epoch_seconds(results, role).get((size, streamed), [])
-            except NotRun:  # of several machines
-                seconds = []
-            papers = streamed and "with" in row
+            records = cells.trainings(results, role, size, streamed)
+            if not records and not streamed:  # its steps that failed
+                steps = results.select("step", role=role, mini_batch=size, micro_batch=None)
+                records = [record for record in steps if record.status != "ok"]
+            values = cells.best(results, records)
+            times = {} if isinstance(seconds, NotRun) else seconds
+            epoch_s = Summary.of(times.get((size, streamed), []))
+            compared = [
+                cells.told(cells.attempt(compare, results, role, size)) if streamed else DASH
+                for compare in (gain, longer_epoch)
+            ]
             rows.append(
                 {
-                    "model": ran_as(role, results.records),
+                    "model": cells.ran_as(role, results.records),
                     "mini-batch": size,
                     "μ-batch": row["micro_batch"] if streamed else DASH,
                     "MBS": way,
                     "paper (%)": mean_std(row.get(way)) if "with" in row else DASH,
-                    "ours (%)": status_or(records, Summary.of(values).text()),
+                    "ours (%)": cells.status_or(records, Summary.of(values).text()),
                     "n": len(values) or len(records),
-                    "paper, gain (points)": f"{paper_gain(role, size):+.2f}" if papers else DASH,
-                    "ours, gain (points)": _or_dash(gain, results, role, size)
-                    if streamed
-                    else DASH,
+                    "ours, gain (points)": compared[0],
                     "paper (s/epoch)": mean_std(row.get(f"time_{way}")) if "with" in row else DASH,
-                    "ours (s/epoch)": Summary.of(seconds).text()
-                    if seconds
-                    else status_or(records, DASH),
+                    "ours (s/epoch)": epoch_s.text()
+                    if epoch_s.n
+                    else cells.status_or(records, DASH),
+                    "ours, time over undivided": compared[1],
                 }
             )
     return rows
 
 
 def figure(results: Results, name: str) -> "Figure":
-    """Gain and time over the undivided initial mini-batch, the paper's beside ours."""
+    """Gain and time over the undivided initial mini-batch, the paper's and ours."""
     from repro import plots
 
     unit = "IoU" if name == "table5" else "accuracy"
@@ -370,66 +263,61 @@ def figure(results: Results, name: str) -> "Figure":
     refused = {}
     for role in dict.fromkeys(row["model"] for row in PAPER[name]):
         ran = results.select("train", role=role) or results.select("epochs", role=role)
-        title, rows = whose(role, ran), paper_rows(role)
+        title, rows = cells.whose(role, ran), paper_rows(role)
         undivided_s, none = rows[0]["time_without"][0], (math.nan, math.nan)
         gains = [(row["mini_batch"], paper_gain(role, row["mini_batch"]), *none) for row in rows]
         times = [(row["mini_batch"], row["time_with"][0] / undivided_s, *none) for row in rows]
-        rows += [row for row in _whole_sets(results, name) if row["model"] == role]
-        sizes = [row["mini_batch"] for row in rows]
+        sizes = [row["mini_batch"] for row in _rows(results, name) if row["model"] == role]
         panels[title] = {
-            better: {"paper": gains, "ours": _bounds(results, role, sizes, gain)},
-            longer: {"paper": times, "ours": _bounds(results, role, sizes, longer_epoch)},
+            better: {"paper": gains, "ours": _bounds(partial(gain, results, role), sizes)},
+            longer: {"paper": times, "ours": _bounds(partial(longer_epoch, results, role), sizes)},
         }
-        failed = [r for r in above(results, role, False) if r.status == "out_of_memory"]
+        failed = [r for r in _beyond(results, role, False) if r.status == "out_of_memory"]
         refused[title] = sorted({record.config["mini_batch"] for record in failed})
-    return plots.against_mini_batch(panels, refused, {better: 0.0, longer: 1.0}, styles()[WITH])
+    neutral, style = {better: 0.0, longer: 1.0}, cells.styles()[cells.WITH]
+    return plots.against_mini_batch(panels, refused, neutral, style)
 
 
-def _bounds(
-    results: Results,
-    role: str,
-    sizes: Sequence[int],
-    compare: Callable[[Results, str, int], Estimate],
-) -> "list[Bounds]":
+def _bounds(compare: Callable[[int], Estimate], sizes: Sequence[int]) -> "list[Bounds]":
     """Return the sizes that were run, each with an estimate and its 95 % interval."""
     points: list[Bounds] = []
     for size in sizes:
-        try:
-            ours = compare(results, role, size)
-        except NotRun:
-            continue
-        scale = math.exp if ours.log else float
-        low, high = ours.interval()
-        points.append((size, scale(ours.mean), scale(low), scale(high)))
+        if isinstance(ours := cells.attempt(compare, size), Estimate):
+            scale = math.exp if ours.log else float
+            low, high = ours.interval()
+            points.append((size, scale(ours.mean), scale(low), scale(high)))
     return points
 
 
-def _artefact(name: str, roles: Sequence[str], **claims: Claimed) -> Artefact:
-    return artefact(
+def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
+    """Return the artefact of a table, whose claims and checks are of its networks."""
+    roles = list(dict.fromkeys(row["model"] for row in PAPER[name]))
+    named = [
+        f"{role}, {size}" for role in roles for size in PAPER["overhead_percent"].get(role, {})
+    ]
+    return cells.artefact(
         name,
         plan=partial(tables_4_5, roles=roles),
         rows=partial(table, name=name),
         draw=partial(figure, name=name),
-        claims=claims,
-        checks=checks(roles),
+        claims={
+            "optimum_beyond": lambda results: cases(roles, partial(gain, results)),
+            "overhead_halved": lambda results: cases(roles, partial(longer_step, results)),
+            "overhead_sizes": lambda results: cases(named, partial(_longer, results)),
+            **{key: partial(compare, roles=roles) for key, compare in further.items()},
+        },
+        checks={
+            "undivided_fails": partial(beyond, roles=roles, streamed=False),
+            "streamed_trains": partial(beyond, roles=roles, streamed=True),
+            "largest_declines": partial(largest_declines, roles=roles),
+        },
     )
-
-
-def _shared(roles: Sequence[str]) -> dict[str, Claimed]:
-    """Return the claims that both tables make."""
-    return {
-        "optimum_beyond": partial(optimum_beyond, roles=roles),
-        "overhead_halved": partial(overhead_halved, roles=roles),
-        "overhead_sizes": partial(overhead_sizes, roles=roles),
-    }
 
 
 TABLE4 = _artefact(
     "table4",
-    CLASSIFIERS,
-    same_result=partial(same_result, roles=CLASSIFIERS),
-    **_shared(CLASSIFIERS),
-    epoch_time=partial(epoch_time, roles=CLASSIFIERS),
-    resnet101_faster=resnet101_faster,
+    same_result=cells.same_result,
+    epoch_time=epoch_time,
+    resnet101_faster=lambda results, roles: resnet101_faster(results),
 )
-TABLE5 = _artefact("table5", ["U-Net"], **_shared(["U-Net"]))
+TABLE5 = _artefact("table5")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from repro.training import (
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
 GROUPS = 4  # of channels in GroupNorm; the smallest networks have so many in their first layer
+_limits: dict[str, int] = {}
+_statistics: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
 
 def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
@@ -50,215 +53,187 @@ def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, truth) + 1 - dice
 
 
-def is_segmentation(config: Config) -> bool:
-    """Whether the configuration trains U-Net on masks."""
-    return bool(config["role"] == "U-Net")
+@dataclass(frozen=True)
+class Task:
+    """A configuration with its data, on a device; `classes` only where there is no data."""
 
+    config: Config
+    data: ImageData
+    device: str
+    classes: int | None = None
 
-def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of section 4.2.4."""
-    return bce_dice_loss if is_segmentation(config) else nn.functional.cross_entropy
+    @property
+    def segments(self) -> bool:
+        """Whether U-Net is trained on masks."""
+        return bool(self.config["role"] == "U-Net")
 
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of section 4.2.4."""
+        return bce_dice_loss if self.segments else nn.functional.cross_entropy
 
-def build_model(config: Config, classes: int, device: str) -> nn.Module:
-    """Build the model with fresh weights, on the device."""
-    options = dict(config["model"])
-    num_classes = 1 if is_segmentation(config) else classes
-    model = models.build(options.pop("name"), num_classes=num_classes, **options).to(device)
-    if config.get("channels_last"):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
+    @property
+    def low(self) -> torch.dtype | None:
+        """The type of forward passes under autocast, None for float32."""
+        name = self.config.get("autocast")
+        return getattr(torch, name) if name else None
 
+    def model(self) -> nn.Module:
+        """Build the model with fresh weights, on the device."""
+        options = dict(self.config["model"])
+        classes = 1 if self.segments else self.classes or self.data.num_classes
+        model = models.build(options.pop("name"), num_classes=classes, **options).to(self.device)
+        if self.config.get("channels_last"):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
 
-def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of section 4.2.4."""
-    options = {k: v for k, v in config["optimizer"].items() if k not in ("name", "schedule")}
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[config["optimizer"]["name"]]
-    return kind(model.parameters(), **options)
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer of section 4.2.4."""
+        options = {k: v for k, v in self.config["optimizer"].items() if k != "schedule"}
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[options.pop("name")]
+        return kind(model.parameters(), **options)
 
+    def samples(self, split: Split, count: int | None) -> Batch:
+        """Return images in three channels, and labels or masks; None takes all.
 
-def images_and_targets(config: Config, split: Split, samples: int | None) -> Batch:
-    """Return the split's images in three channels, and its labels or masks.
+        With a larger `count` than there are, images come several times, each augmented by itself.
+        """
+        targets = split.masks if self.segments else split.labels
+        if targets is None:
+            wanted, role = "masks" if self.segments else "labels", self.config["role"]
+            raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
+        if count is not None and count < len(split):
+            # Sets on disk are ordered by class: a smaller share is taken evenly.
+            chosen = torch.linspace(0, len(split) - 1, count).round().long()
+        else:
+            chosen = torch.arange(count or len(split)) % len(split)
+        images = split.images[chosen]
+        return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
 
-    With more `samples` than images, images come several times, each augmented by itself.
-    """
-    targets = split.masks if is_segmentation(config) else split.labels
-    if targets is None:
-        wanted = "masks" if is_segmentation(config) else "labels"
-        raise ValueError(f"the dataset has no {wanted}, which {config['role']} is trained on")
-    count = len(split) if samples is None else samples
-    # Sets on disk are ordered by class: a smaller share is taken evenly.
-    if count < len(split):
-        chosen = torch.linspace(0, len(split) - 1, count).round().long()
-    else:
-        chosen = torch.arange(count) % len(split)
-    images = split.images[chosen]
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
+    def loader(self, size: int, seed: int, count: int | None) -> TensorLoader:
+        """Return the loader of augmented mini-batches, in host memory as in the paper."""
+        images = self.samples(self.data.train, count)
+        options = self._normalised() | self.config["augment"]
+        return TensorLoader(*images, size, seed=seed, device="cpu", **options)
 
+    def epoch_loader(self, seed: int) -> TensorLoader:
+        """Return the loader of the configuration's mini-batches and samples."""
+        return self.loader(self.config["mini_batch"], seed, self.config["train_samples"])
 
-def train_loader(
-    config: Config, data: ImageData, batch_size: int, seed: int, samples: int | None
-) -> TensorLoader:
-    """Return the loader of augmented mini-batches, in host memory as in the paper."""
-    batch = images_and_targets(config, data.train, samples)
-    mean, std = _statistics(config, data)
-    return TensorLoader(
-        *batch, batch_size, seed=seed, mean=mean, std=std, device="cpu", **config["augment"]
-    )
+    def first_batch(self, size: int, seed: int = 0) -> Batch:
+        """Return a mini-batch in host memory, from which the device copies while it computes."""
+        return next(iter(Ahead(self.loader(size, seed, max(size, 8)), self.device, count=1)))
 
+    def _normalised(self) -> dict[str, Any]:
+        """Return mean and standard deviation of the training images' channels, measured once."""
+        key = self.data.fingerprint
+        if key not in _statistics:
+            # Where only memory and time count, some are enough, and all take half a minute.
+            some = 256 if self.config.get("resolution") == AS_IN_PAPER else None
+            _statistics[key] = channel_statistics(self.samples(self.data.train, some)[0])
+        mean, std = _statistics[key]
+        return {"mean": mean, "std": std}
 
-def first_batch(config: Config, data: ImageData, size: int, device: str, seed: int = 0) -> Batch:
-    """Return a mini-batch in host memory from which the device copies beside its computations."""
-    loader = train_loader(config, data, size, seed, samples=max(size, 8))
-    return next(iter(Ahead(loader, device, count=1)))
+    def evaluation(self, model: nn.Module) -> Callable[[], dict[str, float]]:
+        """Return a function that measures the model on the test split."""
+        count = self.config["test_samples"]
+        count = None if count is None else min(count, len(self.data.test))  # none counts twice
+        images, targets = self.samples(self.data.test, count)
+        # Whole test images are larger than the crops trained on; the memory limit holds here too.
+        size = 128 if self.low else 4 if self.segments and self.device != "cpu" else 16
+        size = min(size, len(images))
+        loader = TensorLoader(
+            images, targets, size, shuffle=False, device="cpu", **self._normalised()
+        )
+        evaluate = evaluate_binary_segmentation if self.segments else evaluate_classifier
+        kind, low = torch.device(self.device).type, self.low
 
+        def measure() -> dict[str, float]:
+            with torch.autocast(kind, low) if low else nullcontext():
+                return evaluate(model, loader, self.device)
 
-_statistics_of: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        return measure
 
-
-def _statistics(config: Config, data: ImageData) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of the training images' channels, measured once."""
-    if data.fingerprint not in _statistics_of:
-        # Where only memory and time count, some are enough, and all take half a minute.
-        some = 256 if config.get("resolution") == AS_IN_PAPER else None
-        images, _ = images_and_targets(config, data.train, some)
-        _statistics_of[data.fingerprint] = channel_statistics(images)
-    return _statistics_of[data.fingerprint]
-
-
-def evaluation(
-    config: Config, data: ImageData, model: nn.Module, device: str
-) -> Callable[[], dict[str, float]]:
-    """Return a function that measures the model on the test split."""
-    samples = config["test_samples"]
-    samples = None if samples is None else min(samples, len(data.test))  # none counts twice
-    images, targets = images_and_targets(config, data.test, samples)
-    mean, std = _statistics(config, data)
-    low = low_precision(config)
-    # Whole test images are larger than the crops trained on; the memory limit holds here too.
-    size = 128 if low else 4 if is_segmentation(config) and device != "cpu" else 16
-    size = min(size, len(images))
-    loader = TensorLoader(images, targets, size, shuffle=False, mean=mean, std=std, device="cpu")
-    evaluate = evaluate_binary_segmentation if is_segmentation(config) else evaluate_classifier
-
-    def measure() -> dict[str, float]:
-        with torch.autocast(torch.device(device).type, low) if low else nullcontext():
-            return evaluate(model, loader, device)
-
-    return measure
-
-
-def training_step(
-    config: Config,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: str,
-    normalization: str = "paper",
-    check: str = "first",
-) -> Step:
-    """Return a training step, streamed by Algorithm 1 where the configuration has micro-batches."""
-    loss_fn, low = loss_of(config), low_precision(config)
-    if config["micro_batch"] is None:
-        if low is not None:
-            return CapturedStep(model, loss_fn, optimizer, low, captured=False)
-        return plain_step(model, loss_fn, optimizer, device)
-    streamer = streamer_of(config, model, device, normalization, autocast=low, check=check)
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        result = streamer.backward(inputs, targets)
-        optimizer.step()
-        # Without normalisation it is a sum: the curves of all ways are of means.
-        loss: Tensor = result.loss
-        return loss / result.num_micro_batches if normalization == "none" else loss
-
-    return step
-
-
-def streamer_of(
-    config: Config, model: nn.Module, device: str, normalization: str = "paper", **options: Any
-) -> MicroBatchStreamer:
-    """Return a streamer of the configuration's micro-batches."""
-    return MicroBatchStreamer(
-        model,
-        loss_of(config),
-        config["micro_batch"],
-        device=device,
-        normalization=normalization,
+    def streamer(
+        self, model: nn.Module, micro: int | str, normalization: str = "paper", **options: Any
+    ) -> MicroBatchStreamer:
+        """Return a streamer of micro-batches."""
         # Dice is no mean over samples: only two passes weigh it exactly.
-        two_pass=normalization == "exact" and is_segmentation(config),
-        **options,
-    )
+        twice = normalization == "exact" and self.segments
+        return MicroBatchStreamer(
+            model, self.loss, micro, device=self.device, normalization=normalization,
+            two_pass=twice, **options,
+        )  # fmt: skip
 
+    def step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        micro: int | None,
+        normalization: str = "paper",
+        check: str = "first",
+    ) -> Step:
+        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
+        if micro is None and self.low is not None:
+            return CapturedStep(model, self.loss, optimizer, self.low, captured=False)
+        if micro is None:
+            return plain_step(model, self.loss, optimizer, self.device)
+        streamer = self.streamer(model, micro, normalization, autocast=self.low, check=check)
 
-def low_precision(config: Config) -> torch.dtype | None:
-    """Return the type of forward passes under autocast, None for float32."""
-    return getattr(torch, config["autocast"]) if config.get("autocast") else None
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            result = streamer.backward(inputs, targets)
+            optimizer.step()
+            # Without normalisation it is a sum: all curves are of means.
+            loss: Tensor = result.loss
+            return loss / result.num_micro_batches if normalization == "none" else loss
 
+        return step
 
-def two_steps(config: Config, model: nn.Module, batch: Batch, device: str) -> None:
-    """Train on a mini-batch twice: the second step has the state that the first one makes."""
-    step = training_step(config, model, build_optimizer(config, model), device)
-    for _ in range(2):
-        step(*batch)
+    def two_steps(self, model: nn.Module, batch: Batch, micro: int | None) -> None:
+        """Train on a mini-batch twice: the second step has the state that the first one makes."""
+        step = self.step(model, self.optimizer(model), micro)
+        for _ in range(2):
+            step(*batch)
 
+    def undivided_peaks(self, sizes: Sequence[int]) -> list[int]:
+        """Measure the peak memory of undivided training steps in bytes, by mini-batch size."""
+        meters = []
+        for batch in [self.first_batch(size) for size in sizes]:
+            model = self.model()
+            with MemoryMeter(self.device, resident=model) as meter:
+                self.two_steps(model, batch, None)
+            meters.append(meter)
+        return comparable_peaks(meters)
 
-def undivided_peaks(
-    config: Config, data: ImageData, sizes: Sequence[int], device: str
-) -> list[int]:
-    """Measure the peak memory of undivided training steps in bytes, by mini-batch size."""
-    meters = []
-    for batch in [first_batch(config, data, size, device) for size in sizes]:
-        model = build_model(config, data.num_classes, device).train()
-        with MemoryMeter(device, resident=model) as meter:
-            two_steps(dict(config) | {"micro_batch": None}, model, batch, device)
-        meters.append(meter)
-    return comparable_peaks(meters)
+    def limit(self) -> int | None:
+        """Return the simulated device's memory in bytes, None for the device as it is.
 
+        Where the configuration names none, it lies half way between the need of the paper's initial
+        mini-batch and of twice that, so that the same mini-batches fit and fail as on the paper's
+        card.
+        """
+        config, fits = self.config, self.config["limit_fits"]
+        if fits is None:
+            return config.get("limit_bytes")
+        # The same for every training of a model: measured once in a process.
+        names = ("model", "dataset", "augment", "optimizer", "limit_fits")
+        parts = [*(config[name] for name in names), self.data.fingerprint, self.device]
+        key = json.dumps(parts, sort_keys=True)
+        if key not in _limits:
+            gc.collect()
+            _limits[key] = sum(self.undivided_peaks((fits, 2 * fits))) // 2
+        return _limits[key]
 
-_limits: dict[str, int] = {}
-
-
-def limit_of(config: Config, data: ImageData, device: str) -> int | None:
-    """Return the simulated device's memory in bytes, None for the device as it is.
-
-    Where the configuration names none, it lies half way between the need of the paper's initial
-    mini-batch and of twice that, so that the same mini-batches fit and fail as on the paper's card.
-    """
-    fits: int | None = config["limit_fits"]
-    if fits is None:
-        return config.get("limit_bytes")
-    # The same for every training of a model: measured once in a process.
-    parts = [config[name] for name in ("model", "dataset", "augment", "optimizer", "limit_fits")]
-    key = json.dumps([*parts, data.fingerprint, device], sort_keys=True)
-    if key not in _limits:
-        gc.collect()
-        _limits[key] = sum(undivided_peaks(config, data, (fits, 2 * fits), device)) // 2
-    return _limits[key]
-
-
-def _loader(config: Config, data: ImageData, seed: int) -> TensorLoader:
-    return train_loader(config, data, config["mini_batch"], seed, config["train_samples"])
-
-
-def _history(
-    config: Config,
-    data: ImageData,
-    loader: TensorLoader,
-    model: nn.Module,
-    step: Step,
-    device: str,
-    **options: Any,
-) -> list[Epoch]:
-    return fit(
-        model,
-        step,
-        Ahead(loader, device),
-        epochs=config["epochs"],
-        device=device,
-        evaluate=evaluation(config, data, model, device),
-        **options,
-    )
+    def history(
+        self, loader: TensorLoader, model: nn.Module, step: Step, **options: Any
+    ) -> list[Epoch]:
+        """Train for the configuration's epochs, with an evaluation after each."""
+        evaluate, epochs = self.evaluation(model), self.config["epochs"]
+        ahead = Ahead(loader, self.device)
+        return fit(
+            model, step, ahead, epochs=epochs, device=self.device, evaluate=evaluate, **options
+        )
 
 
 def _epoch_timing(history: Sequence[Epoch]) -> dict[str, Timing]:
@@ -272,34 +247,33 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     the model are taken under it, and the training that is timed runs without. On an accelerator
     all of it runs under the limit. An out-of-memory error is the caller's to record.
     """
-    limit = limit_of(config, data, device)  # before this model occupies memory
+    task, micro = Task(config, data, device), config["micro_batch"]
+    limit = task.limit()  # before this model occupies memory
     torch.manual_seed(seed)
-    model = build_model(config, data.num_classes, device)
-    optimizer = build_optimizer(config, model)
-    loader = _loader(config, data, seed)
+    model = task.model()
+    optimizer, loader = task.optimizer(model), task.epoch_loader(seed)
     peak = None
     if limit is not None and device == "cpu":
-        probe = copy.deepcopy(model).train()
+        probe = copy.deepcopy(model)
         batch = next(iter(loader))  # drawn outside the budget: it lies in host memory
         loader.set_epoch(0)
         with MemoryBudget(limit, device, resident=probe) as budget:
-            two_steps(config, probe, batch, device)
+            task.two_steps(probe, batch, micro)
         peak = budget.peak_reserved_bytes
     scheduler = None
     if config["optimizer"].get("schedule") == "linear":
         scheduler = torch.optim.lr_scheduler.LinearLR(
             optimizer, start_factor=1.0, end_factor=1e-3, total_iters=config["epochs"]
         )
-    limited = limit is not None and device != "cpu"
-    with MemoryBudget(limit, device) if limited and limit else nullcontext() as whole:
-        step = training_step(config, model, optimizer, device)
-        history = _history(config, data, loader, model, step, device, scheduler=scheduler)
+    with MemoryBudget(limit, device) if limit and device != "cpu" else nullcontext() as whole:
+        step = task.step(model, optimizer, micro)
+        history = task.history(loader, model, step, scheduler=scheduler)
     if whole is not None:
         peak = whole.peak_reserved_bytes
     losses = [epoch.train_loss for epoch in history]
     if not all(map(math.isfinite, losses)):
         raise FloatingPointError(f"training diverged: the losses of the epochs are {losses}")
-    metric = "iou" if is_segmentation(config) else "accuracy"
+    metric = "iou" if task.segments else "accuracy"
     curves = {name: [e.metrics[name] for e in history] for name in history[0].metrics}
     metrics = {
         "best": max(curves[metric]),
@@ -314,19 +288,17 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Train with a way of normalisation; undivided where the configuration has none (section 3.4).
+    """Train with a normalisation; undivided where the configuration has none (section 3.4).
 
     A training that diverges is a result; its losses that are not finite are None.
     """
     torch.manual_seed(seed)
-    model = build_model(config, data.num_classes, device)
-    optimizer = build_optimizer(config, model)
-    way = config["normalization"]
-    if way is None:
-        step = plain_step(model, loss_of(config), optimizer, device)
-    else:
-        step = training_step(config, model, optimizer, device, way, check="off")
-    history = _history(config, data, _loader(config, data, seed), model, step, device)
+    task, way = Task(config, data, device), config["normalization"]
+    model = task.model()
+    optimizer = task.optimizer(model)
+    micro = None if way is None else config["micro_batch"]
+    step = task.step(model, optimizer, micro, way or "paper", check="off")
+    history = task.history(task.epoch_loader(seed), model, step)
     finite = [e.train_loss if math.isfinite(e.train_loss) else None for e in history]
     accuracy = [epoch.metrics["accuracy"] for epoch in history]
     metrics = {"train_loss": finite, "accuracy": accuracy}
@@ -341,23 +313,22 @@ def gradients(config: Config, seed: int, data: ImageData, device: str) -> Outcom
     that normalisation alone is compared.
     """
     torch.manual_seed(seed)
+    task = Task(config, data, device)
     rows: list[dict[str, Any]] = []
-    original = build_model(config, data.num_classes, device).double()
+    original = task.model().double()
 
     def gradient(batch: Batch, frozen: bool, way: str | None, micro: int) -> Tensor:
         """Return the gradient of all parameters as one vector; undivided where `way` is None."""
         model = copy.deepcopy(original).train(not frozen)
         if way is None:
             inputs, targets = (part.to(device) for part in batch)
-            loss_of(config)(model(inputs), targets).backward()
+            task.loss(model(inputs), targets).backward()
         else:
-            own = {**config, "micro_batch": micro}
-            streamer_of(own, model, device, way, check="off").backward(*batch)
+            task.streamer(model, micro, way, check="off").backward(*batch)
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     for mini_batch, micro in config["divisions"]:
-        loader = train_loader(config, data, mini_batch, seed, max(mini_batch, 8))
-        inputs, targets = next(iter(loader))
+        inputs, targets = next(iter(task.loader(mini_batch, seed, max(mini_batch, 8))))
         batch = inputs.double(), targets
         for frozen in (True, False):
             whole = gradient(batch, frozen, None, micro)
@@ -387,22 +358,22 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     of the training without MBS from its start.
     """
     torch.manual_seed(seed)
-    start = build_model(config, data.num_classes, device)
+    task = Task(config, data, device)
+    start = task.model()
     if config["norm"] == "group":
         start = without_batchnorm(start)
     if config["dtype"] == "float64":
         start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
     passed: dict[str, list[Tensor]] = {"without": [], "with": []}
-    for way, micro_batch in (("without", None), ("with", config["micro_batch"])):
-        model, own = copy.deepcopy(start), {**config, "micro_batch": micro_batch}
-        step = training_step(own, model, build_optimizer(own, model), device)
+    for way, micro in (("without", None), ("with", config["micro_batch"])):
+        model, weights = copy.deepcopy(start), passed[way]
+        step = task.step(model, task.optimizer(model), micro)
 
-        def keep(_: Epoch, model: nn.Module = model, way: str = way) -> None:
-            passed[way].append(_weights(model))
+        def keep(_: Epoch, model: nn.Module = model, weights: list[Tensor] = weights) -> None:
+            weights.append(_weights(model))
 
-        loader = _loader(config, data, seed)
-        history = _history(own, data, loader, model, step, device, on_epoch=keep)
+        history = task.history(task.epoch_loader(seed), model, step, on_epoch=keep)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]
         metrics["accuracy"][way] = [epoch.metrics["accuracy"] for epoch in history]
         metrics["best"][way] = max(metrics["accuracy"][way])

@@ -13,6 +13,9 @@ from repro.experiments.view import device_name
 from repro.measure import LinearMemoryModel
 from repro.records import Record
 
+SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
+LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
+
 
 @dataclass(frozen=True)
 class StreamingPlan:
@@ -22,20 +25,18 @@ class StreamingPlan:
         micro_batch_size: The largest that fits, at most the mini-batch; 0 where not even one
             sample does.
         num_micro_batches: How many of them, the last may be smaller.
-        model_bytes: p of M(B) = p + B a.
-        undivided_bytes: B a for the whole mini-batch.
-        streamed_bytes: B a for one micro-batch, of a single sample where none fits.
-        undivided_s: Time of the mini-batch at once, None where it does not fit.
-        streamed_s: Time of the micro-batches one after the other, None where none fits.
+        undivided_bytes: p + B a of the whole mini-batch.
+        streamed_bytes: The same of one micro-batch, of a single sample where none fits.
+        undivided_s: Time of the mini-batch at once, NaN where it does not fit.
+        streamed_s: Time of the micro-batches one after the other, NaN where none fits.
     """
 
     micro_batch_size: int
     num_micro_batches: int
-    model_bytes: float
     undivided_bytes: float
     streamed_bytes: float
-    undivided_s: float | None
-    streamed_s: float | None
+    undivided_s: float
+    streamed_s: float
 
 
 def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> StreamingPlan:
@@ -66,26 +67,21 @@ def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> Strea
     return StreamingPlan(
         micro_batch_size=micro,
         num_micro_batches=full + bool(rest),
-        model_bytes=memory.fixed_bytes,
-        undivided_bytes=memory.bytes_per_sample * mini_batch,
-        streamed_bytes=memory.bytes_per_sample * max(1, micro),
-        undivided_s=duration(mini_batch) if micro == mini_batch else None,
-        streamed_s=full * duration(micro) + duration(rest) if micro else None,
+        undivided_bytes=memory.fixed_bytes + memory.bytes_per_sample * mini_batch,
+        streamed_bytes=memory.fixed_bytes + memory.bytes_per_sample * max(1, micro),
+        undivided_s=duration(mini_batch) if micro == mini_batch else math.nan,
+        streamed_s=full * duration(micro) + duration(rest) if micro else math.nan,
     )
 
 
 def size_records(results: Results) -> dict[str, Record]:
     """Return the usable ``size`` records by model."""
-    return {r.config["role"]: r for r in results.select("size") if r.status == "ok"}
+    return {record.config["role"]: record for record in results.ok("size")}
 
 
 def default_limit_mib(record: Record) -> float:
     """Return the limit that a ``size`` record was measured under, else its device's memory."""
     return float(record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
-
-
-SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
-LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
 
 
 def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
@@ -94,14 +90,14 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     The axes are the record's alone, so that moving the limit or the mini-batch moves the lines.
     """
     sizes = sorted({*SIZES, mini_batch})
-    plans = [plan_streaming(record, limit_mib * MIB, size) for size in sizes]
+    plans = {size: plan_streaming(record, limit_mib * MIB, size) for size in sizes}
     memory = {
-        WITHOUT: [(plan.model_bytes + plan.undivided_bytes) / MIB for plan in plans],
-        WITH: [(plan.model_bytes + plan.streamed_bytes) / MIB for plan in plans],
+        WITHOUT: [plan.undivided_bytes / MIB for plan in plans.values()],
+        WITH: [plan.streamed_bytes / MIB for plan in plans.values()],
     }
     times = {
-        WITHOUT: [_each_ms(plan.undivided_s, n) for plan, n in zip(plans, sizes, strict=True)],
-        WITH: [_each_ms(plan.streamed_s, n) for plan, n in zip(plans, sizes, strict=True)],
+        WITHOUT: [_each_ms(plan.undivided_s, size) for size, plan in plans.items()],
+        WITH: [_each_ms(plan.streamed_s, size) for size, plan in plans.items()],
     }
     unlimited = 2 * MIB * memory[WITHOUT][-1]
     slowest, fastest = (
@@ -109,7 +105,7 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     )
     least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
     extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
-    summary = _told(plans[sizes.index(mini_batch)])
+    summary = _told(plans[mini_batch])
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
     figure = plots.streaming_plan(
         sizes, memory, times, limit_mib, mini_batch, styles(), extent, title
@@ -118,13 +114,13 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     return figure
 
 
-def _each_ms(seconds: float | None, samples: int) -> float:
-    return math.nan if seconds is None else max(1e3 * seconds / samples, 1e-6)
+def _each_ms(seconds: float, samples: int) -> float:
+    return max(1e3 * seconds / samples, 1e-6)  # NaN stays NaN
 
 
 def _told(plan: StreamingPlan) -> str:
     if not plan.micro_batch_size:
         return "of which not one fits"
-    if plan.undivided_s is not None:
+    if not math.isnan(plan.undivided_s):
         return "which fit undivided"
     return f"in {plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size}"

@@ -1,6 +1,5 @@
 """Towards one accuracy: what do the answers to the batch's size learn, and together? (Part 2)"""
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -25,13 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def searched(results: Results) -> list[float]:
-    """The rates that were tried of every strategy."""
-    return sorted({record.config["rate"] for record in results.select(TRAIN)})
-
-
 def final(record: Record, name: str) -> float:
-    """The last value of a training's history."""
+    """Return the last value of a training's history."""
     return float(record.metrics[name][-1])
 
 
@@ -62,7 +56,7 @@ def tuned(results: Results, strategy: str) -> Tuned:
     Raises:
         NotRun: A rate has no records, so that this would be another search, or all diverged.
     """
-    rates = searched(results)
+    rates = sorted({record.config["rate"] for record in results.select(TRAIN)})
     held = {rate: results.ok(TRAIN, strategy=strategy, rate=rate) for rate in rates}
     by_rate = [{record.seed for record in records} for records in held.values()]
     seeds = set.intersection(*by_rate) if by_rate else set()
@@ -73,7 +67,7 @@ def tuned(results: Results, strategy: str) -> Tuned:
     }
     if not worth:
         raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
-    rate = max(worth, key=lambda rate: worth[rate])
+    rate = max(worth, key=worth.__getitem__)
     return Tuned(
         rate,
         rate in (rates[0], rates[-1]),
@@ -84,9 +78,9 @@ def tuned(results: Results, strategy: str) -> Tuned:
 
 
 def trained(results: Results, strategy: str) -> list[Record]:
-    """The records shown of a strategy at its rate: of the seeds that judge, if there are any.
+    """Return the records shown of a strategy: of the seeds that judge, if there are any.
 
-    Empty where the rate was not found.
+    Empty where its rate was not found.
     """
     try:
         at_rate = tuned(results, strategy)
@@ -96,7 +90,7 @@ def trained(results: Results, strategy: str) -> list[Record]:
 
 
 def cell(results: Results, strategy: str, name: str) -> BySeed:
-    """The last values of a history by seed, to be compared: no seed that chose is in it.
+    """Return the last values of a history by seed, to be compared: no seed that chose is in it.
 
     Raises:
         NotRun: The rate was not found, is untuned, or no other seeds were trained at it.
@@ -113,7 +107,7 @@ def cell(results: Results, strategy: str, name: str) -> BySeed:
 
 
 def seconds(results: Results, record: Record) -> float | None:
-    """The seconds of a training on this machine; None without its pace.
+    """Return the seconds of a training on this machine; None without its pace.
 
     Images and passes that it made, by their resolution, at the measured pace: the trainings
     themselves may have shared the machine.
@@ -130,23 +124,26 @@ def seconds(results: Results, record: Record) -> float | None:
 
 
 def less(results: Results, ours: str, other: str) -> Estimate:
-    """A strategy's final accuracy less another's, seed by seed.
-
-    Raises:
-        NotRun: See `cell`.
-    """
+    """Return a strategy's final accuracy less another's, seed by seed; see `cell`."""
     first, second = cell(results, ours, "test"), cell(results, other, "test")
     image = 100 / trained(results, ours)[0].config["test_samples"]
     return difference(first, second, "points", resolution=image)
 
 
 def over(results: Results, ours: str, other: str, name: str) -> Estimate:
-    """The last value of a strategy's history over another's, seed by seed.
-
-    Raises:
-        NotRun: See `cell`.
-    """
+    """Return the last value of a strategy's history over another's, seed by seed; see `cell`."""
     return ratio(cell(results, ours, name), cell(results, other, name))
+
+
+def told(compare: Callable[..., Estimate], *given: Any) -> str:
+    """Return a comparison in words; a dash where it cannot be made."""
+    try:
+        return str(compare(*given))
+    except NotRun:
+        return DASH
+
+
+PARALLEL = "time on a parallel machine over fixed (SIMULATED)"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -156,113 +153,60 @@ def table(results: Results) -> list[dict[str, Any]]:
         records = trained(results, strategy)
         if not records:
             continue
-        first, at_rate = records[0], tuned(results, strategy)
-        batches = itertools.groupby(first.metrics["batch"])
+        at_rate = tuned(results, strategy)
         elapsed = [time for r in records if (time := seconds(results, r)) is not None]
         untuned = ", at the edge of the grid: untuned" if at_rate.edge else ""
+        time_s = f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH
+        updates = Summary.of(final(record, "updates") for record in records)
+        compared = [DASH] * 3
+        if strategy != "fixed":
+            pair = results, strategy, "fixed"
+            compared = [told(less, *pair), *(told(over, *pair, n) for n in ("updates", "parallel"))]
         rows.append(
             {
                 "strategy": label,
                 "rate found": f"{at_rate.rate:g}{untuned}",
-                "batch size (epochs), first seed": ", ".join(
-                    f"{batch} ({len(list(epochs))})" for batch, epochs in batches
-                ),
-                "images on a device at once": str(_at_once(first)),
                 "test accuracy (%)": Summary.of(final(r, "test") for r in records).text(),
                 "n": str(len(records)),
-                "less fixed (points)": _over_fixed(strategy, lambda s: less(results, s, "fixed")),
-                "updates": Summary.of(final(r, "updates") for r in records).text(0),
-                "samples": f"{first.config['train_samples'] * len(first.metrics['test']):,}",
-                "seconds here": Summary(1, statistics.fmean(elapsed), float("nan")).text(1)
-                if elapsed
-                else DASH,
-                PARALLEL: _over_fixed(strategy, lambda s: over(results, s, "fixed", "parallel")),
+                "less fixed (points)": compared[0],
+                "updates": updates.text(0),
+                "updates over fixed": compared[1],
+                "seconds here": time_s,
+                PARALLEL: compared[2],
             }
         )
     return rows
 
 
-def _over_fixed(strategy: str, compare: Callable[[str], Estimate]) -> str:
-    """A comparison with the fixed small batch in words; a dash where it cannot be made."""
-    if strategy == "fixed":
-        return DASH
-    try:
-        return str(compare(strategy))
-    except NotRun:
-        return DASH
-
-
-def _at_once(record: Record) -> int:
-    """The most images that one pass of a training takes."""
-    bounded = record.config["strategy"] in ("theta_mbs", "dual_mbs", "dual", "hybrid")
-    most = max(record.metrics["batch"])
-    return int(min(most, record.config["memory"]) if bounded else most)
-
-
-UPDATES, SECONDS = "updates (logarithmic)", "seconds on this machine"
-PARALLEL = "time on a parallel machine over fixed (SIMULATED)"
-
-
-def _costs(results: Results, records: list[Record]) -> dict[str, list[float]]:
-    """The costs of trainings, by label of an axis; without those that are not known of all."""
-    fixed = [final(record, "parallel") for record in trained(results, "fixed")]
-    elapsed = [time for r in records if (time := seconds(results, r)) is not None]
-    costs = {UPDATES: [final(record, "updates") for record in records]}
-    if len(elapsed) == len(records):
-        costs[SECONDS] = elapsed
-    if fixed:
-        costs[PARALLEL] = [final(r, "parallel") / statistics.fmean(fixed) for r in records]
-    return costs
-
-
 def figure(results: Results) -> "Figure":
-    """Draw accuracy by epoch, and at the end against updates, seconds and simulated time."""
+    """Draw the accuracy at the end against updates and simulated time; combinations are ringed."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     from repro.plots import legend_below, new_axes, styles
 
-    drawn, axes = new_axes(2, 2, 9.6, 7.2)
-    by_label = dict(zip((UPDATES, SECONDS, PARALLEL), axes.flat[1:], strict=True))
+    drawn, axes = new_axes(1, 2, 9.6, 4.4)
+    fixed = [final(record, "parallel") for record in trained(results, "fixed")]
+    costs = {"updates": 1.0, "parallel": statistics.fmean(fixed) if fixed else 1.0}
     style_of = styles(STRATEGIES.values())
     for strategy, label in STRATEGIES.items():
         if not (records := trained(results, strategy)):
             continue
-        # Combinations of methods: dotted curves, and points with a ring.
-        combined = strategy in TOGETHER
-        look: dict[str, Any] = {**style_of[label], "ls": ":" if combined else "-"}
+        look: dict[str, Any] = {**style_of[label], "ls": "", "ms": 7, "elinewidth": 1}
         look["label"] = f"{label} (untuned)" if tuned(results, strategy).edge else label
-        curves = zip(*(record.metrics["test"] for record in records), strict=True)
-        mean = [statistics.fmean(values) for values in curves]
-        samples = records[0].config["train_samples"] / 1000
-        axes[0, 0].plot([samples * (1 + n) for n in range(len(mean))], mean, **look, ms=4, lw=1.4)
+        look["mec"] = "black" if strategy in TOGETHER else None
         ends = Summary.of(final(record, "test") for record in records)
-        for cost, values in _costs(results, records).items():
-            spent = Summary.of(values)
-            by_label[cost].errorbar(
-                spent.mean,
-                ends.mean,
-                yerr=ends.std if ends.n > 1 else None,
-                xerr=spent.std if spent.n > 1 else None,
-                **look | {"ls": ""},
-                ms=7,
-                mec="black" if combined else None,
-                elinewidth=1,
-            )
-    for label, axis in by_label.items():
-        axis.margins(x=0.1)
-        axis.set_xlabel(label)
-        axis.set_title("at the end, ± standard deviation over seeds", fontsize=9)
-        if label != UPDATES:
-            axis.set_xlim(left=0)
-    axis = by_label[UPDATES].xaxis
-    by_label[UPDATES].set_xscale("log")
-    axis.set_major_locator(LogLocator(2))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
-    axes[0, 0].set_xlabel("samples (thousands)")
-    axes[0, 0].set_title("by epoch, mean of seeds", fontsize=9)
-    for one in axes.flat:
-        one.set_ylabel("test accuracy (%)")
+        for axis, (cost, unit) in zip(axes[0], costs.items(), strict=True):
+            spent = Summary.of(final(record, cost) / unit for record in records)
+            spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
+            axis.errorbar(spent.mean, ends.mean, *spreads, **look)
+    first, second = axes[0]
+    first.set_xscale("log")
+    first.xaxis.set_major_locator(LogLocator(2))
+    first.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    first.xaxis.set_minor_locator(NullLocator())
+    first.set(xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
+    second.set_xlim(left=0)
+    second.set_xlabel(PARALLEL)
     if (record := results.first(TRAIN)) is not None and record.dataset is not None:
         model = record.config["model"]
         depth = model.get("depth") or model["name"].removeprefix("resnet")
@@ -285,33 +229,31 @@ def facts(results: Results) -> Iterable[str]:
 def same_samples(results: Results) -> tuple[bool, str]:
     """Whether steps took the same images; noise scale measures some more, and no others do."""
     shares: dict[str, float] = {}
-    for strategy in STRATEGIES:
-        for record in results.ok(TRAIN, strategy=strategy):
-            if record.metrics["diverged"]:
-                continue
+    for record in results.ok(TRAIN):
+        if not record.metrics["diverged"]:
             wanted = record.config["train_samples"] * record.config["epochs"]
             made = sum(images for _, images, _ in record.metrics["work"][-1])
-            worst = max(made / wanted, wanted / made) - 1
-            shares[strategy] = max(shares.get(strategy, 0.0), worst)
+            worst, name = max(made / wanted, wanted / made) - 1, record.config["strategy"]
+            shares[name] = max(shares.get(name, 0.0), worst)
     if not shares:
         raise NotRun("no records")
-    # Shares of a plan are rounded to whole samples; what is measured beside updates is no training.
+    # Shares of a plan are rounded to whole samples; a measured noise scale is no training.
     allowed = dict.fromkeys(shares, 0.01) | {"noise": 1.0}
-    text = ", ".join(f"{STRATEGIES[name]} {100 * share:.2g} %" for name, share in shares.items())
+    text = ", ".join(
+        f"{label} {100 * shares[name]:.2g} %"
+        for name, label in STRATEGIES.items()
+        if name in shares
+    )
     return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {text}"
 
 
 def growth_over_fixed(results: Results) -> Estimate:
-    """The updates of growth that streams over those of the fixed small batch."""
+    """Return the updates of growth that streams over those of the fixed small batch."""
     return over(results, "theta_mbs", "fixed", "updates")
 
 
 def best_alone(results: Results) -> str:
-    """The method alone that is most accurate on held-out images, by the seeds that chose.
-
-    Raises:
-        NotRun: A strategy has no records at all rates.
-    """
+    """Return the method alone that is most accurate on held-out images, by the seeds that chose."""
     return max(("fixed", *ALONE), key=lambda name: tuned(results, name).held_out)
 
 
@@ -326,8 +268,8 @@ def together_wins(results: Results) -> Cases:
     return cases(TOGETHER, gain)
 
 
-def _claim(name: str, estimate: Callable[..., Estimate], *what: str) -> Callable[[Results], Cases]:
-    return lambda results: cases([name], lambda _: estimate(results, *what))
+def _claim(name: str, estimate: Callable[..., Estimate], *given: str) -> Callable[[Results], Cases]:
+    return lambda results: cases([name], lambda _: estimate(results, *given))
 
 
 ACCURACY = artefact(

@@ -1,12 +1,6 @@
-"""Which of the five, and when: sentences whose numbers are those of the records. (Part 3)
+"""Which of the five, and when: ``[[page]]`` of ``paper.toml`` with numbers of records. (Part 3)"""
 
-``[[page]]`` of ``paper.toml`` has the sentences. A placeholder ``{KIND:ARGUMENTS}`` becomes what
-the function `_said_KIND` says of its arguments.
-"""
-
-import re
-import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from repro.experiments.design import claims_of, paper_toml
@@ -15,8 +9,8 @@ from repro.experiments.query import Results
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.runs import (
     BATCHNORM,
-    NETWORKS,
-    TRANSFORMER,
+    LABELS,
+    STRATEGIES,
     artefact,
     trainings,
     under_limit,
@@ -24,115 +18,71 @@ from repro.experiments.together.runs import (
 from repro.report import DASH
 
 NOT_RUN = "not run yet"
-_EXHIBITS = {"limit": limit.UNDER_LIMIT, "accuracy": accuracy.ACCURACY}
-_PLACE = re.compile(r"\{(\w+):(\w+)(?: (\w+))?\}")
+_ARTEFACTS = {"limit": limit.UNDER_LIMIT, "accuracy": accuracy.ACCURACY}
+_PARTS = {"limit": "Part 1 (together/limit)", "accuracy": "Part 2 (together/accuracy)"}
 
 
-def _speeds(results: Results, mode: str, reference: str | None) -> str:
-    """The speed kept on each network, and at how many times what fits.
-
-    With a reference it is at the largest that this other method trains, on its networks.
-    """
-    kept = []
-    for network in NETWORKS:
-        by_multiple = limit.points(results, network, mode)
-        tried = limit.points(results, network, reference or mode)
-        most = max((multiple for multiple, point in tried.items() if point.fits), default=0)
-        if (last := by_multiple.get(most)) is not None and last.fits:
-            kept.append(f"{network} {last.speed.shown(last.speed.mean)[1:]} at {most}×")
-    return f"of undivided images/s: {', '.join(kept)}" if kept else f"speed: {NOT_RUN}"
-
-
-def _errors(results: Results, mode: str, normalised: str | None) -> str:
-    """How far gradients are from the whole mini-batch's, at the largest that fits."""
-    networks = BATCHNORM if normalised == "batchnorm" else [TRANSFORMER]
-    tried = limit.measured(results, [mode], networks).values()
-    errors = [last.gradient_error for found in tried if (last := limit.largest(found))]
-    if not errors:
+def _of_method(results: Results, mode: str) -> str:
+    """The speed kept on each network at the largest that fits, and the gradient's error."""
+    kept: list[str] = []
+    errors: dict[str, list[float]] = {"with BatchNorm": [], "without": []}
+    for (network, _), tried in limit.measured(results, [mode]).items():
+        if last := limit.largest(tried):
+            speed = limit.speed(last)
+            kept.append(f"{network} {speed.shown(speed.mean)[1:]} at {last['multiple']}×")
+            group = "with BatchNorm" if network in BATCHNORM else "without"
+            errors[group].append(last["gradient_error"])
+    if not kept:
         return NOT_RUN
-    return " to ".join(dict.fromkeys(f"{error:.1g}" for error in (min(errors), max(errors))))
+    spans = [f"{group} {min(own):.1g} to {max(own):.1g}" for group, own in errors.items() if own]
+    told = f"of undivided images/s: {', '.join(kept)}"
+    return f"{told}; relative error of the gradient {', '.join(spans)}"
 
 
-def _ends(results: Results, mode: str, _: str | None) -> str:
-    """The networks on which a method does not fit, and from which mini-batch on."""
-    known = {network: tried for (network, _), tried in limit.measured(results, [mode]).items()}
-    if not known:
-        return NOT_RUN
-    failed = {n: [m for m, p in tried.items() if p.fits is False] for n, tried in known.items()}
-    ends = [f"{network} at {min(tried)}×" for network, tried in failed.items() if tried]
-    if not ends:
-        return f"fits on all networks up to {max(max(tried) for tried in known.values())}×"
-    return "does not fit on " + ", ".join(ends)
-
-
-def _accuracy(results: Results, strategy: str, _: str | None = None) -> str:
-    """A strategy's accuracy less the fixed small batch's, with its interval."""
+def _of_strategy(results: Results, strategy: str) -> str:
+    """Accuracy, updates and simulated time over the fixed small batch's."""
     try:
-        return f"{accuracy.less(results, strategy, 'fixed')} over the fixed small batch"
+        points = accuracy.less(results, strategy, "fixed")
     except NotRun as missing:
-        return f"not compared: {missing}" if accuracy.searched(results) else NOT_RUN
-
-
-def _gives(results: Results, strategy: str, _: str | None) -> str:
-    """The same, and the updates and the simulated time over the fixed small batch's."""
-    said = _accuracy(results, strategy)
-    try:
-        updates, time = (
-            accuracy.over(results, strategy, "fixed", name) for name in ("updates", "parallel")
-        )
-    except NotRun:
-        return said
-    return f"{said}; updates over fixed: {updates}; SIMULATED time on several devices: {time}"
-
-
-def _seconds(results: Results, strategy: str, _: str | None) -> str:
-    """The time of a training on this machine over the fixed small batch's."""
-    means = []
-    for one in (strategy, "fixed"):
-        ends = [accuracy.seconds(results, record) for record in accuracy.trained(results, one)]
-        known = [end for end in ends if end is not None]
-        if not known or len(known) < len(ends):
-            return NOT_RUN
-        means.append(statistics.fmean(known))
-    return f"{means[0] / means[1]:.2f}"
-
-
-_SAID: Mapping[str, Callable[[Results, str, str | None], str]] = {
-    "speeds": _speeds,
-    "errors": _errors,
-    "ends": _ends,
-    "accuracy": _accuracy,
-    "gives": _gives,
-    "seconds": _seconds,
-}
+        return f"not compared: {missing}" if results.ok("train") else NOT_RUN
+    updates, time = (
+        accuracy.told(accuracy.over, results, strategy, "fixed", name)
+        for name in ("updates", "parallel")
+    )
+    costs = f"updates {updates}; SIMULATED time on several devices {time}"
+    return f"over the fixed small batch: {points}; {costs}"
 
 
 def _word(results: Results, name: str) -> str:
     """What became of a claim, judged on the records that show it."""
-    artefact, _, key = name.partition(".")
-    own = results.parts.get(artefact, results)
-    return f"{key}: {_EXHIBITS[artefact].judge(claims_of('together')[artefact][key], own).word}"
+    part, _, key = name.partition(".")
+    own = results.parts.get(part, results)
+    return f"{key}: {_ARTEFACTS[part].judge(claims_of('together')[part][key], own).word}"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The page: a row for each tool, with the numbers of the records that are there."""
-
-    def filled(text: str) -> str:
-        return _PLACE.sub(lambda place: _SAID[place[1]](results, place[2], place[3]), text)
-
-    source = {"limit": "Part 1 (together/limit)", "accuracy": "Part 2 (together/accuracy)"}
-    return [
-        {
-            "tool": row["tool"],
-            "answers": row["answers"],
-            "take it where": row["take"],
-            "what it gives and costs": filled(row["gives"]),
-            "the wrong tool": filled(row["wrong"]),
-            "claims": "; ".join(_word(results, name) for name in row["claims"]) or DASH,
-            "figure": source[row["figure"]],
-        }
-        for row in paper_toml("together")["page"]
-    ]
+    rows = []
+    for row in paper_toml("together")["page"]:
+        told = {}
+        for name in row["numbers"]:
+            told_by = _of_method if name in LABELS else _of_strategy
+            told[{**LABELS, **STRATEGIES}[name]] = told_by(results, name)
+        several = len(told) > 1
+        rows.append(
+            {
+                "tool": row["tool"],
+                "answers": row["answers"],
+                "take it where": row["take"],
+                "what it gives and costs": "; ".join(
+                    f"{label}: {text}" if several else text for label, text in told.items()
+                ),
+                "the wrong tool where": row["wrong"],
+                "claims": "; ".join(_word(results, name) for name in row["claims"]) or DASH,
+                "figure": _PARTS[row["figure"]],
+            }
+        )
+    return rows
 
 
 def facts(results: Results) -> Iterable[str]:

@@ -13,14 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
-from repro.experiments.together.networks import (
-    Config,
-    Problem,
-    build_model,
-    build_problem,
-    recompute,
-)
+from repro.experiments.together import networks
+from repro.experiments.together.methods import SWAPS, Method, Refused, make_method, micro_batches
+from repro.experiments.together.networks import Config, Problem, build_problem
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -40,29 +35,19 @@ _NO_LIMIT = 2**62
 
 
 def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by one way under the limit of one network, at each multiple of what fits undivided.
+    """Train by one method under the limit of one network, at each multiple of what fits undivided.
 
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
     watching of memory, which costs time.
     """
+    points: list[dict[str, Any]] = []
+    timings: dict[str, Timing] = {}
     with machine(config, device):
         allowed = limit_bytes(config, device)
-        points: list[dict[str, Any]] = []
-        timings: dict[str, Timing] = {}
         for multiple in config["multiples"]:
             batch = multiple * config["fits"]
-            problem = build_problem(config, batch)
-            point: dict[str, Any] = {"multiple": multiple, "batch": batch}
-            try:
-                measured = _measure(config, problem, allowed, device)
-            except Refused as why:
-                points.append(point | {"fits": None, "why": str(why)})
-                continue
-            if isinstance(measured, str):
-                points.append(point | {"fits": False, "why": measured})
-                continue
-            row, timed = measured
-            points.append(point | {"fits": True, "why": ""} | row)
+            row, timed = _measure(config, build_problem(config, batch), allowed, device)
+            points.append({"multiple": multiple, "batch": batch} | row)
             timings |= {f"{name} ×{multiple}": timing for name, timing in timed.items()}
             _release(device)
     peaks = [point["peak_bytes"] for point in points if point["fits"]]
@@ -73,37 +58,38 @@ def limit_bytes(config: Config, device: str) -> int:
     """Return the limit: halfway between what `fits` samples need undivided and one more."""
     peaks = []
     for batch in (config["fits"], config["fits"] + 1):
-        way = _undivided(config, batch, device)
-        with MemoryMeter(device, resident=way.model) as meter:
+        method = _undivided(config, batch, device)
+        with MemoryMeter(device, resident=method.model) as meter:
             for _ in range(STEPS):
-                way.step()
+                method.step()
         peaks.append(meter.peak_reserved_bytes)
-        del way  # before the next: an accelerator's limit is on all that lives there
+        del method  # an accelerator's limit is on all that lives there
         _release(device)
     return max(sum(peaks) // 2, least_limit(device))
 
 
-def _undivided(config: Config, batch: int, device: str) -> Way:
+def _undivided(config: Config, batch: int, device: str) -> Method:
     undivided = dict(config) | {"mode": UNDIVIDED}
-    return make_way(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
+    return make_method(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
 
 
 def _measure(
     config: Config, problem: Problem, allowed: int, device: str
-) -> tuple[dict[str, Any], dict[str, Timing]] | str:
-    """Measure the largest micro-batch that fits; return why where none does."""
+) -> tuple[dict[str, Any], dict[str, Timing]]:
+    """Measure the largest micro-batch that fits; `fits` is None where the method is refused."""
     why = ""
     for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
         try:
-            return _within(config, problem, micro, allowed, device)
-        except BudgetTooSmall as error:
-            why = str(error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            row, timed = _within(config, problem, micro, allowed, device)
+            return {"fits": True, "why": ""} | row, timed
+        except Refused as error:
+            return {"fits": None, "why": str(error)}, {}
+        except (BudgetTooSmall, RuntimeError, MemoryError) as error:
+            if not isinstance(error, BudgetTooSmall) and not is_out_of_memory(error):
                 raise
             why = str(error)
         _release(device)
-    return why
+    return {"fits": False, "why": why}, {}
 
 
 def _release(device: str) -> None:
@@ -116,41 +102,41 @@ def _release(device: str) -> None:
 def _within(
     config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
-    way = make_way(config, problem, micro, allowed, device)
+    method = make_method(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:
-        peak, timed = _swapping(config, way, allowed)
+        peak, timed = _swapping(config, method, allowed)
     else:
-        with MemoryBudget(allowed, device, resident=way.model) as held:
+        with MemoryBudget(allowed, device, resident=method.model) as held:
             for _ in range(STEPS):
-                way.step()
+                method.step()
         peak = held.peak_reserved_bytes
-        timed = _timed(config, device, way.step, _undivided(config, config["fits"], device).step)
-    host_bytes = way.block.statistics.host_bytes if way.block else way.host_bytes
+        timed = _timed(config, device, method.step, _undivided(config, config["fits"], device).step)
+    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
 
 
-def _swapping(config: Config, way: Way, allowed: int) -> tuple[int, dict[str, Timing]]:
-    queued = accelerator.is_accelerator(way.device)
-    with way.within():
-        assert way.block is not None
-        with accelerator.limited(way.device, allowed) if queued else nullcontext():
+def _swapping(config: Config, method: Method, allowed: int) -> tuple[int, dict[str, Timing]]:
+    queued = accelerator.is_accelerator(method.device)
+    with method.within():
+        assert method.block is not None
+        with accelerator.limited(method.device, allowed) if queued else nullcontext():
             for _ in range(SETTLING):
-                way.step()
+                method.step()
         with _unseen():
-            reference = _undivided(config, config["fits"], way.device)
+            reference = _undivided(config, config["fits"], method.device)
 
         def unseen() -> None:
             with _unseen():
                 reference.step()
 
-        timed = _timed(config, way.device, way.step, unseen)
-        return way.block.statistics.peak_bytes, timed
+        timed = _timed(config, method.device, method.step, unseen)
+        return method.block.statistics.peak_bytes, timed
 
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Compute beside a block that sees every operation, and not within it."""
+    """Compute outside of the block around, which sees every operation."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -159,12 +145,12 @@ def _timed(
     config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
 ) -> dict[str, Timing]:
     reference()  # its optimizer makes its state
-    return time_interleaved(
+    steps, warmup, repeats = (
         {"step": step, "reference": reference},
-        warmup=config["warmup"],
-        repeats=config["repeats"],
-        device=device,
+        config["warmup"],
+        config["repeats"],
     )
+    return time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
 
 
 def _errors(
@@ -180,26 +166,25 @@ def _errors(
         whole.passes()
     expected = _taken(whole.model)
     del whole
-    way = make_way(config, problem, micro, allowed, device)
-    with way.within():
+    method = make_method(config, problem, micro, allowed, device)
+    with method.within():
         for _ in range(rounds):
-            way.passes()
-            if way.block is not None:
-                way.block.step()
-    actual = _taken(way.model)
+            method.passes()
+            if method.block is not None:
+                method.block.step()
+    actual = _taken(method.model)
     gradient, running = (relative(a, b) for a, b in zip(actual, expected, strict=True))
     return {"gradient_error": gradient, "batchnorm_error": running}
 
 
 def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Return gradients and BatchNorm's running statistics, on the CPU."""
+    running = ("running_mean", "running_var")
     gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-    running = [
-        value.detach().cpu()
-        for name, value in model.named_buffers()
-        if name.endswith(("running_mean", "running_var"))
+    buffers = [
+        value.detach().cpu() for name, value in model.named_buffers() if name.endswith(running)
     ]
-    return gradients, running
+    return gradients, buffers
 
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
@@ -212,9 +197,7 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
         raise ValueError(f"{len(actual)} tensors for {len(expected)}, or of other shapes")
     if not expected:
         return None
-    ours, theirs = (
-        torch.cat([t.flatten().double() for t in tensors]) for tensors in (actual, expected)
-    )
+    ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (actual, expected))
     return float((ours - theirs).norm() / theirs.norm())
 
 
@@ -224,26 +207,26 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
     The network is recorded without content and a few undivided steps of what fits are timed;
     nothing that is predicted is run.
     """
-    fits = config["fits"]
-    simulated = not accelerator.is_accelerator(device)
+    fits, cells = config["fits"], []
+    options: dict[str, Any] = {
+        "device": device.partition(":")[0],
+        "simulated": not accelerator.is_accelerator(device),
+    }
     with machine(config, device):
         allowed = limit_bytes(config, device)
         begun = time.perf_counter()
         problem = build_problem(config, fits)
+        example = problem.inputs, problem.targets
+        model = networks.build_model(config, "cpu")
         workload = Workload.of(
-            build_model(config, "cpu"),
-            example=(problem.inputs, problem.targets),
-            loss_fn=problem.loss,
-            blocks=recompute,
+            model, example=example, loss_fn=problem.loss, blocks=networks.recompute
         )
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
         def predicted(mode: str, batch: int) -> Any:
-            kind = device.partition(":")[0]
-            return predict(workload, mode, batch, allowed, speed, device=kind, simulated=simulated)
+            return predict(workload, mode, batch, allowed, speed, **options)
 
         image_s = predicted(UNDIVIDED, fits).seconds / fits
-        cells = []
         for mode in config["modes"]:
             for multiple in config["multiples"]:
                 cost = predicted(mode, multiple * fits)

@@ -1,11 +1,11 @@
-"""Every way to compute one mini-batch under a memory limit, each method by its public functions.
+"""All methods to compute one mini-batch under a memory limit, each by its public functions.
 
 Methods do not know each other: what is combined is combined here, as a user would.
 """
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,20 +35,14 @@ TUNES = {"tuned_mbs", "tuned_outofcore"}
 
 
 class Refused(Exception):
-    """A way that is not for this device; the text says why."""
+    """A method that is not for this device; the text says why."""
 
 
 @dataclass
-class Way:
-    """One way to train one network: a model of its own, its passes and its step.
+class Method:
+    """One method on one network: a model of its own, its passes and its step.
 
-    Attributes:
-        mode: Which way.
-        problem: The mini-batch.
-        model: With fresh weights.
-        device: Where it computes.
-        micro: Samples of a micro-batch; None for ways that take the mini-batch whole.
-        limit: Bytes.
+    `micro` is None for methods that take the mini-batch whole; the limit is in bytes.
     """
 
     mode: str
@@ -76,17 +70,19 @@ class Way:
         else:
             self._passes = self._whole
 
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.problem.loss(self.model(inputs.to(self.device)), targets.to(self.device))
+
     def _whole(self) -> None:
-        inputs, targets = self.problem.inputs, self.problem.targets
         with self._saving():
-            loss = self.problem.loss(self.model(inputs.to(self.device)), targets.to(self.device))
+            loss = self._loss(self.problem.inputs, self.problem.targets)
         loss.backward()
 
     def _accumulate(self) -> None:
         inputs, targets = self.problem.inputs, self.problem.targets
         size = self.micro or len(inputs)
         for some, wanted in zip(inputs.split(size), targets.split(size), strict=True):
-            loss = self.problem.loss(self.model(some.to(self.device)), wanted.to(self.device))
+            loss = self._loss(some, wanted)
             (loss * (len(some) / len(inputs))).backward()
 
     def _saving(self) -> Any:
@@ -118,7 +114,7 @@ class Way:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Enter what the way has to be within: out-of-core's block, or nothing.
+        """Enter what the method has to be within: out-of-core's block, or nothing.
 
         Raises:
             BudgetTooSmall: An operation alone needs more than the limit.
@@ -134,22 +130,25 @@ class Way:
                 if queued:
                     raise Refused("a file takes what a CPU swaps; an accelerator swaps to the host")
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
-            self.block = stack.enter_context(
-                OutOfCore(
-                    int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
-                    device=self.device,
-                    swap_folder=folder,
-                    # It waits in host memory, for all ways alike.
-                    exclude=(self.problem.inputs, self.problem.targets),
-                    model=self.model,
-                    optimizer=self.optimizer,
-                )
+            block = OutOfCore(
+                int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
+                device=self.device,
+                swap_folder=folder,
+                exclude=(
+                    self.problem.inputs,
+                    self.problem.targets,
+                ),  # in host memory for all methods
+                model=self.model,
+                optimizer=self.optimizer,
             )
+            self.block = stack.enter_context(block)
             yield
 
 
-def make_way(config: Config, problem: Problem, micro: int | None, limit: int, device: str) -> Way:
-    """Return a way by its name, its convolutions tuned where it says so."""
+def make_method(
+    config: Config, problem: Problem, micro: int | None, limit: int, device: str
+) -> Method:
+    """Return a method by its name, its convolutions tuned where it says so."""
     mode = config["mode"]
     model = build_model(config, device)
     if mode in RECOMPUTES:
@@ -158,16 +157,13 @@ def make_way(config: Config, problem: Problem, micro: int | None, limit: int, de
         some = problem.inputs[: micro or len(problem.inputs)]
         torch.manual_seed(0)
         tune(model, some.to(device), WORKSPACE, config["policy"], strict=False, cache=None)
-    return Way(mode, problem, model, device, micro, limit)
+    return Method(mode, problem, model, device, micro, limit)
 
 
-def micro_batches(mode: str, fits: int, batch: int) -> list[int | None]:
-    """Return the sizes of micro-batches to try, largest first; [None] for ways without.
+def micro_batches(mode: str, fits: int, batch: int) -> Sequence[int | None]:
+    """Return the sizes of micro-batches to try, largest first; [None] for methods without.
 
-    Args:
-        mode: Which way.
-        fits: The largest mini-batch that fits undivided.
-        batch: The mini-batch.
+    `fits` is the largest mini-batch that fits undivided, `batch` the mini-batch.
     """
     if mode not in STREAMS and mode != ACCUMULATES:
         return [None]
@@ -176,4 +172,4 @@ def micro_batches(mode: str, fits: int, batch: int) -> list[int | None]:
     shares = [most / 2**n for n in range(math.ceil(math.log2(most * fits)) + 1)]
     shares += [0.75] if most == 1 else []
     sizes = {max(1, int(share * fits)) for share in shares}
-    return [*sorted({min(size, batch) for size in sizes}, reverse=True)]
+    return sorted({min(size, batch) for size in sizes}, reverse=True)

@@ -44,12 +44,7 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """A small language model: no convolution, and no layer that looks at more than one sample.
 
-    Args:
-        vocabulary: Tokens that there are.
-        length: Tokens of a sample.
-        width: Channels.
-        heads: Of each attention; divides `width`.
-        layers: How many.
+    A sample has `length` tokens of so large a `vocabulary`; `heads` divides `width`, the channels.
     """
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int) -> None:
@@ -88,15 +83,12 @@ def recompute(model: nn.Module) -> None:
         rows = (layers[i : i + each] for i in range(0, len(layers), each))
         model.features = nn.Sequential(*(Recomputed(nn.Sequential(*row)) for row in rows))
         return
+    blocks = set()
     if isinstance(model, UNet):
-        for parts in (model.contract, model.expand):
-            for number, part in enumerate(parts):
-                parts[number] = Recomputed(part)
-        model.bottom = Recomputed(model.bottom)
-        return
+        blocks = {*model.contract, *model.expand, model.bottom}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__ in _BLOCKS:
+            if child in blocks or type(child).__name__ in _BLOCKS:
                 setattr(parent, name, Recomputed(child))
 
 
@@ -136,7 +128,7 @@ def build_problem(config: Config, batch: int) -> Problem:
     if name == "transformer":
         words, length = config["model"]["vocabulary"], config["model"]["length"]
         tokens = torch.randint(words, (batch, length + 1), generator=made)
-        # What comes next is to be foretold.
+        # The next token is to be predicted.
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         return Problem(inputs, targets, functional.cross_entropy)
     height, width = config["image"]

@@ -39,14 +39,13 @@ def modes_of(profile: str, network: str) -> list[str]:
 
 def under_limit(profile: str) -> list[Run]:
     """A run for each network and method, of all sizes of mini-batch."""
-    sizes = PROFILES[profile]
-    runs = []
+    sizes, runs = PROFILES[profile], []
     for network in NETWORKS:
         for mode in modes_of(profile, network):
             config = _network(profile, network) | {
                 "mode": mode,
                 "multiples": sizes.get("fewer", {}).get(mode, sizes["multiples"]),
-                "warmup": sizes["warmup"],  # beside the steps that are watched before
+                "warmup": sizes["warmup"],  # after the steps that are watched
                 "repeats": sizes["repeats"],
                 **({"policy": sizes["policy"]} if mode in TUNED else {}),
             }
@@ -56,25 +55,19 @@ def under_limit(profile: str) -> list[Run]:
 
 def predictions(profile: str) -> list[Run]:
     """A run for each network, which predicts of all its methods but tuned ones."""
-    runs = []
+    sizes, runs = PROFILES[profile], []
     for network in NETWORKS:
-        config = _network(profile, network) | {
-            "modes": [mode for mode in modes_of(profile, network) if mode not in TUNED],
-            "multiples": PROFILES[profile]["multiples"],
-            "probe_s": PROFILES[profile]["probe_s"],
-        }
+        modes = [mode for mode in modes_of(profile, network) if mode not in TUNED]
+        config = _network(profile, network) | {"modes": modes}
+        config |= {name: sizes[name] for name in ("multiples", "probe_s")}
         runs.append(Run(FORETELL, config, seeds=(0,), label=f"{network}, by advise"))
     return runs
 
 
 def _network(profile: str, network: str) -> dict[str, Any]:
     sizes = PROFILES[profile]
-    return {
-        "network": network,
-        **_TOML["models"][sizes["models"]][network],
-        "fits": sizes["fits"],
-        "threads": sizes.get("threads"),
-    }
+    own = _TOML["models"][sizes["models"]][network]
+    return {"network": network, **own, "fits": sizes["fits"], "threads": sizes.get("threads")}
 
 
 # ---- Part 2: towards one accuracy
@@ -90,44 +83,26 @@ def trainings(profile: str, chosen: Chosen) -> list[Run]:
     """Every strategy at every rate, and a run that times a step."""
     sizes = PROFILES[profile]
     epochs, side = sizes["epochs"], sizes["sides"][-1]
-    compute = sizes.get("compute", {})
-    small, memory, large = sizes["batches"]
+    common = {"model": sizes["model"], "sides": sizes["sides"], **sizes.get("compute", {})}
     shared = {
-        "model": sizes["model"],
+        **common,
         **_images(profile, chosen[CIFAR]),
+        **_TOML["training"],
+        **dict(zip(("small", "memory", "large"), sizes["batches"], strict=True)),
         "padding": side // 8,
         "flip": chosen[CIFAR] != "digits",
         "epochs": epochs,
         "warmup": max(1, epochs // 6),
         "decay_at": max(2, 4 * epochs // 5) if epochs > 4 else 2,
-        "small": small,
-        "memory": memory,
-        "large": large,
-        "sides": sizes["sides"],
-        **_TOML["training"],
-        **compute,
     }
-    paced = {
-        "model": sizes["model"],
-        "sides": sizes["sides"],
-        "sizes": sizes["batches"],
-        "warmup": 1,
-        "repeats": sizes["repeats"],
-        "threads": sizes.get("threads"),
-        **compute,
-    }
-    return [
-        *(
-            Run(
-                TRAIN,
-                {"strategy": strategy, "rate": rate, **shared},
-                label=f"{label}, rate {rate:g}",
-            )
-            for strategy, label in STRATEGIES.items()
-            for rate in sizes["rates"]
-        ),
-        Run(PACE, paced, seeds=(0,), label="steps by size and resolution"),
+    turns = {"warmup": 1, "repeats": sizes["repeats"], "threads": sizes.get("threads")}
+    paced = {**common, **turns, "sizes": sizes["batches"]}
+    planned = [
+        Run(TRAIN, {"strategy": name, "rate": rate, **shared}, label=f"{label}, rate {rate:g}")
+        for name, label in STRATEGIES.items()
+        for rate in sizes["rates"]
     ]
+    return [*planned, Run(PACE, paced, seeds=(0,), label="steps by size and resolution")]
 
 
 def _images(profile: str, name: str) -> dict[str, Any]:

@@ -52,12 +52,9 @@ AT_ONCE = 500  # images of a pass that makes no gradient
 
 
 class Images:
-    """The images of a training: some to train, some held out of these, some to test.
+    """The images of a training, on a device: to train, held out of these, and to test.
 
-    Args:
-        config: With ``train_samples``, ``held_out``, ``test_samples``, ``padding`` and ``flip``.
-        data: Labelled images; grey ones are taken three times.
-        device: Where they lie.
+    Grey ones are taken three times.
     """
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
@@ -74,24 +71,22 @@ class Images:
         mean, std = channel_statistics(self.train[0])
         self._statistics: dict[str, Any] = {"mean": mean, "std": std}
         self.side = int(self.train[0].shape[-1])
-        self._augment: dict[str, Any] = {"padding": config["padding"], "flip": config["flip"]}
+        augment = {"padding": config["padding"], "flip": config["flip"]}
+        self._options: dict[str, Any] = self._statistics | augment
 
     def loader(self, batch: int, seed: int) -> TensorLoader:
-        """The augmented training images."""
-        images, labels = self.train
-        options = self._statistics | self._augment
-        return TensorLoader(images, labels, batch, seed=seed, **options)
+        """Return the augmented training images."""
+        return TensorLoader(*self.train, batch, seed=seed, **self._options)
 
     def share(self, share: Share) -> TensorLoader:
-        """The augmented mini-batches of a worker's share, in its order."""
+        """Return the augmented mini-batches of a worker's share, in its order."""
         chosen = share.indices.to(self.train[1].device)
-        options = self._statistics | self._augment | {"resolution": share.resolution}
+        options = self._options | {"resolution": share.resolution, "seed": share.seed}
         images, labels = (part[chosen] for part in self.train)
-        size, seed = share.batch_size, share.seed
-        return TensorLoader(images, labels, size, seed=seed, shuffle=False, **options)
+        return TensorLoader(images, labels, share.batch_size, shuffle=False, **options)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The accuracy on held-out and on test images, in percent."""
+        """Return the accuracy on held-out and on test images, in percent."""
         model.eval()
         accuracies = {}
         with torch.no_grad():
@@ -110,10 +105,6 @@ def _three_channels(images: Tensor) -> Tensor:
 class Work:
     """What a training has done so far: updates, and images and passes by resolution.
 
-    Args:
-        config: With ``memory``, ``devices`` and ``step_images``.
-        side: Pixels of the images' own side.
-
     Attributes:
         updates: Of the model.
         parallel: Time on a machine of several devices, in images of the own side.
@@ -123,23 +114,18 @@ class Work:
 
     def __init__(self, config: Config, side: int) -> None:
         self._config, self._side = config, side
-        self.updates = 0
-        self.parallel = 0.0
+        self.updates, self.parallel = 0, 0.0
         self.by_side: dict[int, list[int]] = {}
-        names = ("held_out", "test", "updates", "work", "parallel", "batch")
-        self.history: dict[str, list[Any]] = {name: [] for name in names}
+        self.history: dict[str, list[Any]] = {
+            name: [] for name in ("held_out", "test", "updates", "work", "parallel", "batch")
+        }
 
     def count(
         self, batch: int, side: int, micro: int | None, *, alone: bool = False, updates: bool = True
     ) -> None:
-        """Count the passes of a mini-batch.
+        """Count the passes of a mini-batch of images of a side, each of at most `micro` images.
 
-        Args:
-            batch: Its images.
-            side: Their pixels.
-            micro: Most images of a pass; None where all are computed at once.
-            alone: Whether one device computes it beside others (a parameter server's worker).
-            updates: Whether the model is updated.
+        `alone`: one device computes it at its own pace (a parameter server's worker).
         """
         done = self.by_side.setdefault(side, [0, 0])
         done[0] += batch
@@ -151,7 +137,7 @@ class Work:
             self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
 
     def cost_of(self, side: int) -> float:
-        """What an image costs, in images of the own side: by its pixels."""
+        """Return what an image costs, in images of the own side: by its pixels."""
         return (side / self._side) ** 2
 
     def end_epoch(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
@@ -164,11 +150,7 @@ class Work:
 
 @dataclass(frozen=True)
 class StreamedTime(TimeModel):
-    """Seconds of a worker that streams: a pass for each micro-batch, and not for each mini-batch.
-
-    Attributes:
-        micro: Most images of a pass.
-    """
+    """Seconds of a worker that streams: a pass for each micro-batch of at most `micro` images."""
 
     micro: int = 1
 
@@ -242,13 +224,15 @@ def _controller(
             work.count(small, loader.resolution[0], None, updates=False)
         return float(noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
 
-    if config["strategy"] == "fixed":
-        return FixedBatch(small, rate, **decay)
-    if config["strategy"] == "linear":
-        return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
-    if config["strategy"] == "noise":
-        return NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
-    return ThetaController(small, large, rate, **decay)
+    match config["strategy"]:
+        case "fixed":
+            return FixedBatch(small, rate, **decay)
+        case "linear":
+            return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
+        case "noise":
+            return NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
+        case _:
+            return ThetaController(small, large, rate, **decay)
 
 
 def _controlled(
@@ -295,14 +279,8 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
     large = config["large"] if micro else memory
     schedule = _schedule(config)
     # An image of a large batch takes what it takes at the size that fits, streamed or not.
-    plan = DualBatchPlan.solve(
-        TimeModel(1.0, config["step_images"]),
-        config["k"],
-        workers // 2,
-        workers - workers // 2,
-        memory,
-        config["train_samples"],
-    )
+    model, each = TimeModel(1.0, config["step_images"]), (workers // 2, workers - workers // 2)
+    plan = DualBatchPlan.solve(model, config["k"], *each, memory, config["train_samples"])
 
     def counted(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in images.share(share):
@@ -339,14 +317,9 @@ def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time training steps by size and resolution, in turns, and fit what images and passes cost."""
     sides, sizes = config["sides"], config["sizes"]
     with machine(config, device):
-        steps = {
-            f"{side}px, {batch}": _step(config, side, batch, device)
-            for side in sides
-            for batch in sizes
-        }
-        timings = time_interleaved(
-            steps, warmup=config["warmup"], repeats=config["repeats"], device=device
-        )
+        steps = {f"{a}px, {b}": _step(config, a, b, device) for a in sides for b in sizes}
+        warmup, repeats = config["warmup"], config["repeats"]
+        timings = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     fits = []
     for side in sides:
         image_s, pass_s = line(sizes, [timings[f"{side}px, {size}"].median_s for size in sizes])
