@@ -238,21 +238,28 @@ def sharpness(results: Results) -> Cases:
 def later_peak(results: Results, task: str) -> Estimate:
     """The factor by which the epoch of θ's peak grows where the batch doubles."""
     peaks: dict[int, BySeed] = {}
+    left_out = []
     for records in _trainings(results, task).values():
         epochs, warmup = first_peaks(results, records), _warmup(records[0])
-        if not warmup or warmup + 1 not in epochs:  # else θ may have peaked within its warm-up
+        if warmup and warmup + 1 in epochs:
+            left_out.append(f"B = {read.batch_of(records)}, where θ may peak within the warm-up")
+        else:
             peaks[read.batch_of(records)] = epochs
     begun = further(results, task).values()
     later = {read.batch_of(records): first_peaks(results, records) for records in begun}
     # θ may rise on in seeds that end so early; to leave these out alone would favour early peaks.
     rises_on = any(of[0].config["epochs"] in first_peaks(results, of) for of in begun)
-    if len(later) > 1 and not rises_on:
+    if rises_on:
+        left_out.append("further seeds, whose epochs end before θ falls")
+    elif len(later) > 1:
+        left_out.append("whole trainings, for further seeds")
         peaks = later
     estimate = trend(peaks, resolution=1)
     if all(set(epochs) == {1} for epochs in peaks.values()):
         # An earlier peak than the first epoch's is not seen, so neither is its order.
         estimate = judge.unsure(1.0, log=True)
-    return replace(estimate, label=f"{task}: a doubling of the batch")
+    note = f"left out: {'; '.join(left_out)}" if left_out else ""
+    return replace(estimate, label=f"{task}: a doubling of the batch", note=note)
 
 
 def rises_first(results: Results, task: str) -> Estimate:
