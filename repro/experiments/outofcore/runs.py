@@ -69,27 +69,11 @@ def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Ru
     setting = {"role": role, **MODELS["published"][role], "precision": precision}
     setting |= {"limit_gib": PAPER["limit_gib"], **config}
     at = f", batch size {config['batch']}" if "batch" in config else ""
-    label = f"{role}{at}{more}{_in(precision)}"
-    return Run(experiment, setting, seeds=(0,), label=label)
+    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_in(precision)}")
 
 
 def _in(precision: str) -> str:
     return "" if precision == FLOAT32 else f", {precision}"
-
-
-def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
-    """An iteration by all schedules, simulated from a trace."""
-    return _simulation(
-        SIMULATED if precision == FLOAT32 else HALF,
-        role,
-        precision=precision,
-        batch=batch,
-        bandwidth=RATE,
-        baseline=_baseline(role),
-        tune=role == RESNET,
-        lms=role == RESNET,
-        map_s=SIMULATION["map_s"],
-    )
 
 
 def _baseline(role: str) -> dict[str, Any]:
@@ -101,6 +85,21 @@ def _baseline(role: str) -> dict[str, Any]:
     own = role if role == PIX2PIXHD else RESNET
     values = {"batches": list(rates), "images_per_s": list(rates.values())}
     return {"role": own, **MODELS["published"][own], **values}
+
+
+def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
+    """An iteration by all schedules, simulated from a trace."""
+    return _simulation(
+        SIMULATED if precision == FLOAT32 else HALF,
+        role,
+        precision=precision,
+        batch=batch,
+        bandwidth=RATE,
+        baseline=_baseline(role),
+        map_s=SIMULATION["map_s"],
+        tune=role == RESNET,
+        lms=role == RESNET,
+    )
 
 
 def reach(role: str, precision: str = FLOAT32) -> Run:
@@ -134,14 +133,9 @@ def link(profile: str, chosen: Chosen) -> list[Run]:
 def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
     """The paper's setting with chunks of other sizes; under smoke of one other."""
     sizes = SIMULATION["chunks_mib"]
-    config = {
-        "batch": SIMULATION["chunk_batch"],
-        "bandwidth": RATE,
-        "baseline": _baseline(RESNET),
-        "chunks_mib": [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes,
-        "map_s": SIMULATION["map_s"],
-    }
-    return [_simulation("chunk_sizes", RESNET, **config)]
+    sizes = [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes
+    own = {"batch": SIMULATION["chunk_batch"], "bandwidth": RATE, "map_s": SIMULATION["map_s"]}
+    return [_simulation("chunk_sizes", RESNET, baseline=_baseline(RESNET), chunks_mib=sizes, **own)]
 
 
 def _timed(profile: str) -> dict[str, Any]:
