@@ -8,7 +8,7 @@ import pytest
 from made_microconv import FAILED, MIB, alexnet, candidates, check, conv2, entry, judge, table
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from repro.experiments.microconv import layers, measured, sharing, widget
+from repro.experiments.microconv import measured, sharing, widget
 from repro.report import DASH
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
@@ -53,11 +53,9 @@ class TestFigure1:
     def test_the_cells(self):
         # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
         frame = table("figure1", self.make)
-        assert list(frame["kernels"]) == [2, 3, 3, 3, 3]
         second, third = frame.iloc[1], frame.iloc[2]
         assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
         assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
-        assert (second["torch's own: MiB"], second["torch's own: ms"]) == ("9.0", "12.0")
         assert (third["8 MiB: workspace"], third["8 MiB: ms"]) == ("does not fit", DASH)
         assert (third["64 MiB: workspace"], third["512 MiB: workspace"]) == ("96.0", "240.0")
         third = table("figure1", self.make, "long").iloc[2]
@@ -72,14 +70,6 @@ class TestFigure1:
         assert max(heights) == 240.0 and heights.count(4.0) >= 5 and heights.count(0.25) == 5
         assert max(patch.get_height() for patch in time.patches) == pytest.approx(24.0)
         assert drawn.get_suptitle().startswith("ours: torchvision's AlexNet, mini-batch 8, for ")
-
-    @pytest.mark.parametrize("fast_mib", [0.1, 0.5])
-    def test_columns_that_are_all_the_same_are_said_to_be(self, fast_mib):
-        # Of the 8 samples the fast one needs 0.8 MiB, or 4: more than the smallest limit of `long`.
-        of = {f"conv{n}": {"fast_mib": fast_mib} for n in range(1, 6)}
-        said = layers.FIGURE1.caption(made.results("figure1", lambda run: alexnet(**of), "long"))
-        told = "of no kernel the fastest algorithm needs over 2 MiB (paper 8)"
-        assert (told in said) == (fast_mib == 0.1)
 
 
 class TestFigure6:
@@ -173,8 +163,7 @@ class TestFigure10:
         # In the quick plan `all` is not tried, and says nothing of what fits.
         frame = table("figure10", make).set_index(["limit (MiB)", "policy"])
         assert frame.loc[8, "undivided"]["division"] == "does not fit"
-        assert frame.loc[8, "all"]["division"] == DASH
-        assert "does not fit" not in table("figure10", lambda run: FAILED).to_string()
+        assert (8, "all") not in frame.index and not len(table("figure10", lambda run: FAILED))
 
     def test_nothing_is_drawn_of_a_policy_that_the_record_does_not_have(self):
         """Planted: a size that powerOfTwo never measures, and a run of `all`, both flattering."""
@@ -197,7 +186,7 @@ class TestFigure10:
 
 def test_fft_takes_the_papers_workspace_in_caffes_groups():
     holds, evidence = check("figure10", 0, lambda run: None)
-    assert holds == "yes" and "212.5 MiB for 213 at 256" in evidence and "323" in evidence
+    assert holds == "yes" and "212.5 MiB for 213 at 256" in evidence
 
 
 class TestFigure12:
@@ -242,7 +231,7 @@ class TestFigure12:
         assert len(frame) == 14 and "conv1 BD" not in frame.index
         row = frame.loc["conv2 BF"]
         assert row["workspace (MiB)"] == "16.0" and row["share of the limit"] == "13.3 %"
-        assert row["division"] == "8 fast" and row["torch's own (MiB)"] == "3.0"
+        assert row["division"] == "8 fast" and row["torch's own (ms)"] == "4.0"
         drawn = made.figure("figure12", made.plausible)
         widths = {
             round(patch.get_y() + patch.get_height() / 2, 1): patch.get_width()
@@ -253,11 +242,9 @@ class TestFigure12:
         labels = made.legend_of(drawn)
         assert "WR, 8 MiB for each: 48.0 MiB in all" in labels
         assert "WD, 120 MiB for all: 96.0 MiB in all" in labels
-        assert "paper: conv4 and conv5 under WD, at most 3 MiB" in labels
         assert "conv3 100.0 % of what it gives; the paper's 93.7 %" in drawn.get_suptitle()
-        for outcome in (None, FAILED):  # not said not to fit
-            unrun = made.figure("figure12", lambda run, outcome=outcome: outcome)
-            assert not any("fit" in text for text in made.texts_of(unrun))
+        unfit = made.legend_of(made.figure("figure12", made.nowhere))
+        assert unfit[0].endswith("in all, 14 kernels do not fit")
 
 
 class TestOptimisation:
@@ -349,12 +336,6 @@ class TestWidget:
             chosen = measured.front(kernel)[widget.chosen_point(kernel, limit)]
             assert chosen == measured.divide(kernel, limit)
 
-    def test_only_kernels_that_were_measured_are_offered(self):
-        make = lambda run: FAILED if run.config.get("layer") else made.plausible(run)  # noqa: E731
-        found = widget.kernels(made.results("figure6", make))
-        assert len(found) == 14 and "conv2 filter gradient, mini-batch 8" in found
-        assert widget.kernels(made.results("figure6", lambda run: None)) == {}
-
     def test_what_a_limit_does(self):
         # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
         told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
@@ -370,11 +351,9 @@ class TestWidget:
             drawn = widget.draw(kernel, limit)
             FigureCanvasAgg(drawn).draw()
             assert drawn.texts[-1].get_text() == "Computed from times measured on a toy."
-            curve, bars = drawn.axes
-            bold = [t.get_text() for t in bars.get_yticklabels() if t.get_fontweight() == "bold"]
+            curve, _ = drawn.axes
             (mark,) = [line for line in curve.get_lines() if line.get_label() == "chosen"]
             division = measured.front(kernel)[chosen - 1]
-            assert bold == [str(chosen)]
             assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
             limits.add((curve.get_xlim(), curve.get_ylim()))
         assert len(limits) == 1
@@ -389,7 +368,6 @@ class TestWidget:
             assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
         drawn = [widget.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
         assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1
-        assert not any("paper" in label for figure in drawn for label in made.legend_of(figure))
         unfit = widget.network(made.results("figure12", made.nowhere))
         told = widget.describe_sharing(unfit, 100.0)
         assert "14 of 14 kernels do not fit" in told and told.endswith("WD: does not fit")

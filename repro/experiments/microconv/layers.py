@@ -5,16 +5,15 @@ their gain for the second convolution.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.design import check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, times
+from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
 from repro.experiments.microconv.runs import MIB, PAPER
 from repro.experiments.query import Results
 from repro.report import DASH
@@ -57,14 +56,11 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for layer, kernels in _by_layer(results).items():
         data, filters = _memory(kernels)
-        row = {"layer": layer, "kernels": len(kernels)}
-        row |= {"data (MiB)": mib(data), "filters (MiB)": mib(filters)}
+        row = {"layer": layer, "data (MiB)": mib(data), "filters (MiB)": mib(filters)}
         for told, limit in limits_of(results).items():
             workspace, time = _undivided(kernels, limit)
             row[f"{told}: workspace"] = "does not fit" if time is None else mib(workspace)
             row[f"{told}: ms"] = ms(time)
-        row["torch's own: MiB"] = mib(sum(entry["native_bytes"] for entry in kernels))
-        row["torch's own: ms"] = ms(sum(entry["native_s"] for entry in kernels))
         rows.append(row)
     return rows
 
@@ -131,22 +127,11 @@ def fast_needs_more(results: Results) -> Cases:
     return needs
 
 
-def _all_the_same(results: Results) -> Iterator[str]:
-    try:
-        needs = fast_needs_more(results).values()
-    except NotRun:
-        return
-    if not any(isinstance(case, Exact) and case.holds for case in needs):
-        least = next(iter(limits_of(results)))
-        yield f"All limits show the same: of no kernel the fastest algorithm needs over {least}."
-
-
 FIGURE1 = runs.artefact(
     "figure1",
     plan=lambda profile, chosen: runs.alexnet_kernels(profile),
     rows=figure1_table,
     draw=figure1,
-    facts=_all_the_same,
     claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
 )
 
@@ -206,8 +191,6 @@ def draw_front(
     if points:
         style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
         curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
-    for number, point in enumerate(points, 1):
-        curve.annotate(str(number), point, (5, 5), textcoords="offset points", fontsize=8)
     if entry:
         own = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
         curve.plot(*own, "s", color=plots.INK, ms=8, label="torch's own")
@@ -215,34 +198,27 @@ def draw_front(
         curve.set(xlim=(-0.03 * wide, max(wide, 1e-9)), ylim=(0, high))
     if limit_mib is not None:
         curve.axvline(limit_mib, color=UNFIT, linestyle="--", linewidth=1.5, label="limit")
-    curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
-    draw_parts(bars, [[(name, size, str(size)) for size, name in d.parts] for d in divisions])
-    bars.set_yticks(range(len(divisions)), [str(n) for n in range(1, len(divisions) + 1)])
-    bars.set(xlabel="samples of the mini-batch", ylabel="point", title="division")
     if chosen is not None:
         ring: dict[str, Any] = {"fillstyle": "none", "color": UNFIT, "markeredgewidth": 2}
         curve.plot(*points[chosen], "o", markersize=14, label="chosen", **ring)
-        bars.get_yticklabels()[chosen].set(color=UNFIT, weight="bold")
+    curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
+    draw_parts(bars, [[(name, size, str(size)) for size, name in d.parts] for d in divisions])
+    bars.set_yticks(range(len(divisions)), [f"{size:.2f}" for size, _ in points])
+    bars.set(xlabel="samples of the mini-batch", ylabel="workspace (MiB)", title="division")
     plots.legend_below(figure, 4)
     return figure
 
 
-@check("conv2's Pareto front holds divided configurations, which no undivided one equals")
 def divided_on_front(results: Results) -> tuple[bool, str]:
-    """Count the divided points of conv2's front."""
+    """The divided points of conv2's front."""
     results.need("candidates", layer="conv2")
     points = _conv2_front(results)
     divided = sum(len(point.parts) > 1 for point in points)
     return divided > 0, f"{divided} of {len(points)} desirable divisions are divided"
 
 
-@check(
-    f"Few configurations are desirable: no front has more than the paper's largest, "
-    f"{PAPER['figure6']['largest_front']} points. With few algorithms and a small mini-batch it "
-    f"hardly could"
-)
 def few_desirable(results: Results) -> tuple[bool, str]:
-    """Count the points of every measured kernel's front."""
+    """The points of every measured kernel's front."""
     results.need("candidates")
     kernels = [entry for r in results.ok("candidates") for entry in measured.entries(r)]
     largest = max(len(front(entry)) for entry in kernels)
@@ -257,7 +233,7 @@ FIGURE6 = runs.artefact(
     ),
     rows=figure6_table,
     draw=figure6,
-    checks=(few_desirable, divided_on_front),
+    checks={"few": few_desirable, "divided": divided_on_front},
 )
 
 
@@ -305,28 +281,24 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
     """The divisions of conv2 by limit and policy."""
     from repro.microconv import Division
 
-    cells, published = conv2_cells(results), PAPER["figure10"]
+    published = PAPER["figure10"]
     paper = {
         "undivided": f"GEMM, {published['undivided_kib']} KiB; FFT, {published['fft_mib']} MiB",
         "powerOfTwo": f"{published['power_of_two_mib']} MiB, 32s",
         "all": times(published["speedup_all"]),
     }
     rows = []
-    for limit, policy in itertools.product(FIGURE10_LIMITS, runs.POLICIES):
-        cell = cells.get((limit, policy))
+    for (limit, policy), cell in conv2_cells(results).items():
         shown = {"limit (MiB)": limit, "policy": policy}
         shown["paper"] = paper[policy] if limit == published["limit_mib"] else DASH
-        shown["division"] = "does not fit" if (limit, policy) in cells else DASH
-        columns = ("workspace (MiB)", "time (ms)", "torch's own (ms)", "over undivided")
-        shown |= dict.fromkeys(columns, DASH)
+        gain = or_none(conv2_gain, results, (limit, policy)) or DASH
+        told = ["does not fit", DASH, DASH, DASH, DASH]
         if cell:
-            parts = [(int(size), str(name)) for size, name in cell["parts"]]
-            shown["division"] = str(Division(0.0, 0, parts))
+            parts = str(Division(0.0, 0, [(int(size), str(name)) for size, name in cell["parts"]]))
             numbers = mib(cell["workspace_bytes"]), ms(cell["time_s"]), ms(cell["native_s"])
-            shown |= dict(zip(columns, numbers, strict=False))
-            if cells[limit, "undivided"]:
-                shown["over undivided"] = str(conv2_gain(results, (limit, policy)))
-        rows.append(shown)
+            told = [parts, *numbers, str(gain)]
+        columns = "division", "workspace (MiB)", "time (ms)", "torch's own (ms)", "over undivided"
+        rows.append(shown | dict(zip(columns, told, strict=True)))
     return rows
 
 
@@ -339,12 +311,12 @@ def figure10(results: Results) -> "Figure":
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.4 * len(cells))
     axis = axes[0, 0]
     draw_parts(axis, [part_times(entry, *cell) for cell in cells] if entry else [])
-    style: dict[str, Any] = {"color": plots.INK, "ms": 9, "mew": 2}
+    own = "torch's own, in turns with it"
     for row, cell in enumerate(cells.values()):
         if cell:
-            axis.plot(1e3 * cell["time_s"], row, "v", label="run as a whole", **style)
-            own = "torch's own, in turns with it"
-            axis.plot(1e3 * cell["native_s"], row, "|", label=own, **style)
+            for key, mark, label in (("time_s", "v", "run as a whole"), ("native_s", "|", own)):
+                style: dict[str, Any] = {"color": plots.INK, "ms": 9, "mew": 2, "label": label}
+                axis.plot(1e3 * cell[key], row, mark, **style)
     axis.set_yticks(range(len(cells)), [f"{limit} MiB, {policy}" for limit, policy in cells])
     axis.set_xlim(left=0)
     axis.set_title(_conv2_title(results), fontsize=11)
@@ -408,22 +380,16 @@ def fft_workspace_bytes(batch: int, inputs: int, outputs: int, side: int) -> int
     return 8 * spectra * side * (side // 2 + 1)
 
 
-@check(
-    "The paper's workspaces of FFT are those of one group of Caffe's conv2 (48 to 128 channels, "
-    "27×27 pixels and padding: 32×17 complex numbers)"
-)
 def fft_workspaces(results: Results) -> tuple[bool, str]:
-    """Compare the formula with the paper's printed digits; needs no records."""
+    """The formula's bytes and the paper's printed digits; needs no records."""
     paper, said, close = PAPER["figure10"], [], []
     for batch, printed, half_a_digit in (
         (PAPER["batches"]["AlexNet"], paper["fft_mib"], 0.5),
         (paper["power_of_two_batch"], paper["power_of_two_mib"], 0.05),
     ):
         size = fft_workspace_bytes(batch, 48, 128, 32) / MIB
-        torchvisions = fft_workspace_bytes(batch, 64, 192, 32) / MIB
         close.append(abs(size - printed) <= half_a_digit)
-        told = f"{size:.1f} MiB for {printed} at {batch} samples"
-        said.append(f"{told} (without groups, as in torchvision's, {torchvisions:.0f})")
+        said.append(f"{size:.1f} MiB for {printed} at {batch} samples")
     return all(close), "; ".join(said)
 
 
@@ -433,5 +399,5 @@ FIGURE10 = runs.artefact(
     rows=figure10_table,
     draw=figure10,
     claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
-    checks=(fft_workspaces,),
+    checks={"fft": fft_workspaces},
 )

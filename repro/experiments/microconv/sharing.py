@@ -69,7 +69,6 @@ def table(results: Results) -> list[dict[str, Any]]:
             "share of the limit": f"{100 * division.workspace_bytes / total:.1f} %",
             "time (ms)": ms(division.time_s),
             "torch's own (ms)": ms(entry["native_s"]),
-            "torch's own (MiB)": mib(entry["native_bytes"]),
             "division": str(division),
         }
         for entry, division in assignment(results)
@@ -77,23 +76,19 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure(results: Results) -> "Figure":
-    """The workspace of every kernel, WR at the small limit beside WD."""
+    """The workspace of every kernel, by WR at the small limit and by WD."""
     kernels, title = entries(alexnet(results)), runs.title_of(alexnet(results), runs.CAFFES)
-    total, late = (_limit(results, FIGURE[key]) for key in ("total_mib", "conv4_conv5_mib"))
     if chosen := assignment(results):
         paper, share = FIGURE["conv2_conv3_percent"], middle_share(chosen)
         title += f"\nWD gives conv2 and conv3 {share:.1f} % of what it gives; the paper's {paper} %"
-    drawn = draw_shares(kernels, _limit(results, runs.SMALL), total, late_mib=late)
+    total = _limit(results, FIGURE["total_mib"])
+    drawn = draw_shares(kernels, _limit(results, runs.SMALL), total)
     drawn.suptitle(title, fontsize=11)
     return drawn
 
 
 def draw_shares(
-    kernels: Sequence[Entry],
-    each_mib: float,
-    total_mib: float,
-    largest_mib: float | None = None,
-    late_mib: float | None = None,
+    kernels: Sequence[Entry], each_mib: float, total_mib: float, largest_mib: float | None = None
 ) -> "Figure":
     """Draw the workspace of kernels under WR and under WD as paired bars.
 
@@ -102,34 +97,22 @@ def draw_shares(
         each_mib: The limit of each under WR.
         total_mib: The limit of all together under WD.
         largest_mib: The right end of the axis; by default that of the bars.
-        late_mib: The most that conv4's and conv5's kernels take in the paper, scaled; dashed.
     """
     from repro import plots
-    from repro.experiments.microconv.drawing import LIMITS, UNFIT, draw_bars
+    from repro.experiments.microconv.drawing import LIMITS, draw_bars
 
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
     axis = axes[0, 0]
-    columns: dict[str, Sequence[Division | None]] = {
-        f"WR, {round(each_mib, 1):g} MiB for each": [divide(entry, each_mib) for entry in kernels],
-        f"WD, {round(total_mib, 1):g} MiB for all": (
-            share_out(kernels, total_mib) or [None] * len(kernels)
-        ),
-    }
+    shared: Sequence[Division | None] = share_out(kernels, total_mib) or [None] * len(kernels)
     frame = pd.DataFrame(index=[label(entry) for entry in kernels])
-    for side, (name, divisions) in enumerate(columns.items()):
+    for name, divisions in (
+        (f"WR, {round(each_mib, 1):g} MiB for each", [divide(e, each_mib) for e in kernels]),
+        (f"WD, {round(total_mib, 1):g} MiB for all", shared),
+    ):
         needs = [division.workspace_bytes / MIB if division else None for division in divisions]
-        frame[f"{name}: {sum(n or 0 for n in needs):,.1f} MiB in all"] = needs
-        for row, need in enumerate(needs):
-            text, ink = ("does not fit", UNFIT) if need is None else (f"{need:.1f}", "black")
-            style: dict[str, Any] = {"va": "center", "fontsize": 7, "color": ink}
-            axis.text(need or 0, row + 0.4 * side - 0.2, f" {text}", **style)
+        unfit = f", {needs.count(None)} kernels do not fit" * (None in needs)
+        frame[f"{name}: {sum(n or 0 for n in needs):,.1f} MiB in all{unfit}"] = needs
     draw_bars(axis, frame, (LIMITS[0], LIMITS[2]), kind="barh")
-    late = [row for row, entry in enumerate(kernels) if entry["layer"] in ("conv4", "conv5")]
-    if late and late_mib is not None:
-        name = f"paper: conv4 and conv5 under WD, at most {FIGURE['conv4_conv5_mib']:g} MiB"
-        name += f" ({late_mib:g} here)" * (late_mib != FIGURE["conv4_conv5_mib"])
-        style = {"color": plots.INK, "linestyle": "--", "label": name}
-        axis.vlines(late_mib, late[0] - 0.45, late[-1] + 0.45, **style)
     axis.set_ylim(max(1, len(kernels)) - 0.45, -0.55)
     axis.set_xlim(0, largest_mib)
     axis.set_xlabel("workspace (MiB)")
