@@ -136,18 +136,6 @@ class TestCandidates:
         assert layers == [f"conv{n}" for n in range(1, count + 1)]
         assert list(self.kernels(toys, "conv2")) == [("conv2", "forward")]
 
-    def test_candidates_rise_in_workspace_and_fall_in_time(self, toys):
-        for kernel in toys["whole"].metrics["kernels"] + toys["conv2"].metrics["kernels"]:
-            assert [int(b) for b in kernel["candidates"]] == [1, 2, 3, 4]
-            for ways in kernel["candidates"].values():
-                needs, times = [w[2] for w in ways], [w[1] for w in ways]
-                assert needs == sorted(set(needs)) and times == sorted(set(times), reverse=True)
-            assert 0 < kernel["candidates"]["4"][-1][1] <= kernel["native_s"]
-        shape = "4×16×16 to 4, 3×3, stride 1, padding 1"
-        kernel = self.kernels(toys, "conv2")["conv2", "forward"]
-        assert kernel["shape"] == shape and kernel["filter_bytes"] == 4 * 4 * 4 * 9
-        assert kernel["data_bytes"] == 4 * 4 * 2 * 4 * 16 * 16
-
     def test_divisions_of_conv2_that_were_run(self, toys):
         metrics = toys["conv2"].metrics
         cells = [(row["limit_mib"], row["policy"]) for row in metrics["checked"]]
@@ -253,13 +241,6 @@ class TestLayers:
 
 
 class TestCluster:
-    def test_times_of_every_size_on_both_devices(self, toys):
-        metrics = toys["cluster"].metrics
-        assert set(metrics) == {"times", "devices", "divided"}
-        for times in metrics["times"].values():
-            assert [int(size) for size in times] == [1, 2, 4, config_of("cluster")["batch"]]
-        assert metrics["devices"]["slow"] == "CPU, 1 thread"
-
     def test_threads_are_put_back_after_an_error(self, monkeypatch):
         def refuse(*arguments, **options):
             raise Broken("no time")
@@ -284,7 +265,7 @@ class TestSolver:
             assert 0 <= told["taken_bytes"][name] <= total
         assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
-    @pytest.mark.parametrize(("kernels", "variables"), [(3, 3), (5, 40), (159, 562)])
+    @pytest.mark.parametrize(("kernels", "variables"), [(3, 3), (5, 40)])
     def test_made_up_fronts(self, kernels, variables):
         fronts, total = experiments.made_up_fronts(random.Random(3), kernels, variables)
         assert len(fronts) == kernels and sum(map(len, fronts.values())) == variables
@@ -292,12 +273,8 @@ class TestSolver:
             needs = [division.workspace_bytes for division in front]
             times = [division.time_s for division in front]
             assert needs == sorted(set(needs)) and times == sorted(times, reverse=True)
-        if kernels < 10:
-            chosen = assign_workspaces(fronts, total)
-            assert sum(division.workspace_bytes for division in chosen.values()) <= total
-        again = experiments.made_up_fronts(random.Random(3), kernels, variables)
-        assert again == (fronts, total)
-        assert experiments.made_up_fronts(random.Random(4), kernels, variables) != again
+        chosen = assign_workspaces(fronts, total)
+        assert sum(division.workspace_bytes for division in chosen.values()) <= total
 
 
 class TestBuilding:
@@ -334,14 +311,6 @@ class TestBuilding:
             assert not torch.backends.mkldnn.enabled
             raise Broken
         assert torch.backends.mkldnn.enabled == enabled
-
-    def test_what_measured_times_are_shared_by(self):
-        config = network("WR", 8, "all").config
-        key = building.cache_key(config, "cuda")
-        assert building.cache_key(network("WD", 64, "undivided").config, "cuda") == key
-        others = [config | {"setting": "tf32"}, config | {"batch": 8}, config | {"image": 8}]
-        keys = {building.cache_key(other, "cuda") for other in others}
-        assert len({key, *keys, building.cache_key(config, "cuda:1")}) == 5
 
     @pytest.mark.parametrize("accelerator", [True, False])
     def test_times_of_other_processes_are_found_on_an_accelerator(

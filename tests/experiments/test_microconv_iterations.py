@@ -63,14 +63,6 @@ class TestDividedFaster:
         told = told if needed else "no limit binds: all of DenseNet-40 fits"
         assert told in evidence
 
-    def test_one_process_decides_nothing(self):
-        def make(run):
-            made_ = iterations(run, WR_undivided=2.0)
-            made_["metrics"]["samples_s"] = made_["metrics"]["samples_s"][:1]
-            return made_
-
-        assert judge("iterations/divided_faster", make)[0] == "undecided"
-
 
 @pytest.mark.parametrize(
     ("wd", "word"),

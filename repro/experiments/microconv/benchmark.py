@@ -73,9 +73,6 @@ def measured_gain(
 
     The error is that of the comparisons with torch's own that it is made of, one over torch's own
     and two over undivided: the layers are no sample of one another, and add no spread.
-
-    Raises:
-        NotRun: There are no such layers.
     """
     results.need("deepbench", setting=precision)
     one_machine(results.ok("deepbench", setting=precision))

@@ -59,9 +59,6 @@ def gain(record: Record, slower: str, faster: str) -> Estimate:
 
     Of each process the median over its rounds of the ratio of two times of one round counts; the
     error is the scatter of processes.
-
-    Raises:
-        NotRun: A form was not timed.
     """
     ratios = []
     for sample in record.metrics["samples_s"]:
@@ -86,10 +83,6 @@ def over_undivided(results: Results, role: str) -> Estimate:
     With a note on the fallbacks of undivided, and torch's own speed. Which algorithms the
     kernels took is not recorded: those for which torch's own takes more than the limit run by
     others, of which some are this package's.
-
-    Raises:
-        NotRun: They were not run both ways within a limit that binds, or most undivided kernels
-            may be left to this package's algorithms.
     """
     record, forms = _need(results, role, UNDIVIDED, DIVIDED)
     limit = f"{record.config['limit_mib']:g} MiB"

@@ -262,9 +262,6 @@ def conv2_gain(results: Results, cell: Cell) -> Estimate:
     """How much faster conv2 runs than undivided, each in turns with torch's own.
 
     By processes; of one alone the spread is not known.
-
-    Raises:
-        NotRun: A process has no division within the limit, or none undivided.
     """
     gains = []
     for record in results.ok("candidates", layer="conv2"):

@@ -165,10 +165,6 @@ def judged(
         torchs: The speed of the divisions over torch's own, which no limit holds.
         rows: The undivided kernels.
         noun: Names them.
-
-    Raises:
-        NotRun: Most of undivided is left to this package's algorithms: none of a library's are
-            there to compare with.
     """
     left = [names for row in rows if (names := ours_alone(row))]
     note = f"divided is {torchs} of torch's own speed without a limit"
@@ -188,11 +184,7 @@ def unfit(record: Record | None) -> str:
 
 
 def fitting(record: Record) -> pd.DataFrame:
-    """A network's kernels within the limit, one a row: layer, times and workspace.
-
-    Raises:
-        NotRun: Not all fit.
-    """
+    """A network's kernels within the limit, one a row: layer, times and workspace."""
     if missing := unfit(record):
         config = record.config
         where = f"{config['mode']} {config['policy']} with {config['limit_mib']:,} MiB"
@@ -212,9 +204,6 @@ def need(
     """A network's record by the first of several policies that has one.
 
     It is the one within the limit that corresponds to the paper's; see `runs.limit_of`.
-
-    Raises:
-        NotRun: None has.
     """
     limit = limit_of(results.profile, role, mode, limit_mib, caffe)
     config = {"role": role, "mode": mode, "setting": precision, "limit_mib": limit}
@@ -234,9 +223,6 @@ def gained(before: Record, after: Record) -> Estimate:
 
     The error is that of the comparisons with torch's own: each is a median, and weighs as much as
     its kernel takes of the time. Kernels whose times are the very same ones do not count.
-
-    Raises:
-        NotRun: Not all kernels fit in both, or the records are of two machines.
     """
     one_machine([before, after])
     sides = [fitting(before), fitting(after)]
@@ -247,11 +233,7 @@ def gained(before: Record, after: Record) -> Estimate:
 
 
 def over_torch(record: Record) -> Estimate:
-    """How fast a network's kernels are over torch's own, which no limit holds.
-
-    Raises:
-        NotRun: Not all fit.
-    """
+    """How fast a network's kernels are over torch's own, which no limit holds."""
     rows = fitting(record)
     weight = math.sqrt(((rows.time_s / rows.time_s.sum()) ** 2).sum())
     return compared(math.log(rows.native_s.sum() / rows.time_s.sum()), weight, _as_run(record))
@@ -275,9 +257,6 @@ def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> Non
     Args:
         undivided: The network undivided within a limit for each kernel.
         others: The same network undivided with a larger limit, or divided.
-
-    Raises:
-        NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
     """
     if unfit(undivided):
         return

@@ -201,11 +201,7 @@ def _label(results: Results, divided: Record, *limits_mib: int) -> str:
 
 
 def _need_scaled(undivided: Record, limit_mib: int) -> None:
-    """Check that the limit is no looser than the paper's.
-
-    Raises:
-        NotRun: It is.
-    """
+    """Check that the limit is no looser than the paper's."""
     if (at_papers := runs.at_papers_batch(undivided)) > limit_mib:
         raise NotRun(
             f"no such limit was run: {limit_mib} MiB at a mini-batch of "

@@ -74,11 +74,7 @@ def link_figure(results: Results) -> "Figure":
 
 
 def _over_paper(results: Results, way: str, batch: int, share: float, rate: float) -> float:
-    """Our images/s over the paper's.
-
-    Raises:
-        NotRun: No records.
-    """
+    """Our images/s over the paper's."""
     speed = _rates(results, way).get((batch, share, rate))
     if speed is None:
         raise NotRun("no records")
@@ -156,11 +152,7 @@ def chunk_figure(results: Results) -> "Figure":
 
 
 def _over_own(results: Results, key: str, smallest: bool) -> tuple[int, float]:
-    """A size of a chunk, the smallest or the best, and its value over that of the paper's.
-
-    Raises:
-        NotRun: No records of the paper's.
-    """
+    """A size of a chunk, the smallest or the best, and its value over that of the paper's."""
     rows = _chunk_rows(results)
     if runs.CHUNK_MIB not in rows:
         raise NotRun(f"no records of chunks of {runs.CHUNK_MIB} MiB")

@@ -99,9 +99,6 @@ def _less_unused(at: Trained) -> Estimate:
     """The memory between budget and use with chunks less that without, in points.
 
     At the largest batch size that trains both ways.
-
-    Raises:
-        NotRun: There is none.
     """
     if not at.points(runs.SCHEDULE) or not at.points(runs.CHUNKS) or not at.limit:
         raise NotRun("no records")

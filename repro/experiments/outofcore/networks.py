@@ -70,11 +70,7 @@ def _rate(point: Point) -> tuple[float, Interval | None]:
 
 
 def _costs(results: Results, where: str) -> dict[str, Estimate]:
-    """The time of an image with chunks over that without, wherever both train beyond.
-
-    Raises:
-        NotRun: Nowhere.
-    """
+    """The time of an image with chunks over that without, wherever both train beyond."""
     found = {}
     for role in runs.OTHERS:
         at = Trained(results, where, role)

@@ -176,9 +176,6 @@ class Trained:
         """The point at a batch size of the paper, and that size here.
 
         On a CPU it is the batch size that is as large over the largest in core.
-
-        Raises:
-            NotRun: None was run within 10 %.
         """
         found, wanted = self.points(mode), float(batch)
         if any("base_batch" in record.config for record in self.records):
@@ -191,11 +188,7 @@ class Trained:
         return near, found[near]
 
     def slowdown(self, point: Point) -> Estimate:
-        """The time of an image over that of the largest mini-batch in core.
-
-        Raises:
-            NotRun: Nothing fits in core, or the times are of several machines.
-        """
+        """The time of an image over that of the largest mini-batch in core."""
         if not self.simulated:
             one_machine(self._results.ok(self.where, role=self.role))
             if point.relative is not None:
@@ -208,11 +201,7 @@ class Trained:
         return exactly(1 / point.relative, log=True)
 
     def speed(self, ours: Point, other: Point) -> Estimate:
-        """The images/s of one way to train over those of another.
-
-        Raises:
-            NotRun: The times are of several machines.
-        """
+        """The images/s of one way to train over those of another."""
         if self.simulated:
             return exactly(ours.images_per_s / other.images_per_s, log=True)
         one_machine(self._results.ok(self.where, role=self.role))
@@ -222,9 +211,6 @@ class Trained:
         """The largest batch size that a way trains, 0 for none.
 
         Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
-
-        Raises:
-            NotRun: No records.
         """
         if self.simulated:
             return int(self._results.need("reach", role=self.role).metrics[mode])
@@ -238,11 +224,7 @@ class Trained:
         return not self.simulated and (not found or found[max(found)] is not None)
 
     def reach_over(self, one: str, other: str) -> tuple[int, int, Estimate]:
-        """The largest batch sizes that two ways train, and the first over the second.
-
-        Raises:
-            NotRun: No records, or one of the two trains nothing.
-        """
+        """The largest batch sizes that two ways train, and the first over the second."""
         sizes = {mode: self.largest(mode) for mode in (one, other)}
         for mode, size in sizes.items():
             if not size:
@@ -255,9 +237,6 @@ class Trained:
         Where larger sizes were not tried that may change the answer, the ratio is `unsure`: one
         might train more, unless it has the paper's ratio already; the other might train more,
         unless the first ended below it.
-
-        Raises:
-            NotRun: No records, or the other trains nothing.
         """
         first, second = self.largest(one), self.largest(other)
         if second and not first:
@@ -282,11 +261,7 @@ def inverse(gap: Estimate) -> tuple[float, Interval | None]:
 
 
 def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained]:
-    """Measurements with real allocators, by network.
-
-    Raises:
-        NotRun: They are simulated there.
-    """
+    """Measurements with real allocators, by network."""
     found = {role: Trained(results, MEASURED, role) for role in roles}
     if any(trained.on_cpu for trained in found.values()):
         raise NotRun("needs a GPU: on a CPU, too, the allocators are simulated")
@@ -316,11 +291,7 @@ artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
 def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:
-    """The result of a check: whether all hold of what is said.
-
-    Raises:
-        NotRun: Nothing is.
-    """
+    """The result of a check: whether all hold of what is said."""
     if not found:
         raise NotRun("no records")
     return all(found.values()), "; ".join(found)

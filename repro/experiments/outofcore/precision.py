@@ -30,11 +30,7 @@ def _reach(results: Results) -> dict[str, Mapping[str, Any]]:
 
 
 def _kept(results: Results, batch: int, way: str) -> float:
-    """The simulated share of the speed in core that a way keeps, in the same precision.
-
-    Raises:
-        NotRun: No records, or one of both does not fit.
-    """
+    """The simulated share of the speed in core that a way keeps, in the same precision."""
     rates = []
     for size, name in ((batch, way), (FITS, runs.IN_CORE)):
         row = results.need(runs.HALF, role=runs.RESNET, batch=size).metrics["rows"].get(name)
@@ -45,11 +41,7 @@ def _kept(results: Results, batch: int, way: str) -> float:
 
 
 def _measured(results: Results) -> tuple[Record, dict[str, Record]]:
-    """Measurements with chunks at one batch size: of float32, and of the others by precision.
-
-    Raises:
-        NotRun: There is one of them alone, or float32 moves nothing.
-    """
+    """Measurements with chunks at one batch size: of float32, and of the others by precision."""
     halves = results.ok(runs.HALF_MEASURED, role=runs.RESNET, mode=runs.CHUNKS)
     batches = {record.config["batch"] for record in halves}
     whole = results.ok(runs.MEASURED, role=runs.RESNET, mode=runs.CHUNKS)

@@ -52,11 +52,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def faster(results: Results, one: str, other: str) -> Estimate | Exact:
-    """The images/s of one schedule over those of another, within the same budget.
-
-    Raises:
-        NotRun: No records of one of both, or the other ran out of memory.
-    """
+    """The images/s of one schedule over those of another, within the same budget."""
     found = points(results)
     if one not in found or other not in found:
         raise NotRun("no records")
