@@ -241,14 +241,6 @@ class TestSimulated:
             theirs = simulating.modelled_row(plain, Costs(times, 5e7, map_s))
             assert rows[name]["time_s"] <= theirs["time_s"] * (1 + 1e-9)
 
-    def test_the_papers_own_schedule_is_there_beside_ours(self, toys):
-        rows = toys.outcomes["simulated"].metrics["rows"]
-        assert rows["paper"]["scheduler"] == "paper"
-        assert rows["paper"]["bytes_moved"] >= rows["schedule"]["bytes_moved"]
-        chunks = rows["paper_va"]
-        assert chunks["scheduler"] == "paper" and chunks["map_operations"]
-        assert chunks["time_s"] > chunks["unmapped_s"]
-
 
 class TestAnalysed:
     def test_a_faster_link_and_fewer_bytes_take_less_time(self, toys):
@@ -361,11 +353,6 @@ class TestAccelerator:
         with pytest.raises(ValueError, match="expandable segments are CUDA's"):
             measuring.measured(_MEASURED | {"mode": "expandable_segments"}, 0, None, str(device))
 
-    def test_what_does_not_fit_runs_out_of_memory(self, device):
-        for mode in ("in_core", "schedule"):
-            with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-                measuring.measure(_MEASURED | {"mode": mode, "batch": 1 << 13}, str(device))
-
     def test_a_lack_of_the_host_is_no_lack_of_the_device(self, device, monkeypatch):
         """It says which memory was short, and tries no smaller budgets, which would need more."""
         tried = []
@@ -384,13 +371,6 @@ CHUNK = 2 * MIB
 
 
 class TestMapped:
-    def test_whole_chunks_are_counted_at_their_most(self):
-        # 3 MiB take 2 chunks; 5 take 3, of which 2 are those that were freed; small ones share one.
-        events = [Event("a", 3 * MIB), Event("a", None), Event("b", 5 * MIB)]
-        assert simulating.mapped(events, CHUNK).peak_reserved_bytes == 3 * CHUNK
-        small = [Event(number, MIB // 4) for number in range(8)]
-        assert simulating.mapped([*events, *small], CHUNK).peak_reserved_bytes == 4 * CHUNK
-
     @pytest.mark.parametrize("chunk_mib", [2, 6])
     def test_the_simulator_says_the_same(self, chunk_mib):
         names = [number * 7 % 40 for number in range(40)]
@@ -504,15 +484,6 @@ class TestRates:
         assert found.fixed_s == pytest.approx(0.25)
         assert found.bytes_per_s == pytest.approx(1e7)
 
-    def test_one_throughput_fixes_the_rate_alone(self):
-        toy = TRACED[0]
-        found = Rates.fit(toy, [8], [4.0])
-        assert found.fixed_s == 0
-        assert found.times(trace_at(toy, 8)).sum() == pytest.approx(2.0)
-        assert found.times(trace_at(toy, 24)).sum() == pytest.approx(
-            2.0 * sum(trace_at(toy, 24).needs_bytes) / sum(trace_at(toy, 8).needs_bytes)
-        )
-
 
 def random_chain(seed: int) -> Trace:
     """Return forward and backward passes over layers of random sizes."""
@@ -534,14 +505,6 @@ class TestFitting:
         ours, theirs = best_fit(16 * GIB), BestFitAllocator(16 * GIB)
         assert vars(ours) == vars(theirs)
         assert chunk_bytes(16 * GIB) == 40 * MIB
-
-    def test_sizes_are_in_proportion_to_the_limit(self):
-        half, tiny = best_fit(8 * GIB), best_fit(100_000)
-        assert half.large_segment_bytes == 10 * MIB
-        assert half.small_bytes == MIB // 2
-        assert chunk_bytes(8 * GIB) == 20 * MIB
-        assert tiny.small_bytes >= 512
-        assert tiny.capacity_bytes == chunked(100_000).capacity_bytes == 100_000
 
     @pytest.mark.slow
     @pytest.mark.parametrize("allocator", [best_fit, chunked])
@@ -570,10 +533,6 @@ class TestFitting:
         if budget < limit:
             assert limit not in served
         assert can_train(trace, limit, make)
-
-    def test_nothing_fits_below_what_one_function_needs(self):
-        trace = random_chain(0)
-        assert largest_budget(trace, trace.smallest_budget - 1, partial(chunked, 10**9)) is None
 
     def test_in_core(self):
         trace = random_chain(1)

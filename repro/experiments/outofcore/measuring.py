@@ -124,13 +124,8 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, A
 class _Swapping:
     """A training within a memory limit.
 
-    Attributes:
-        config: Of the run.
-        device: Where it runs.
-        trace: By which its memory is predicted.
-        limit: In bytes.
-        make: Makes the allocator where it is simulated.
-        installed: The chunked allocator of a GPU.
+    `trace` predicts its memory, `make` makes its allocator where that is simulated, and `installed`
+    is the chunked allocator of a GPU.
     """
 
     config: Config
@@ -206,12 +201,7 @@ class _Swapping:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Time iterations within a block, on a CPU in turns with the reference outside of it.
 
-        Args:
-            block: Not entered.
-            settled: Called once the block's plans are made.
-
-        Returns:
-            Timings, and metrics.
+        Calls `settled` once the block's plans are made; returns timings, and metrics.
         """
         plain = training_step(self.config, self.device)
 

@@ -231,6 +231,15 @@ class Trained:
                 raise NotRun(f"{LABELS[mode]} trains nothing to compare with")
         return sizes[one], sizes[other], exactly(sizes[one] / sizes[other], log=True)
 
+    def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
+        """Whether ways train more than others: by a text with the paper's ratio, as given."""
+        found = {}
+        for one, than, paper in pairs:
+            most, other, over = self.reach_over(one, than)
+            sizes = f"{most} {LABELS[one]} over {other} {LABELS[than]} {over}"
+            found[f"{self.ran}: {sizes}, paper {paper}"] = most > other
+        return found
+
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one way trains a network than another, as measured.
 

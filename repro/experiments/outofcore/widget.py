@@ -113,7 +113,12 @@ def _draw_memory(axis: "Axes", shown: Iteration, result: Simulation, budget: int
     edges = [*result.starts_s, result.ends_s[-1]]
     held, alone = result.memory_bytes / GIB, np.array(shown.trace.live_bytes) / GIB
     axis.stairs(held, edges, baseline=0, fill=True, color="#bcd7ea", label="held by the device")
-    in_core: dict[str, Any] = {"color": _COPY, "lw": 1.2, "ls": ":", "label": "in core, same function"}
+    in_core: dict[str, Any] = {
+        "color": _COPY,
+        "lw": 1.2,
+        "ls": ":",
+        "label": "in core, same function",
+    }
     axis.stairs(alone, edges, baseline=None, **in_core)
     axis.axhline(budget / GIB, color=_INK, ls="--", lw=1.2, label="budget")
     ran = network_name(simulated(shown.role, shown.batch).config)
