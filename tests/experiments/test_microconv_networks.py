@@ -10,7 +10,7 @@ from made_microconv import FAST, TINY, UNFIT, at, bench, check, judge, network, 
 
 from repro.experiments import load_paper
 from repro.experiments.judge import NotRun
-from repro.experiments.microconv import benchmark, conditions, devices, measured
+from repro.experiments.microconv import benchmark, machines, measured
 from repro.experiments.microconv.measured import IMPLICIT, NATIVE
 from repro.report import DASH
 
@@ -416,12 +416,12 @@ class TestFigure13:
         assert holds == "yes" and evidence.startswith(f"{168.43 / (83.03 * 1.5):.2f}×")
         row, *_ = table("figure13", lambda run: None).to_dict("records")
         assert row["even is slower by"] == "1.35×" and row["slowest (ms)"] == "124.5"
-        other = dict(zip(devices.FIGURE["even_ms"], (115.0, 83.03), strict=True))
-        monkeypatch.setitem(devices.FIGURE, "even_ms", other)
+        other = dict(zip(machines.FIGURE["even_ms"], (115.0, 83.03), strict=True))
+        monkeypatch.setitem(machines.FIGURE, "even_ms", other)
         assert check("figure13", 2, lambda run: None)[0] == "NO"
 
     def test_table_and_figure(self):
-        """32 take 42 ms on the fast device; 24 there and 8 on the slow one 34; 16, 12 and 4 take 26."""
+        """32 take 42 ms on the fast device; 24 and 8 on the slow one 34; 16, 12 and 4 take 26."""
         frame = table("figure13", lambda run: made.cluster(fast, slow))
         assert list(frame["slowest (ms)"])[:4] == ["42.0", "101.0", "34.0", "26.0"]
         assert list(frame["batch sizes"])[2] == "fast: 24, slow: 8"
@@ -444,9 +444,9 @@ class TestFigure13:
         alone = {"fast": (32, 1.0)}, None
         both = {"fast": (16, 3.0), "slow": (16, 0.1)}, {"fast": (16, 2.0), "slow": (16, 0.1)}
         planted = dict.fromkeys(("fast", "slow"), alone) | dict.fromkeys(
-            ("fast + slow", devices.ALL), both
+            ("fast + slow", machines.ALL), both
         )
-        monkeypatch.setattr(devices, "splits", lambda results: planted)
+        monkeypatch.setattr(machines, "splits", lambda results: planted)
         assert check("figure13", 0, make)[0] == check("figure13", 1, make)[0] == "NO"
 
 
@@ -481,7 +481,7 @@ class TestTables:
         assert found["I", "PSEUDO_HALF"] == "FFT (up to 1.0 MiB)"
         assert found["I", "FLOAT"] == "GEMM (up to 0.0 MiB)"
         assert found["II", "frameworks"] == "PyTorch"
-        families = [conditions.family_of(f"nnpack:{name}") for name in ("ft8x8", "wt8x8", "x")]
+        families = [machines.family_of(f"nnpack:{name}") for name in ("ft8x8", "wt8x8", "x")]
         assert families == ["FFT", "Winograd", "GEMM"]
 
 

@@ -126,7 +126,7 @@ def gains_speed(results: Results) -> Cases:
 
 def simulated_reach(results: Results) -> tuple[bool, str]:
     """Each network's largest batch sizes by scheduling over in core, and with chunks over that."""
-    found = {}
+    found: dict[str, bool] = {}
     for role in runs.OTHERS:
         alone, chunks = f"×{SECTION['schedule'][role]:g}", f"×{LEAST:g} to ×{MOST:g}"
         pairs = (runs.SCHEDULE, runs.IN_CORE, alone), (runs.CHUNKS, runs.SCHEDULE, chunks)
