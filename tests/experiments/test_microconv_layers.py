@@ -287,14 +287,6 @@ class TestReading:
         assert measured.tunings(results, "all") == []
         assert measured.alexnet(results).config["policy"] == "powerOfTwo"
 
-    def test_candidates_of_a_policy(self):
-        sizes = {"all": range(1, 13), "powerOfTwo": (1, 2, 4, 8, 12), "undivided": (12,)}
-        for policy, expected in sizes.items():
-            assert list(measured.candidates_of(entry(batch=12), policy)) == list(expected)
-        kernel = entry(slow_mib=1.0)
-        assert measured.divide(kernel, 0.5) is None and measured.front(kernel, 0.5) == []
-        assert measured.divide(kernel, 1.0).parts == [(1, "slow")] * 8
-
 
 class TestWidget:
     def test_the_chosen_point_is_the_best_division(self):

@@ -184,45 +184,30 @@ def table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def family_of(algorithm: str) -> str:
-    """The column of Table I that an algorithm belongs to."""
-    if algorithm == measured.NATIVE:
-        return "torch's own"
-    name = algorithm.partition(":")[2].lower()
-    if "fft" in name or name.startswith("ft"):
-        return "FFT"
-    return "Winograd" if name.startswith(("winograd", "wt")) else "GEMM"
-
-
 def _configurations(results: Results) -> dict[str, str]:
-    """The algorithms that the layers of Figure 8 take, with their largest workspace."""
-    taken: dict[str, dict[str, int]] = {name: {} for name in PAPER["table1"]}
+    """The algorithms that the layers of Figure 8 take, by configuration of Table I."""
+    taken: dict[str, set[str]] = {}
     for record in results.ok("deepbench"):
-        for division in (row["divided"] for row in record.metrics["layers"] if "divided" in row):
-            for algorithm in sorted(measured.algorithms(division)):
-                name = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
-                most = taken[name if record.config["setting"] == HALF else "FLOAT"]
-                family = family_of(algorithm)
-                most[family] = max(division["workspace_bytes"], most.get(family, 0))
-    return {
-        name: _listed(f"{family} (up to {measured.mib(most)} MiB)" for family, most in own.items())
-        for name, own in taken.items()
-    }
+        for row in record.metrics["layers"]:
+            for algorithm in measured.algorithms(row.get("divided", {})):
+                half = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
+                name = half if record.config["setting"] == HALF else "FLOAT"
+                taken.setdefault(name, set()).add(algorithm)
+    return {name: _listed(sorted(own)) for name, own in taken.items()}
 
 
 def _machine(results: Results) -> dict[str, str]:
     """The machines and libraries of the records."""
-    records = [record for record in results.records if record.status == "ok"]
-    if not records:
+    told = [
+        (r.device["name"], f"{r.device['memory_bytes'] / 2**30:.0f} GiB", f"torch {version}")
+        for r in results.records
+        if r.status == "ok" and (version := r.versions["torch"])
+    ]
+    if not told:
         return {}
-    memory = (f"{record.device['memory_bytes'] / 2**30:.0f} GiB" for record in records)
-    return {
-        "device": _listed(dict.fromkeys(record.device["name"] for record in records)),
-        "memory": _listed(dict.fromkeys(memory)),
-        "libraries": _listed(dict.fromkeys(f"torch {r.versions['torch']}" for r in records)),
-        "frameworks": "PyTorch",
-        "solver": "HiGHS, of scipy",
-    }
+    columns = enumerate(("device", "memory", "libraries"))
+    found = {name: _listed(dict.fromkeys(row[n] for row in told)) for n, name in columns}
+    return found | {"frameworks": "PyTorch", "solver": "HiGHS, of scipy"}
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -239,9 +224,9 @@ def _settings(profile: str) -> dict[str, str]:
     }
     rows = {}
     for name, plan in planned.items():
-        configs = [run.config for run in plan]
-        modes = sorted({config.get("mode", "WR") for config in configs}, reverse=True)
-        limits = sorted({c["limit_mib"] for c in configs if c.get("mode", "WR") == "WR"})
+        configs = [{"mode": "WR"} | run.config for run in plan]
+        modes = sorted({config["mode"] for config in configs}, reverse=True)
+        limits = sorted({c["limit_mib"] for c in configs if c["mode"] == "WR"})
         roles = ["DeepBench"] if name == "layers" else sorted({c["role"] for c in configs})
         rows[name] = f"{_listed(modes)}; {_listed(limits)} MiB; {_listed(roles)}"
     return rows

@@ -74,9 +74,10 @@ def draw(
 
     rows = -(-len(panels) // columns)
     figure, axes = new_axes(rows, columns, 3.6 * columns + 0.4, 2.9 * rows + 0.6)
-    for axis, panel in zip(axes.flat, panels, strict=False):
+    for number, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         _draw_panel(axis, panel, top)
-        axis.set(xlabel=xlabel, ylabel=panel.ylabel)
+        left = panels[number - 1].ylabel if number % columns else ""
+        axis.set(xlabel=xlabel, ylabel="" if panel.ylabel == left else panel.ylabel)
     legend_below(figure, 4)
     return figure
 
