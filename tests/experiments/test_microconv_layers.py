@@ -211,7 +211,7 @@ class TestFigure12:
         labels = made.legend_of(drawn)
         assert "WR, 8 MiB for each: 48.0 MiB in all" in labels
         assert "WD, 120 MiB for all: 96.0 MiB in all" in labels
-        assert "conv3 100.0 % of what it gives; the paper's 93.7 %" in drawn.get_suptitle()
+        assert "conv3 100.0 % of its total; the paper's 93.7 %" in drawn.get_suptitle()
         unfit = made.legend_of(made.figure("figure12", made.nowhere))
         assert unfit[0].endswith("in all, 14 kernels do not fit")
 

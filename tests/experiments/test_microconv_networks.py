@@ -93,7 +93,7 @@ class TestFigure9:
             assert found == word and f"{100 * (1.63**0.25 - 1):.2g} %" in evidence
             word, evidence = judge(f"figure9/{key}", make, "quick")
             assert word == "not run"
-            assert f"stand for {32 * limit:,} at the paper's" in evidence
+            assert f"are {32 * limit:,} at the paper's" in evidence
         only_divided = two((1.0, {"unfit": ["conv1 F"]}), 1.0, 8)
         word, evidence = judge("figure9/small_no_gain", only_divided, "gpu")
         assert word == "not reproduced" and "only divided, conv1 F fit; " in evidence

@@ -166,7 +166,7 @@ NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "tabl
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """The rows of all five tables, the paper's beside ours."""
+    """The rows of all five tables, the paper's and ours."""
     found = [record.metrics["devices"].items() for record in results.ok("cluster")]
     devices = [f"{name}: {device}" for named in found for name, device in named]
     here = _configurations(results) | _machine(results) | _settings(results.profile)

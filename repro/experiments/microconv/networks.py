@@ -214,7 +214,7 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     elif at_papers > limit_mib:
         raise NotRun(
             f"no such limit was run: {limit_mib} MiB at a mini-batch of "
-            f"{undivided.config['batch']} stand for {at_papers:,.0f} at the paper's"
+            f"{undivided.config['batch']} are {at_papers:,.0f} at the paper's"
         )
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}

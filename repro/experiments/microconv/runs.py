@@ -135,7 +135,7 @@ def _paper_batch(role: str, caffe: bool) -> int:
 
 
 def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:
-    """`limit_of` in words, beside the paper's that it stands for where that is another."""
+    """`limit_of` in words, and the paper's limit where that is another."""
     ran, paper = (limit_of(p, role, mode, limit_mib, caffe) for p in (profile, "paper"))
     return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
 
@@ -255,7 +255,7 @@ def artefact(
     facts: Callable[[Results], Iterable[str]] = lambda results: (),
     **functions: Any,
 ) -> Artefact:
-    """An artefact of ``paper.toml``; its caption names what of the records is not the paper's."""
+    """An artefact of ``paper.toml``; its caption names networks that are not the paper's."""
     own = CONTENT["artefacts"][name]
 
     def marks(results: Results) -> Iterable[str]:

@@ -49,7 +49,7 @@ def chosen_point(entry: Entry, limit_mib: float) -> int | None:
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
-    """In one line what a limit does to a kernel."""
+    """In one line the effect of a limit on a kernel."""
     number = chosen_point(entry, limit_mib)
     if number is None:
         least = limits_mib(entry)[0]

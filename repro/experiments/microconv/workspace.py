@@ -191,7 +191,7 @@ def figure12(results: Results) -> "Figure":
     )
     if chosen := assignment(results):
         paper, share = FIGURE["conv2_conv3_percent"], middle_share(chosen)
-        title += f"\nWD gives conv2 and conv3 {share:.1f} % of what it gives; the paper's {paper} %"
+        title += f"\nWD gives conv2 and conv3 {share:.1f} % of its total; the paper's {paper} %"
     total = _limit(results, FIGURE["total_mib"])
     drawn = draw_shares(kernels, _limit(results, runs.SMALL), total)
     drawn.suptitle(title, fontsize=11)

@@ -28,11 +28,11 @@ _SECONDS = {"bound": "bound_s", runs.FITTED: "time_s"}
 _NAMES = {"bound": runs.LABELS["bound"], runs.FITTED: "our fastest"}
 
 
-def _rates(results: Results, way: str) -> dict[tuple[int, float, float], float]:
-    """Images/s of a way by batch size, share of the bytes and rate of the link."""
+def _rates(results: Results, method: str) -> dict[tuple[int, float, float], float]:
+    """Images/s of a method by batch size, share of the bytes and rate of the link."""
     records = sorted(results.ok("link", role=runs.RESNET), key=lambda r: r.config["batch"])
     return {
-        (r.config["batch"], w["share"], w["rate"]): r.config["batch"] / w[_SECONDS[way]]
+        (r.config["batch"], w["share"], w["rate"]): r.config["batch"] / w[_SECONDS[method]]
         for r in records
         for w in r.metrics["rows"]
     }
@@ -44,12 +44,12 @@ def link_table(results: Results) -> list[dict[str, Any]]:
     def shown(rate: float, digits: str = ".0f") -> str:
         return f"{rate:{digits}} ({rate / IN_CORE_RATE:.0%})"
 
-    ways = {way: _rates(results, way) for way in _NAMES}
+    methods = {method: _rates(results, method) for method in _NAMES}
     return [
         {"batch": batch, "bytes": f"{share:.0%}", "GB/s each way": f"{rate / 1e9:g}"}
-        | {_NAMES[way]: shown(rates[batch, share, rate]) for way, rates in ways.items()}
+        | {_NAMES[method]: shown(rates[batch, share, rate]) for method, rates in methods.items()}
         | {"paper": shown(runs.faster(batch), "g")}
-        for batch, share, rate in ways[runs.FITTED]
+        for batch, share, rate in methods[runs.FITTED]
     ]
 
 
@@ -58,14 +58,14 @@ def link_figure(results: Results) -> "Figure":
     panels = []
     for batch in BATCHES:
         lines = []
-        for way, name in _NAMES.items():
+        for method, name in _NAMES.items():
             for share, whose in ((FEWER_BYTES, "budget"), (1.0, "ours")):
                 found = {
                     rate / 1e9: speed / IN_CORE_RATE
-                    for (size, part, rate), speed in _rates(results, way).items()
+                    for (size, part, rate), speed in _rates(results, method).items()
                     if (size, part) == (batch, share)
                 }
-                lines.append(Line(way, plain(found), f"{name}, {share:.0%} of the bytes", whose))
+                lines.append(Line(method, plain(found), f"{name}, {share:.0%} of the bytes", whose))
         paper = plain({runs.RATE / 1e9: runs.faster(batch) / IN_CORE_RATE})
         lines.append(Line(runs.CHUNKS, paper, "paper", "paper"))
         ylabel = "images/s over the\nlargest in core"
@@ -73,9 +73,9 @@ def link_figure(results: Results) -> "Figure":
     return draw(panels, len(panels), "link, each way (GB/s)")
 
 
-def _over_paper(results: Results, way: str, batch: int, share: float, rate: float) -> float:
+def _over_paper(results: Results, method: str, batch: int, share: float, rate: float) -> float:
     """Our images/s over the paper's."""
-    speed = _rates(results, way).get((batch, share, rate))
+    speed = _rates(results, method).get((batch, share, rate))
     if speed is None:
         raise NotRun("no records")
     return float(speed / runs.faster(batch))

@@ -51,7 +51,7 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WAYS = {
+METHODS = {
     SIMULATED: (IN_CORE, "lms", *TO_THE_LETTER, SCHEDULE, CHUNKS, *PACKED_MODES, "bound"),
     MEASURED: (*MODES, *TO_THE_LETTER, *PEERS),
 }
@@ -90,28 +90,28 @@ def table(results: Results) -> list[dict[str, Any]]:
     for where in PLACES:
         at = Trained(results, where)
         place = at.place + f", {at.ran}" * (not at.simulated and at.ran != RESNET)
-        for mode in (way for way in WAYS[where] if at.points(way)):
+        for mode in (method for method in METHODS[where] if at.points(method)):
             rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
             rows.append({"where": place, "method": LABELS[mode], **rates})
     return rows
 
 
 def figure(results: Results) -> "Figure":
-    """Draw how far each way trains, and at which share of the speed in core."""
+    """Draw how far each method trains, and at which share of the speed in core."""
     v100, here = Trained(results, SIMULATED), Trained(results, MEASURED)
 
-    def panel(title: str, at: Trained, ways: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
+    def panel(title: str, at: Trained, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
         def share(point: Point) -> tuple[float, Interval | None]:
             return inverse(at.slowdown(point))
 
         lines = []
-        for way in papers:
-            best = max(published("lms_in_core" if way == "lms" else IN_CORE).values())
-            shares = {b / IN_CORE_BATCH: rate / best for b, rate in published(way).items()}
-            lines.append(Line(way, plain(shares), "paper", "paper"))
+        for method in papers:
+            best = max(published("lms_in_core" if method == "lms" else IN_CORE).values())
+            shares = {b / IN_CORE_BATCH: rate / best for b, rate in published(method).items()}
+            lines.append(Line(method, plain(shares), "paper", "paper"))
         ceiling: Curve = ()
         with suppress(NotRun):  # of several machines nothing compares
-            lines = [line_of(at, way, share, at.base or 1) for way in ways] + lines
+            lines = [line_of(at, method, share, at.base or 1) for method in methods] + lines
             if at.simulated:
                 ceiling = line_of(at, "bound", share, at.base or 1).curve
         ylabel = "images/s over the\nlargest in core"
@@ -126,7 +126,7 @@ def figure(results: Results) -> "Figure":
 
 
 def larger(results: Results, than: str, paper: float) -> Cases:
-    """The largest batch sizes with chunks over another way's, of real allocators."""
+    """The largest batch sizes with chunks over another method's, of real allocators."""
     return {RESNET: with_allocators(results, [RESNET])[RESNET].larger(CHUNKS, than, paper)}
 
 
@@ -174,7 +174,7 @@ def faster_with_chunks(results: Results) -> Cases:
 
 
 def larger_than_peers(results: Results) -> Cases:
-    """The largest batch sizes over those of what people use today."""
+    """The largest batch sizes over those of torch's other means."""
     here = Trained(results, MEASURED)
     tried = [mode for mode in PEERS if here.points(mode)]
     if not tried:
@@ -194,12 +194,12 @@ def fitted(results: Results) -> tuple[bool, str]:
 
 
 def within_bound(results: Results) -> tuple[bool, str]:
-    """Images/s of each way over the most that any schedule can have."""
+    """Images/s of each method over the most that any schedule can have."""
     v100 = Trained(results, SIMULATED)
     best = v100.trained("bound")
     shares = {
         f"{LABELS[mode]} at {batch}": point.images_per_s / best[batch].images_per_s
-        for mode in WAYS[SIMULATED][1:-1]
+        for mode in METHODS[SIMULATED][1:-1]
         for batch, point in v100.trained(mode, beyond=True).items()
         if batch in best
     }
@@ -207,13 +207,13 @@ def within_bound(results: Results) -> tuple[bool, str]:
 
 
 def simulated_reach(results: Results) -> tuple[bool, str]:
-    """The largest batch sizes with chunks over other ways'; LMS's is of the best distances."""
+    """The largest batch sizes with chunks over other methods'; LMS's is of the best distances."""
     papers = {
         IN_CORE: LARGEST_BATCH / IN_CORE_BATCH,
         "lms": CLAIMS["over_lms"],
         SCHEDULE: CLAIMS["over_schedule"],
     }
-    pairs = [(CHUNKS, way, f"×{paper:.2f}") for way, paper in papers.items()]
+    pairs = [(CHUNKS, method, f"×{paper:.2f}") for method, paper in papers.items()]
     return all_hold(Trained(results, SIMULATED).reaches(pairs))
 
 
@@ -234,7 +234,7 @@ def simulated_rivals(results: Results) -> tuple[bool, str]:
 
 
 def _over(v100: Trained, one: str, size: int, other: str, than: int, said: str) -> dict[str, bool]:
-    """Whether a way at a batch size is faster than another; nothing where one does not fit."""
+    """Whether a method at a batch size is faster than another; nothing where one does not fit."""
     ours, theirs = v100.at(size, one)[1], v100.at(than, other)[1]
     if ours is None or theirs is None:
         return {}
@@ -243,7 +243,7 @@ def _over(v100: Trained, one: str, size: int, other: str, than: int, said: str) 
 
 
 def _over_beyond(v100: Trained, other: str, said: str = "") -> dict[str, bool]:
-    """Whether scheduling alone is faster than another way, wherever both train beyond the core."""
+    """Whether scheduling alone is faster than another method, where both train beyond the core."""
     found: dict[str, bool] = {}
     for batch in v100.trained(other, beyond=True):
         found |= _over(v100, SCHEDULE, batch, other, batch, f"{said}at {batch}")

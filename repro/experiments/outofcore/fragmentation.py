@@ -29,7 +29,7 @@ HALVED = runs.CLAIMS["budget_gib_928"] / runs.PAPER["limit_gib"]
 
 
 def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
-    """Budgets that schedules could be given, and what the allocators took, by batch size."""
+    """Budgets that schedules could be given, and the memory that allocators took, by batch size."""
     rows = []
     for role, (where, place) in product(roles, PLACES.items()):
         at = Trained(results, where, role)
@@ -48,7 +48,7 @@ def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def figure(results: Results, roles: Sequence[str]) -> "Figure":
-    """Draw what allocators take and budgets, simulated above measured."""
+    """Draw budgets and the memory that allocators take, simulated above measured."""
     panels = []
     for where, role in product(PLACES, roles):
         at = Trained(results, where, role)
@@ -91,7 +91,7 @@ def simulated_budget(results: Results) -> tuple[bool, str]:
 
 
 def _unused(point: Point) -> int:
-    """Bytes between a schedule's budget and what the allocator took for it."""
+    """Bytes between a schedule's budget and the memory that the allocator took for it."""
     return max(0, (point.bytes("reserved") or 0) - (point.bytes("budget") or 0))
 
 
@@ -170,7 +170,7 @@ FIGURE3 = artefact(
 
 
 def over_used(results: Results, role: str, mode: str) -> dict[int, tuple[float, float]]:
-    """What torch's allocator (simulated) and chunks (mapped) take over the bytes in use.
+    """Memory of torch's allocator (simulated) and of chunks (mapped) over the bytes in use.
 
     By batch size, without a limit. `SCHEDULE` uses no more than the device has, `IN_CORE` swaps
     nothing.
@@ -186,7 +186,7 @@ def over_used(results: Results, role: str, mode: str) -> dict[int, tuple[float, 
 
 
 def figure5_table(results: Results) -> list[dict[str, Any]]:
-    """The table of memory, and what allocators take without a limit at each batch size."""
+    """The table of memory, and the memory that allocators take without a limit."""
     rows = table(results, runs.OTHERS)
     without = {
         (Trained(results, runs.SIMULATED, role).ran, mode): over_used(results, role, mode)

@@ -46,7 +46,7 @@ from repro.outofcore.schedules import Name
 
 _SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
-# What a mode trains with: the name of an allocator and of a schedule of `OutOfCore`.
+# By mode, the names of an allocator and of a schedule of `OutOfCore`.
 _SWAPPED: dict[str, tuple[str, Name]] = {
     "schedule": ("schedule", "window"),  # the paper's with our changes, as in the simulated rows
     "schedule_va": ("schedule_va", "window"),
@@ -59,7 +59,7 @@ _PINNING = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8
 
 
 def is_cuda(device: str) -> bool:
-    """Whether a device has what is CUDA's alone: allocators to choose from."""
+    """Whether a device is CUDA's, which alone has allocators to choose from."""
     return torch.device(device).type == "cuda"
 
 
@@ -81,7 +81,7 @@ def measure(config: Config, device: str) -> Outcome:
 
 
 def _unswapped(config: Config, device: str) -> Outcome:
-    """Train in core, with checkpointing or with what autograd saves held elsewhere."""
+    """Train in core, with checkpointing or with saved tensors held elsewhere."""
     mode, limit = config["mode"], limit_bytes(config)
     step = training_step(config, device, mode == "checkpointing", mode == "offload")
     if mode == "save_on_cpu":
@@ -309,7 +309,7 @@ def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) 
 
 
 def measure_in_child(config: Config, device: str) -> Outcome:
-    """Run `measure` in a new process, and return what it returns.
+    """Run `measure` in a new process, and return its outcome.
 
     Raises:
         HostMemoryError: The host had not the memory that the child wanted to pin.

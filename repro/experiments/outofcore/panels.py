@@ -24,9 +24,9 @@ _IN_CORE = {"lw": 3.2, "ms": 9, "zorder": 1.8}
 
 
 class Line(NamedTuple):
-    """A curve: the way that it has its colour and mark from, and a key of `_LOOKS`."""
+    """A curve: the method that it has its colour and mark from, and a key of `_LOOKS`."""
 
-    way: str
+    method: str
     curve: Curve
     label: str
     whose: str = "ours"
@@ -44,7 +44,7 @@ class Panel(NamedTuple):
 
 @cache
 def styles() -> dict[str, dict[str, str]]:
-    """Colour and mark of each way to train, the same in all figures."""
+    """Colour and mark of each method, the same in all figures."""
     from repro import plots
 
     return {**plots.styles(list(LABELS)[:10]), "bound": {"color": "#6b7486", "marker": "p"}}
@@ -57,13 +57,13 @@ def plain(heights: Mapping[int, float] | Mapping[float, float]) -> Curve:
 
 def line_of(
     trained: Trained,
-    way: str,
+    method: str,
     height: Callable[[Point], tuple[float, Interval | None]],
     unit: float = 1,
 ) -> Line:
-    """Our curve of a way to train: heights with intervals by batch size over `unit`."""
-    points = trained.trained(way)
-    return Line(way, [(b / unit, *height(point)) for b, point in points.items()], LABELS[way])
+    """Our curve of a method: heights with intervals by batch size over `unit`."""
+    points = trained.trained(method)
+    return Line(method, [(b / unit, *height(point)) for b, point in points.items()], LABELS[method])
 
 
 def draw(
@@ -91,8 +91,8 @@ def _draw_panel(axis: "Axes", panel: Panel, top: float | None) -> None:
         axis.set(xticks=[], yticks=[])
         return
     for line in lines:
-        look = styles()[line.way] | _LOOKS[line.whose]
-        look |= _IN_CORE if (line.way, line.whose) == (IN_CORE, "ours") else {}
+        look = styles()[line.method] | _LOOKS[line.whose]
+        look |= _IN_CORE if (line.method, line.whose) == (IN_CORE, "ours") else {}
         sizes, heights, intervals = zip(*line.curve, strict=True)
         axis.plot(sizes, heights, label=line.label, **look)
         for size, interval in zip(sizes, intervals, strict=True):

@@ -1,4 +1,4 @@
-"""From records to numbers: speed and memory of each way to train, by batch size, and compared."""
+"""From records to numbers: speed and memory of each method, by batch size, and compared."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """One way to train at one batch size.
+    """One method at one batch size.
 
     Attributes:
         images_per_s: Throughput.
@@ -89,7 +89,7 @@ def _by_batch(records: Iterable[Record]) -> list[Record]:
 
 
 class Trained:
-    """What one network reached at one place, by way to train and batch size.
+    """The speed and memory of one network at one place, by method and batch size.
 
     Args:
         results: Of an artefact.
@@ -107,7 +107,7 @@ class Trained:
         self.on_cpu = not self.simulated and "cpu" in kinds
 
     def points(self, mode: str) -> Points:
-        """One way to train by batch size, ascending; failed runs are left out."""
+        """One method by batch size, ascending; failed runs are left out."""
         if self.simulated:
             return self._simulated(mode)
         return {
@@ -201,14 +201,14 @@ class Trained:
         return exactly(1 / point.relative, log=True)
 
     def speed(self, ours: Point, other: Point) -> Estimate:
-        """The images/s of one way to train over those of another."""
+        """The images/s of one method over those of another."""
         if self.simulated:
             return exactly(ours.images_per_s / other.images_per_s, log=True)
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
     def largest(self, mode: str) -> int:
-        """The largest batch size that a way trains, 0 for none.
+        """The largest batch size that a method trains, 0 for none.
 
         Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
         """
@@ -219,12 +219,12 @@ class Trained:
         return max(self.trained(mode), default=0)
 
     def end_is_open(self, mode: str) -> bool:
-        """Whether a way may train more than it was tried with: nothing larger ran out."""
+        """Whether a method may train more than it was tried with: nothing larger ran out."""
         found = self.points(mode)
         return not self.simulated and (not found or found[max(found)] is not None)
 
     def reach_over(self, one: str, other: str) -> tuple[int, int, Estimate]:
-        """The largest batch sizes that two ways train, and the first over the second."""
+        """The largest batch sizes that two methods train, and the first over the second."""
         sizes = {mode: self.largest(mode) for mode in (one, other)}
         for mode, size in sizes.items():
             if not size:
@@ -232,7 +232,7 @@ class Trained:
         return sizes[one], sizes[other], exactly(sizes[one] / sizes[other], log=True)
 
     def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
-        """Whether ways train more than others: by a text with the paper's ratio, as given."""
+        """Whether methods train more than others: by a text with the paper's ratio, as given."""
         found = {}
         for one, than, paper in pairs:
             most, other, over = self.reach_over(one, than)
@@ -241,7 +241,7 @@ class Trained:
         return found
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
-        """How much larger one way trains a network than another, as measured.
+        """How much larger one method trains a network than another, as measured.
 
         Where larger sizes were not tried that may change the answer, the ratio is `unsure`: one
         might train more, unless it has the paper's ratio already; the other might train more,
@@ -300,7 +300,7 @@ artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
 def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:
-    """The result of a check: whether all hold of what is said."""
+    """The result of a check: whether all of them hold."""
     if not found:
         raise NotRun("no records")
     return all(found.values()), "; ".join(found)

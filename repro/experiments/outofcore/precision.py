@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FITS, LMS_BATCH, LARGEST = runs.SIMULATION["half_batches"]
-WAYS = (runs.IN_CORE, "lms", runs.SCHEDULE, runs.CHUNKS)
+METHODS = (runs.IN_CORE, "lms", runs.SCHEDULE, runs.CHUNKS)
 
 
 def _reach(results: Results) -> dict[str, Mapping[str, Any]]:
@@ -29,10 +29,10 @@ def _reach(results: Results) -> dict[str, Mapping[str, Any]]:
     return {record.config["precision"]: record.metrics for record in records}
 
 
-def _kept(results: Results, batch: int, way: str) -> float:
-    """The simulated share of the speed in core that a way keeps, in the same precision."""
+def _kept(results: Results, batch: int, method: str) -> float:
+    """The simulated share of the speed in core that a method keeps, in the same precision."""
     rates = []
-    for size, name in ((batch, way), (FITS, runs.IN_CORE)):
+    for size, name in ((batch, method), (FITS, runs.IN_CORE)):
         row = results.need(runs.HALF, role=runs.RESNET, batch=size).metrics["rows"].get(name)
         if row is None:
             raise NotRun(f"{runs.LABELS[name]} trains no {size} images")
@@ -58,14 +58,19 @@ def table(results: Results) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def add(where: str, precision: str, batch: int | str, cells: Mapping[str, str]) -> None:
-        shown = {runs.LABELS[way]: cells.get(way, DASH) for way in WAYS}
+        shown = {runs.LABELS[method]: cells.get(method, DASH) for method in METHODS}
         rows.append({"where": PLACES[where], "precision": precision, "batch": batch, **shown})
 
     for precision, sizes in _reach(results).items():
-        add(runs.SIMULATED, precision, "largest", {way: f"N = {sizes[way]}" for way in WAYS})
+        add(
+            runs.SIMULATED,
+            precision,
+            "largest",
+            {method: f"N = {sizes[method]}" for method in METHODS},
+        )
     for record in sorted(results.ok(runs.HALF, role=runs.RESNET), key=lambda r: r.config["batch"]):
         batch, found = record.config["batch"], record.metrics["rows"]
-        rates = {w: f"{batch / found[w]['time_s']:,.0f}" if w in found else "x" for w in WAYS}
+        rates = {w: f"{batch / found[w]['time_s']:,.0f}" if w in found else "x" for w in METHODS}
         add(runs.SIMULATED, record.config["precision"], batch, rates)
     with suppress(NotRun):
         whole, others = _measured(results)
@@ -82,18 +87,22 @@ def figure(results: Results) -> "Figure":
     from repro.plots import effects
 
     reached, rows = _reach(results), []
-    for way in WAYS:
-        sizes = [reached[kind][way] for kind in (runs.HALVES[0], runs.FLOAT32) if kind in reached]
+    for method in METHODS:
+        sizes = [
+            reached[kind][method] for kind in (runs.HALVES[0], runs.FLOAT32) if kind in reached
+        ]
         ours = sizes[0] / sizes[1] if len(sizes) == 2 and sizes[1] else None
-        rows.append((f"largest batch size, {runs.LABELS[way]}: over float32's", None, ours, None))
-    for way, batch, paper in (
+        rows.append(
+            (f"largest batch size, {runs.LABELS[method]}: over float32's", None, ours, None)
+        )
+    for method, batch, paper in (
         ("lms", LMS_BATCH, runs.CLAIMS["lms_speed_kept"]),
         (runs.CHUNKS, LARGEST, runs.CLAIMS["speed_kept"]),
     ):
         kept = None
         with suppress(NotRun):
-            kept = _kept(results, batch, way)
-        label = f"speed of {batch:,} images, {runs.LABELS[way]}: over in core"
+            kept = _kept(results, batch, method)
+        label = f"speed of {batch:,} images, {runs.LABELS[method]}: over in core"
         rows.append((label, paper, kept, None))
     drawn = effects(rows, f"in {runs.HALVES[0]} (paper: float32)")
     drawn.axes[0].set_title(panel(runs.RESNET, data="SIMULATED V100"), fontsize=9)
@@ -101,15 +110,15 @@ def figure(results: Results) -> "Figure":
 
 
 def simulated_reach(results: Results) -> tuple[bool, str]:
-    """The largest batch sizes, of each way and precision."""
+    """The largest batch sizes, of each method and precision."""
     reach, found = _reach(results), {}
     whole = reach.pop(runs.FLOAT32, None)
     if whole is None or not reach:
         raise NotRun("no records of both precisions")
     for precision, sizes in reach.items():
-        for way in WAYS:
-            said = f"{precision}: {sizes[way]} over {whole[way]} {runs.LABELS[way]}"
-            found[said] = sizes[way] > whole[way]
+        for method in METHODS:
+            said = f"{precision}: {sizes[method]} over {whole[method]} {runs.LABELS[method]}"
+            found[said] = sizes[method] > whole[method]
         chunks, lms = sizes[runs.CHUNKS], sizes["lms"]
         found[f"{precision}: {chunks} with chunks over {lms} LMS"] = chunks > lms
     return all_hold(found)

@@ -1,4 +1,4 @@
-"""What do schedules take where they are run, not simulated? (section 3 against section 2's)"""
+"""How fast are schedules where they are run, not simulated? (section 3 against section 2's)"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is simulated on a published GPU from the traces of iterations; nothing is computed."""
+"""Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ _ITERATIONS = 3  # fragmentation settles in the first
 
 
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
-    """The memory limit in bytes, the trace, and what its functions and copies take."""
+    """The memory limit in bytes, the trace, and the costs of its functions and copies."""
     trace, base = trace_at(config, config["batch"]), config["baseline"]
     times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
@@ -158,7 +158,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 
     "packed_va" has chunks of the paper's size. "packed_fitted" has the fastest of sizes that
     variables have, from the paper's up to `largest_chunk` times it: such chunks lose nothing inside
-    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is what it takes if mapping
+    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is its time if mapping
     takes as long by the byte as with the paper's chunks.
     """
     limit, trace, costs = _setting(config)
@@ -197,7 +197,7 @@ def fitted_chunks(trace: Trace, above: int, most: int, multiple: int) -> list[in
 
 
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Serve an iteration's requests without a limit, and say what that takes of the memory.
+    """Serve an iteration's requests without a limit, and count the memory that this takes.
 
     A limit would be filled whatever an allocator loses, as budgets are as large as it allows.
     "in_core" swaps nothing; "schedule" holds no more than the device has, in bytes of tensors.
@@ -220,7 +220,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
-    """What the real chunked allocator has taken once it has served all requests.
+    """The counters of the real chunked allocator once it has served all requests.
 
     Its `peak_reserved_bytes` are those of the chunks that it mapped; small requests share chunks.
     """
