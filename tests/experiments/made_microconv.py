@@ -57,11 +57,6 @@ def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
     return drawn
 
 
-def texts_of(drawn: Figure) -> list[str]:
-    """The texts in a figure's axes."""
-    return [text.get_text().strip() for axis in drawn.axes for text in axis.texts]
-
-
 def legend_of(drawn: Figure) -> list[str]:
     """The names in a figure's legend."""
     return [text.get_text() for legend in drawn.legends for text in legend.get_texts()]

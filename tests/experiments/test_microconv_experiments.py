@@ -2,10 +2,7 @@
 
 import copy
 import math
-import os
 import random
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,18 +136,6 @@ class TestCandidates:
         assert layers == [f"conv{n}" for n in range(1, count + 1)]
         assert list(self.kernels(toys, "conv2")) == [("conv2", "forward")]
 
-    def test_candidates_rise_in_workspace_and_fall_in_time(self, toys):
-        for kernel in toys["whole"].metrics["kernels"] + toys["conv2"].metrics["kernels"]:
-            assert [int(b) for b in kernel["candidates"]] == [1, 2, 3, 4]
-            for ways in kernel["candidates"].values():
-                needs, times = [w[2] for w in ways], [w[1] for w in ways]
-                assert needs == sorted(set(needs)) and times == sorted(set(times), reverse=True)
-            assert 0 < kernel["candidates"]["4"][-1][1] <= kernel["native_s"]
-        shape = "4×16×16 to 4, 3×3, stride 1, padding 1"
-        kernel = self.kernels(toys, "conv2")["conv2", "forward"]
-        assert kernel["shape"] == shape and kernel["filter_bytes"] == 4 * 4 * 4 * 9
-        assert kernel["data_bytes"] == 4 * 4 * 2 * 4 * 16 * 16
-
     def test_divisions_of_conv2_that_were_run(self, toys):
         metrics = toys["conv2"].metrics
         cells = [(row["limit_mib"], row["policy"]) for row in metrics["checked"]]
@@ -218,10 +203,6 @@ class TestNetwork:
         even = [fastest(4, kernel, "all", share) for kernel in kernels]
         assert sum(row["predicted_s"] for row in rows) <= sum(even) * (1 + 1e-9)
 
-    def test_where_wd_fits_not_even_at_its_least_no_kernel_is_divided(self, toys):
-        rows = toys["WD, nothing"].metrics["kernels"]
-        assert len({"time_s" in row for row in rows}) == 1
-
 
 class TestLayers:
     @pytest.mark.parametrize("name", LAYERS)
@@ -239,14 +220,6 @@ class TestLayers:
                 assert sum(size for size, _ in row[form]["parts"]) == row["batch"]
                 assert 0 <= row[form]["workspace_bytes"] <= config["limit_mib"] * MIB
             assert "undivided" not in row or len(row["undivided"]["parts"]) == 1
-
-    def test_the_same_layer_twice_is_measured_once(self, monkeypatch):
-        seen = []
-        monkeypatch.setattr(experiments, "_layer_row", lambda *of: seen.append(of) or {})
-        config = runs.deepbench("paper", "ResNet", "fp32").config
-        config |= {"algorithms": ["torch"], "threads": 1}
-        metrics = experiments.bench_layers(config, 0, None, "cpu").metrics
-        assert (len(metrics["layers"]), metrics["left_out"], len(seen)) == (32, 0, 30)
 
     def test_multiplications_and_the_cheapest_of_each_size(self):
         """Output positions from torch itself, on tensors without memory."""
@@ -266,38 +239,8 @@ class TestLayers:
                 kept = sorted(x.macs(4) for x in chosen if x.conv.kernel_size == size)
                 assert kept == [cost for cost in costs if cost <= 4e9][:2]
 
-    def test_a_layer_copied_by_hand(self):
-        layer = building.layers("Speaker ID")[4]  # width 175, height 40, 128 to 256, 5×5
-        conv = Convolution(128, 40, 175, 256, (5, 5), (2, 2), (1, 1))
-        assert (layer.batch, layer.conv) == (16, conv)
-
 
 class TestCluster:
-    def test_times_of_every_size_on_both_devices(self, toys):
-        metrics = toys["cluster"].metrics
-        assert set(metrics) == {"times", "devices", "divided"}
-        for times in metrics["times"].values():
-            assert [int(size) for size in times] == [1, 2, 4, config_of("cluster")["batch"]]
-        assert metrics["devices"]["slow"] == "CPU, 1 thread"
-
-    def test_tuning_and_sizes(self, monkeypatch):
-        tuned = []
-
-        def tune(model, images, limit, policy, **options):
-            tuned.append((torch.get_num_threads(), limit, policy, options.get("mode", "WR")))
-            return SimpleNamespace(kernels=[SimpleNamespace(division=None)])
-
-        def timed(steps, **options):
-            tuned.append([int(size) for size in steps])
-            return dict.fromkeys(steps, SimpleNamespace(median_s=1.0))
-
-        monkeypatch.setattr(experiments, "tune", tune)
-        monkeypatch.setattr(experiments, "time_interleaved", timed)
-        experiments.cluster(config_of("cluster") | {"batch": 10}, 0, None, "cpu")
-        fast = min(2, len(os.sched_getaffinity(0)))
-        one, other = ((n, 64 * MIB, "powerOfTwo", "WR") for n in (fast, 1))
-        assert tuned == [one, [1, 2, 4, 8, 10], other, [1, 2, 4, 8, 10]]
-
     def test_threads_are_put_back_after_an_error(self, monkeypatch):
         def refuse(*arguments, **options):
             raise Broken("no time")
@@ -313,26 +256,6 @@ class Broken(Exception):
     pass
 
 
-def test_a_run_that_fails_is_recorded_and_the_others_go_on(monkeypatch, tmp_path):
-    def refuse(*arguments):
-        raise Broken("no comparison")
-
-    monkeypatch.setattr(experiments.Bench, "compare", refuse)
-    solver, _ = runs.programmes("smoke")
-    small = replace(solver, config=solver.config | {"sizes": [[2, 5]], "repeats": 1})
-    conv2 = runs.conv2("smoke")
-    conv2 = replace(conv2, config=conv2.config | {"policy": "undivided"})
-    with pytest.raises(Broken):
-        experiments.candidates(conv2.config, 0, None, "cpu")
-    assert torch.get_num_threads() == 2
-    store, setting = RecordStore(tmp_path), running.Setting("smoke", "cpu")
-    tally = running.execute(PAPER, [conv2, small], setting, store, lambda line: None)
-    assert (tally.done, tally.failed) == (2, 1)
-    found = {record.experiment: record for record in store.load("microconv")}
-    assert found["candidates"].error.startswith("Broken: no comparison")
-    assert found["solver"].status == "ok"
-
-
 class TestSolver:
     def test_a_networks_own_kernels_within_both_totals(self, toys):
         told = toys["programme"].metrics
@@ -342,13 +265,7 @@ class TestSolver:
             assert 0 <= told["taken_bytes"][name] <= total
         assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
-    def test_timings_by_size(self, toys):
-        made_up = {f"{name}, B = 256, 6 algorithms, all" for name in ("front", "WR")}
-        timings = toys["solver"].timings
-        assert set(timings) == made_up | {"WD, 20 variables", "WD, 40 variables"}
-        assert {len(timing.samples_s) for timing in timings.values()} == {2}
-
-    @pytest.mark.parametrize(("kernels", "variables"), [(3, 3), (5, 40), (159, 562)])
+    @pytest.mark.parametrize(("kernels", "variables"), [(3, 3), (5, 40)])
     def test_made_up_fronts(self, kernels, variables):
         fronts, total = experiments.made_up_fronts(random.Random(3), kernels, variables)
         assert len(fronts) == kernels and sum(map(len, fronts.values())) == variables
@@ -356,12 +273,8 @@ class TestSolver:
             needs = [division.workspace_bytes for division in front]
             times = [division.time_s for division in front]
             assert needs == sorted(set(needs)) and times == sorted(times, reverse=True)
-        if kernels < 10:
-            chosen = assign_workspaces(fronts, total)
-            assert sum(division.workspace_bytes for division in chosen.values()) <= total
-        again = experiments.made_up_fronts(random.Random(3), kernels, variables)
-        assert again == (fronts, total)
-        assert experiments.made_up_fronts(random.Random(4), kernels, variables) != again
+        chosen = assign_workspaces(fronts, total)
+        assert sum(division.workspace_bytes for division in chosen.values()) <= total
 
 
 class TestBuilding:
@@ -370,16 +283,6 @@ class TestBuilding:
     def networks(self) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
         model, images, labels = building.build_network(self.CONFIG, "cpu")
         return model, copy.deepcopy(model), images, labels
-
-    def test_a_network_is_the_same_each_time_and_in_training_mode(self):
-        one, other = (building.build_network(self.CONFIG, "cpu") for _ in range(2))
-        assert one[0].training and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-        for a, b in zip(one[0].parameters(), other[0].parameters(), strict=True):
-            assert torch.equal(a, b)
-        low = building.build_network(self.CONFIG | {"dtype": "bfloat16"}, "cpu")
-        assert {p.dtype for p in low[0].parameters()} == {low[1].dtype} == {torch.bfloat16}
-        with pytest.raises(ValueError, match="vgg"):
-            building.build_network(self.CONFIG | {"model": {"name": "vgg"}}, "cpu")
 
     def test_differences(self):
         one, other, images, labels = self.networks()
@@ -408,14 +311,6 @@ class TestBuilding:
             assert not torch.backends.mkldnn.enabled
             raise Broken
         assert torch.backends.mkldnn.enabled == enabled
-
-    def test_what_measured_times_are_shared_by(self):
-        config = network("WR", 8, "all").config
-        key = building.cache_key(config, "cuda")
-        assert building.cache_key(network("WD", 64, "undivided").config, "cuda") == key
-        others = [config | {"setting": "tf32"}, config | {"batch": 8}, config | {"image": 8}]
-        keys = {building.cache_key(other, "cuda") for other in others}
-        assert len({key, *keys, building.cache_key(config, "cuda:1")}) == 5
 
     @pytest.mark.parametrize("accelerator", [True, False])
     def test_times_of_other_processes_are_found_on_an_accelerator(

@@ -13,7 +13,7 @@ import pandas as pd
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, exactly
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import times
+from repro.experiments.microconv.measured import or_none, times
 from repro.experiments.microconv.runs import HALF, MODERATE, PAPER, precisions_of
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
@@ -21,8 +21,6 @@ from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from repro.experiments.microconv.drawing import Effect
 
 UNDIVIDED, TORCH = "undivided", "torch"  # the bases of speed-ups
 FIGURE = PAPER["figure8"]
@@ -38,13 +36,13 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
-    """DeepBench's layers of a kernel size, or all: kernel size and speed-ups, one a row.
+    """DeepBench's layers of a kernel size, or all, one a row.
 
     Both times of a speed-up were measured in turns with torch's own convolution, and are compared
-    through it. Columns: `torch`, over torch's own (NaN where nothing fits); `undivided`, over the
-    best undivided algorithm (NaN where none fits into the limit); `same`, whether that is the same
-    division; `ours`, this package's algorithms where undivided is left to them; `half`, whether the
-    division computes in float16.
+    through it. Columns: `size` of the kernel; the speed-ups `torch`, over torch's own (NaN where
+    nothing fits), and `undivided`, over the best undivided algorithm (NaN where none fits);
+    `same`, whether that is the same division; `half`, whether the division computes in float16;
+    `row`, of the record.
     """
     rows = []
     for record in results.ok("deepbench", setting=precision):
@@ -52,10 +50,9 @@ def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
             divided, undivided = row.get("divided", {}), row.get("undivided", {})
             speed, slower = _over_torch(divided), _over_torch(undivided)
             half = any(name.startswith("cudnn_half:") for name in measured.algorithms(divided))
-            same, ours = undivided == divided, ", ".join(sorted(measured.ours_alone(undivided)))
-            rows.append([row["kernel_size"], speed, speed / slower, same, ours, half])
-    columns = ["size", TORCH, UNDIVIDED, "same", "ours", "half"]
-    frame = pd.DataFrame(rows, columns=columns)
+            same = undivided == divided
+            rows.append([row["kernel_size"], speed, speed / slower, same, half, row])
+    frame = pd.DataFrame(rows, columns=["size", TORCH, UNDIVIDED, "same", "half", "row"])
     return frame if size == "all" else frame[frame["size"] == size]
 
 
@@ -76,34 +73,23 @@ def measured_gain(
 
     The error is that of the comparisons with torch's own that it is made of, one over torch's own
     and two over undivided: the layers are no sample of one another, and add no spread.
-
-    Raises:
-        NotRun: There are no such layers.
     """
     results.need("deepbench", setting=precision)
-    records = one_machine(results.ok("deepbench", setting=precision))
+    one_machine(results.ok("deepbench", setting=precision))
     rows = layers(results, precision, size).dropna(subset=over)
     if not len(rows):
         raise NotRun("no layers that fit both ways")
     count = 1 if over == TORCH else 2 * ~rows.same.astype(bool)
     weight = math.sqrt((rows[over] ** 2 * count).sum()) / rows[over].sum()
-    every = [row for record in records for row in record.metrics["layers"]]
+    every = layers(results, precision)["row"]
     forms = [row[form] | row for row in every for form in (UNDIVIDED, "divided") if form in row]
     mean = measured.compared(math.log(rows[over].mean()), weight, forms)
     return replace(mean, label=f"mean of {len(rows)} layers")
 
 
-def _gain_or_none(results: Results, *of: str) -> Estimate | None:
-    try:
-        return measured_gain(results, *of)
-    except NotRun:
-        return None
-
-
 def _pseudo_half(results: Results, size: str = "all") -> pd.Series:
     """Whether each layer in half precision is computed in float32 throughout."""
-    rows = layers(results, HALF, size).dropna(subset=TORCH)
-    return ~rows["half"].astype(bool)
+    return ~layers(results, HALF, size).dropna(subset=TORCH)["half"].astype(bool)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -117,12 +103,8 @@ def table(results: Results) -> list[dict[str, Any]]:
             row["paper, V100 half"] = paper.get(size, DASH)
             own = layers(results, precision, size)
             for over, name in ((UNDIVIDED, "over undivided"), (TORCH, "over torch's own")):
-                ratios = own[over].dropna()
-                row[f"{name}: n"] = len(ratios)
-                row[f"{name}: mean"] = str(_gain_or_none(results, over, size, precision) or DASH)
-                row[f"{name}: least"] = times(min(ratios, default=None))
-                row[f"{name}: largest"] = times(max(ratios, default=None))
-            row["undivided left to ours"] = sum(own.dropna(subset=UNDIVIDED).ours != "")
+                row[f"{name}: n"] = own[over].count()
+                row[name] = str(or_none(measured_gain, results, over, size, precision) or DASH)
             chosen = _pseudo_half(results, size) if precision == HALF else ()
             row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if len(chosen) else DASH
             row["paper: PSEUDO_HALF"] = f"{FIGURE['pseudo_half']} of 94" if size == "all" else DASH
@@ -146,33 +128,29 @@ def figure(results: Results) -> "Figure":
 
     precision = precisions_of(results)[0]
     means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
-    groups: dict[str, list[Effect]] = {}
-    for over, title, papers in (
-        (UNDIVIDED, f"over the best undivided within {MODERATE} MiB", means),
-        (TORCH, "over torch's own, without a limit", {}),
-    ):
-        rows = groups[title] = []
-        for size in _sizes(results, precision):
-            number = layers(results, precision, size)[over].count()
-            gain = _gain_or_none(results, over, size, precision)
-            rows.append(effect(f"{size} (n = {number})", papers.get(size), gain))
+    groups = {
+        title: [
+            effect(
+                f"{size} (n = {layers(results, precision, size)[over].count()})",
+                papers.get(size),
+                or_none(measured_gain, results, over, size, precision),
+            )
+            for size in _sizes(results, precision)
+        ]
+        for over, title, papers in (
+            (UNDIVIDED, f"over the best undivided within {MODERATE} MiB", means),
+            (TORCH, "over torch's own, without a limit", {}),
+        )
+    }
     told = next(iter(layers_run(results)), "not run").rstrip(".")
     title = panel(told, data="SYNTHETIC inputs" * (told != "not run"))
     return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
 
 
 def _over_undivided(results: Results, size: str) -> Cases:
-    """`measured_gain` over undivided, with notes on its fallbacks and torch's own speed."""
-    gain, over_torch = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
-    rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)
-    note = f"divided is {over_torch} of torch's own speed without a limit"
-    if unchanged := sum(rows.same):
-        note += f"; best left undivided: {unchanged} of them"
-    left = rows.ours[rows.ours != ""]
-    names = ", ".join(sorted(set(", ".join(left).split(", "))))
-    ours = f"undivided falls back to our own {names} on {len(left)} of {len(rows)} layers"
-    told = measured.judged(gain, note, ours if len(left) else "", 2 * len(left) > len(rows))
-    return {size: replace(told, note=f"{told.note}; the paper's is in half precision")}
+    gain, torchs = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
+    rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)["row"]
+    return {size: measured.judged(gain, torchs, [row[UNDIVIDED] for row in rows], "layers")}
 
 
 def layers_faster(results: Results) -> Cases:

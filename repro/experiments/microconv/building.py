@@ -1,4 +1,4 @@
-"""What the experiments of μ-cuDNN run on: networks, their kernels, shared measurements."""
+"""The material of μ-cuDNN's experiments: networks, their kernels, shared measurements."""
 
 import copy
 import math

@@ -1,7 +1,7 @@
-"""What the figures of μ-cuDNN share: colours, groups of bars, divisions part by part, speed-ups."""
+"""Drawing for all questions of μ-cuDNN: groups of bars, and speed-ups with intervals."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,18 +12,7 @@ from repro import plots
 from repro.experiments.judge import Estimate
 
 LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # from the smallest limit to the largest
-UNFIT = "#9a4a22"  # ink of kernels that do not fit
-KNOWN = (
-    *(f"nnpack:{name}" for name in ("ft16x16", "ft8x8", "wt8x8", "implicit_gemm")),
-    *(f"torch:{name}" for name in ("native", "im2col", "direct", "winograd", "fft", "implicit")),
-    *(f"cudnn:{name}" for name in ("FFT", "WINOGRAD", "IMPLICIT_GEMM", "GEMM", "FFT_TILING")),
-)
-
-
-def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each algorithm, the same in all figures for those that are known."""
-    looks = plots.styles([*KNOWN, *sorted(set(names).difference(KNOWN))])
-    return {name: look["color"] for name, look in looks.items()}
+UNFIT = "#9a4a22"  # ink of limits
 
 
 def draw_bars(axis: Axes, frame: pd.DataFrame, colours: Sequence[str], **options: Any) -> None:
@@ -34,33 +23,11 @@ def draw_bars(axis: Axes, frame: pd.DataFrame, colours: Sequence[str], **options
     axis.grid(axis="y" if options.get("kind") == "barh" else "x", visible=False)
 
 
-def draw_parts(axis: Axes, rows: Sequence[Sequence[tuple[str, float, str]]]) -> None:
-    """Draw divisions as bars that lie, one part after the other, from the top.
-
-    Each row has the parts of a division: algorithm, width, and text inside; none if nothing fits.
-    """
-    colours = colours_of({name for parts in rows for name, *_ in parts})
-    named: set[str] = set()
-    for row, parts in enumerate(rows):
-        left = 0.0
-        for name, width, text in parts:
-            style: dict[str, Any] = {"edgecolor": "white", "height": 0.7, "alpha": 0.6}
-            label = None if name in named else name
-            axis.barh(row, width, left=left, color=colours[name], label=label, **style)
-            axis.text(left + width / 2, row, text, ha="center", va="center", fontsize=7)
-            named.add(name)
-            left += width
-        if not parts:
-            axis.text(0, row, " does not fit", va="center", fontsize=8, color=UNFIT)
-    axis.set_ylim(max(1, len(rows)) - 0.45, -0.55)
-    axis.grid(axis="y", visible=False)
-
-
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
 
 
 def effect(label: str, paper: float | None, gain: Estimate | None) -> Effect:
-    """A row of `plots.effects_by_group`: a ratio of ours with its interval beside the paper's."""
+    """A row of `plots.effects_by_group`: the paper's ratio, and ours with its interval."""
     if gain is None:
         return label, paper, None, None
     low, high = map(math.exp, gain.interval())

@@ -277,8 +277,8 @@ def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str
 def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time forward and backward passes of a tuned network at several sizes on unequal devices.
 
-    With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one stand for
-    them. They are tuned and timed one at a time: the cluster is simulated.
+    With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one take
+    their place. They are tuned and timed one at a time: the cluster is simulated.
     """
     batch = config["batch"]
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})

@@ -227,7 +227,7 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
             "policy": policy,
             "workspace_limit": int((config["limit_mib"] if mode == "WR" else total) * MIB),
             "algorithms": config["algorithms"],
-            # What the sum of kernels promises is taken: the iterations that follow are the trial.
+            # A gain that kernels promise is taken: the iterations that follow are the trial.
             "min_gain": -1e-9,
         }
     return forms
@@ -240,7 +240,7 @@ def _described(
     images: torch.Tensor,
     labels: torch.Tensor,
 ) -> dict[str, Any]:
-    """What became of the kernels, and whether losses and gradients are the same."""
+    """The outcome of the kernels, and whether losses and gradients are the same."""
     loss_error, gradient_error = difference(model, plain, images, labels)
     seen: int | None = None
     if images.device.type == "cpu":

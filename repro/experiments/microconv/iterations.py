@@ -6,15 +6,14 @@ convolutions and without a limit, undivided within it, and divided.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import LONG, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import mib, ms, times
+from repro.experiments.microconv.measured import mib, ms, or_none, times
 from repro.experiments.microconv.runs import ALONE, CAFFE, ITERATED, PAPER, network_name
 from repro.experiments.query import Results
 from repro.records import Record
@@ -60,9 +59,6 @@ def gain(record: Record, slower: str, faster: str) -> Estimate:
 
     Of each process the median over its rounds of the ratio of two times of one round counts; the
     error is the scatter of processes.
-
-    Raises:
-        NotRun: A form was not timed.
     """
     ratios = []
     for sample in record.metrics["samples_s"]:
@@ -81,23 +77,12 @@ def _most_rounds(record: Record, *names: str) -> tuple[str, ...]:
     return more if every else names
 
 
-def _or_none(estimate: Callable[..., Estimate], *arguments: Any) -> Estimate | None:
-    try:
-        return estimate(*arguments)
-    except NotRun:
-        return None
-
-
 def over_undivided(results: Results, role: str) -> Estimate:
     """How much faster a network's iterations are divided than undivided.
 
     With a note on the fallbacks of undivided, and torch's own speed. Which algorithms the
     kernels took is not recorded: those for which torch's own takes more than the limit run by
     others, of which some are this package's.
-
-    Raises:
-        NotRun: They were not run both ways within a limit that binds, or most undivided kernels
-            may be left to this package's algorithms.
     """
     record, forms = _need(results, role, UNDIVIDED, DIVIDED)
     limit = f"{record.config['limit_mib']:g} MiB"
@@ -109,12 +94,14 @@ def over_undivided(results: Results, role: str) -> Estimate:
     names = [
         name for name in record.config["algorithms"] if measured.ours_alone({"parts": [[0, name]]})
     ]
-    ours = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
-    ours = ours + ", ".join(names) if names else ""
+    faster = gain(record, UNDIVIDED, DIVIDED)
     note = f"divided is {gain(record, PLAIN, DIVIDED)} of torch's own speed without a limit"
-    most = bool(names) and 2 * needed > kernels
-    told = measured.judged(gain(record, UNDIVIDED, DIVIDED), note, ours, most)
-    return replace(told, label=f"{network_name(record)}, {limit}:")
+    if names:
+        fallen = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
+        note = f"{fallen}{', '.join(names)}; {note}"
+    if names and 2 * needed > kernels:
+        raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
+    return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
 
 
 def published(role: str) -> float:
@@ -144,40 +131,31 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     outcome = rival or record.metrics["forms"].get(name, {})
     samples = [sample[name] for sample in record.metrics["samples_s"] if name in sample]
     taken = ms(statistics.median(map(statistics.median, samples)) if samples else None)
-    limit = at_papers = DASH
-    if "capped" in name or name.startswith(("WR", "WD")):
-        wd = name.startswith("WD")
-        limit = f"{name.split()[1]} in all" if wd else f"{record.config['limit_mib']:g} each"
-        at_papers = f"{runs.at_papers_batch(record):,.4g}"
+    limit = f"{name.split()[1]} in all" if name.startswith("WD") else DASH
+    if "capped" in name or name.startswith("WR"):
+        limit = f"{record.config['limit_mib']:g} each"
     if refused(outcome):
         taken = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
     elif untouched(record, name):
         taken = "left as it was"
     elif "error" in outcome:
         taken = "failed"
-    row = {
+    over_torch = or_none(gain, record, *_most_rounds(record, PLAIN, name))
+    return {
         "network": network_name(record),
         "form": f"torch's own, {name}" if rival else name,
         "limit (MiB)": limit,
-        "at the paper's mini-batch": at_papers,
         "paper": times(published(record.config["role"])) if name == DIVIDED else DASH,
+        "over undivided": str(or_none(gain, record, UNDIVIDED, name) or DASH),
+        "over torch's own": str(over_torch or DASH),
         "iteration (ms)": taken,
-        "over undivided": str(_or_none(gain, record, UNDIVIDED, name) or DASH),
-        "over torch's own": str(_or_none(gain, record, *_most_rounds(record, PLAIN, name)) or DASH),
-        "kernels alone": DASH,
-        "divided kernels": DASH,
-        "for the limit": DASH,
+        "processes": len(samples),
         "largest seen (MiB)": mib(outcome.get("seen_bytes")),
     }
-    if "needed" in outcome:
-        row["kernels alone"] = times(outcome["native_s"] / outcome["predicted_s"])
-        row["divided kernels"] = f"{outcome['divided']} of {outcome['kernels']}"
-        row["for the limit"] = str(outcome["needed"])
-    return row
 
 
 def figure(results: Results) -> "Figure":
-    """Speed-ups of each network's forms, divided over undivided beside the paper's."""
+    """Speed-ups of each network's forms; the paper's of divided over undivided."""
     from repro.experiments.microconv.drawing import effect, effects
 
     shown = {
@@ -190,10 +168,10 @@ def figure(results: Results) -> "Figure":
     for role, record in _ran(results).items():
         limit, rows = record.config["limit_mib"], []
         if limit:
-            faster = _or_none(over_undivided, results, role)
+            faster = or_none(over_undivided, results, role)
             rows.append(effect("divided over undivided", published(role), faster))
         for name, label in shown.items():
-            if found := _or_none(gain, record, *_most_rounds(record, PLAIN, name)):
+            if found := or_none(gain, record, *_most_rounds(record, PLAIN, name)):
                 rows.append(effect(label, None, found))
         groups[network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")] = rows
     title = "ours: iterations, forward and backward, SYNTHETIC inputs"
@@ -239,10 +217,8 @@ def no_slower(results: Results) -> Cases:
             return Exact(True, "left as it was")
         _, (outcome, *_) = _need(results, role, FREE)
         plain, again, free = _most_rounds(record, PLAIN, AGAIN, FREE)
-        rounds = [len(sample[free]) for sample in record.metrics["samples_s"] if free in sample]
         label = f"{network_name(record)}, {outcome['divided']} kernels divided:"
-        itself = f"torch's own over itself {gain(record, again, plain)}"
-        note = f"{itself}; {sum(rounds)} rounds in {len(rounds)} processes"
+        note = f"torch's own over itself {gain(record, again, plain)}"
         return replace(gain(record, free, plain), label=label, note=note)
 
     if all(map(untouched, ran.values())):
@@ -264,20 +240,15 @@ def _worst(errors: Sequence[float]) -> float:
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
-@check(f"The loss of a tuned network is that of the untuned one, to a share of {ROUNDED:.0e}")
 def same_loss(results: Results) -> tuple[bool, str]:
-    """Compare the relative difference of the losses with the margin."""
+    """The relative difference of the losses at worst."""
     worst = _worst([outcome["loss_error"] for outcome in _tuned(results)])
     said = f"{len(_tuned(results))} tuned forms of networks whose kernels left torch's own differ"
     return worst <= ROUNDED, f"{said} by at most {worst:.0e}"
 
 
-@check(
-    f"Gradients of a tuned network are those of the untuned one, to a share of {ROUNDED:.0e} of "
-    "the largest, or no farther apart than those of torch's own two convolutions"
-)
 def same_gradients(results: Results) -> tuple[bool, str]:
-    """Compare the largest difference of a gradient's element, relative to its largest element."""
+    """The largest difference of a gradient's element, relative to its largest element."""
     gaps = [(one["gradient_error"], one["own_gradient_error"]) for one in _tuned(results)]
     beyond = [pair for pair in gaps if not pair[0] <= ROUNDED]
     evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} tuned forms within {ROUNDED:.0e}"
@@ -290,12 +261,8 @@ def same_gradients(results: Results) -> tuple[bool, str]:
     return all(gap <= own + ROUNDED for gap, own in beyond), evidence
 
 
-@check(
-    "No convolution allocates more than the limit, seen from outside; and under WD all together "
-    "list no more than theirs"
-)
 def held(results: Results) -> tuple[bool, str]:
-    """Compare bytes seen by a profiler in each convolution, and those listed, with limits."""
+    """Bytes seen by a profiler in each convolution, and those listed, over the limits."""
     shares = []
     for record in results.ok("iterations"):
         for name, outcome in record.metrics["forms"].items():
@@ -310,11 +277,6 @@ def held(results: Results) -> tuple[bool, str]:
     return max(shares) <= 1, told
 
 
-def _facts(results: Results) -> Iterable[str]:
-    if results.profile == LONG:
-        yield "Looks at fewer processes (5, 15) do not count."
-
-
 ITERATIONS = runs.artefact(
     "iterations",
     plan=lambda profile, chosen: [
@@ -323,7 +285,6 @@ ITERATIONS = runs.artefact(
     ],
     rows=table,
     draw=figure,
-    facts=_facts,
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
-    checks=(held, same_loss, same_gradients),
+    checks={"held": held, "loss": same_loss, "gradients": same_gradients},
 )

@@ -5,7 +5,7 @@ Two runs compare through torch's own convolution, which each of them timed in tu
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -155,15 +155,24 @@ def ours_alone(row: Mapping[str, Any]) -> set[str]:
     return names if all(n.startswith("torch:") and n != NATIVE for n in names) else set()
 
 
-def judged(gain: Estimate, note: str, ours: str, most: bool) -> Estimate:
-    """A gain over undivided with its notes.
+def judged(
+    gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
+) -> Estimate:
+    """A gain over undivided, with notes on its fallbacks and torch's own speed.
 
-    Raises:
-        NotRun: Most of undivided is left to this package's algorithms, which `ours` names: none of
-            a library's are there to compare with.
+    Args:
+        gain: Of dividing.
+        torchs: The speed of the divisions over torch's own, which no limit holds.
+        rows: The undivided kernels.
+        noun: Names them.
     """
-    note = f"{ours}; {note}" if ours else note
-    if most:
+    left = [names for row in rows if (names := ours_alone(row))]
+    note = f"divided is {torchs} of torch's own speed without a limit"
+    if left:
+        ours = ", ".join(sorted(set().union(*left)))
+        ours = f"undivided falls back to our own {ours} on {len(left)} of {len(rows)} {noun}"
+        note = f"{ours}; {note}"
+    if 2 * len(left) > len(rows):
         raise NotRun(f"{FALLBACK}: {gain}; {note}")
     return replace(gain, note=note)
 
@@ -175,11 +184,7 @@ def unfit(record: Record | None) -> str:
 
 
 def fitting(record: Record) -> pd.DataFrame:
-    """A network's kernels within the limit, one a row: layer, times and workspace.
-
-    Raises:
-        NotRun: Not all fit.
-    """
+    """A network's kernels within the limit, one a row: layer, times and workspace."""
     if missing := unfit(record):
         config = record.config
         where = f"{config['mode']} {config['policy']} with {config['limit_mib']:,} MiB"
@@ -187,34 +192,25 @@ def fitting(record: Record) -> pd.DataFrame:
     return pd.DataFrame(entries(record))
 
 
-def held(
+def need(
     results: Results,
     role: str,
     mode: str,
-    limit_mib: int,
-    policy: str,
+    limit_mib: float,
+    *policies: str,
     precision: str = "fp32",
     caffe: bool = False,
-) -> Record | None:
-    """A network's record within the limit that corresponds to the paper's; see `runs.limit_of`."""
-    config = {"role": role, "mode": mode, "policy": policy, "setting": precision}
-    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
-    return results.first("network", limit_mib=limit, **config)
-
-
-def need(
-    results: Results, role: str, mode: str, limit_mib: int, *wanted: str, caffe: bool = False
 ) -> Record:
-    """The network's record in float32 by the first of several policies that has one; see `held`.
+    """A network's record by the first of several policies that has one.
 
-    Raises:
-        NotRun: None has.
+    It is the one within the limit that corresponds to the paper's; see `runs.limit_of`.
     """
-    for policy in wanted:
-        if record := held(results, role, mode, limit_mib, policy, caffe=caffe):
-            return record
     limit = limit_of(results.profile, role, mode, limit_mib, caffe)
-    raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(wanted)}")
+    config = {"role": role, "mode": mode, "setting": precision, "limit_mib": limit}
+    for policy in policies:
+        if record := results.first("network", policy=policy, **config):
+            return record
+    raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(policies)}")
 
 
 def _as_run(*records: Record) -> list[Entry]:
@@ -227,9 +223,6 @@ def gained(before: Record, after: Record) -> Estimate:
 
     The error is that of the comparisons with torch's own: each is a median, and weighs as much as
     its kernel takes of the time. Kernels whose times are the very same ones do not count.
-
-    Raises:
-        NotRun: Not all kernels fit in both, or the records are of two machines.
     """
     one_machine([before, after])
     sides = [fitting(before), fitting(after)]
@@ -240,40 +233,18 @@ def gained(before: Record, after: Record) -> Estimate:
 
 
 def over_torch(record: Record) -> Estimate:
-    """How fast a network's kernels are over torch's own, which no limit holds.
-
-    Raises:
-        NotRun: Not all fit.
-    """
+    """How fast a network's kernels are over torch's own, which no limit holds."""
     rows = fitting(record)
     weight = math.sqrt(((rows.time_s / rows.time_s.sum()) ** 2).sum())
     return compared(math.log(rows.native_s.sum() / rows.time_s.sum()), weight, _as_run(record))
 
 
-def gain_or_none(before: Record | None, after: Record | None) -> Estimate | None:
-    """`gained`, None where it has no number or nothing ran."""
+def or_none(estimate: Callable[..., Estimate], *arguments: Any) -> Estimate | None:
+    """An estimate, None where it has no number."""
     try:
-        return gained(before, after) if before and after else None
+        return estimate(*arguments)
     except NotRun:
         return None
-
-
-def left_to_ours(record: Record) -> tuple[int, str]:
-    """How many kernels run by this package's algorithms alone, and by which."""
-    taken = [names for row in entries(record) if (names := ours_alone(row))]
-    return len(taken), ", ".join(sorted(set().union(*taken)))
-
-
-def beside_torch(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
-    """A gain over undivided, with notes on its fallbacks and torch's own speed.
-
-    Raises:
-        NotRun: Most undivided kernels are left to this package's algorithms.
-    """
-    (count, names), kernels = left_to_ours(undivided), len(entries(undivided))
-    ours = f"undivided falls back to our own {names} on {count} of {kernels} kernels"
-    note = f"divided is {over_torch(divided)} of torch's own speed without a limit"
-    return judged(gain, note, ours if count else "", 2 * count > kernels)
 
 
 def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> None:
@@ -286,9 +257,6 @@ def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> Non
     Args:
         undivided: The network undivided within a limit for each kernel.
         others: The same network undivided with a larger limit, or divided.
-
-    Raises:
-        NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
     """
     if unfit(undivided):
         return

@@ -1,4 +1,4 @@
-"""What does it take to find the divisions: measuring, dividing and solving? (Section IV-B2)"""
+"""How long does it take to find the divisions: measuring, dividing and solving? (Section IV-B2)"""
 
 import statistics
 from dataclasses import replace

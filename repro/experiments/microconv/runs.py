@@ -43,12 +43,12 @@ def profile_of(name: str) -> dict[str, Any]:
     return {**like, **own, **tables}
 
 
-def _network(profile: str, role: str, precision: str = "fp32") -> dict[str, Any]:
-    """The part of a configuration that all experiments on a network have."""
+def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
+    """The part of a configuration that all experiments on a network have, and more."""
     own = profile_of(profile)
     common = {"role": role, "setting": precision, "algorithms": own["algorithms"]}
     common |= {"threads": own.get("threads")}
-    return common | own["networks"][role] | CONTENT["precisions"][precision]
+    return common | own["networks"][role] | CONTENT["precisions"][precision] | more
 
 
 def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
@@ -73,13 +73,13 @@ def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
     policy = policy or policies(profile)[-1]
     if profile == "gpu" and policy == "all":
         return [_layer(profile, name) for name in LAYERS]
-    config = _network(profile, "AlexNet") | {"policy": policy}
+    config = _network(profile, "AlexNet", policy=policy)
     return [_once("candidates", config, f"AlexNet, fp32, {policy}")]
 
 
 def _layer(profile: str, name: str, **changes: Any) -> Run:
-    config = _network(profile, "AlexNet") | {"policy": "all", "layer": name, "kinds": list(KINDS)}
-    config |= changes
+    changes = {"policy": "all", "layer": name, "kinds": list(KINDS)} | changes
+    config = _network(profile, "AlexNet", **changes)
     return _once("candidates", config, f"AlexNet's {name}, {config['policy']}")
 
 
@@ -107,8 +107,7 @@ def network(
 ) -> Run:
     """A network's kernels within the limit that corresponds to the paper's; see `limit_of`."""
     limit = limit_of(profile, role, mode, limit_mib, caffe)
-    config = _network(profile, role, precision)
-    config |= {"mode": mode, "limit_mib": limit, "policy": policy}
+    config = _network(profile, role, precision, mode=mode, limit_mib=limit, policy=policy)
     if caffe and profile in TO_THE_LETTER:
         config["batch"] = _paper_batch(role, caffe)
     return _once("network", config, f"{role}, {precision}, {mode}, {limit:,} MiB, {policy}")
@@ -136,7 +135,7 @@ def _paper_batch(role: str, caffe: bool) -> int:
 
 
 def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:
-    """`limit_of` in words, beside the paper's that it stands for where that is another."""
+    """`limit_of` in words, and the paper's limit where that is another."""
     ran, paper = (limit_of(p, role, mode, limit_mib, caffe) for p in (profile, "paper"))
     return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
 
@@ -207,10 +206,10 @@ def cluster(profile: str) -> Run:
 
 def programmes(profile: str) -> list[Run]:
     """The solver on made-up fronts of the paper's sizes, and on ResNet-152's own kernels."""
-    repeats = {"repeats": 2 if profile == "smoke" else 5}
+    repeats: dict[str, Any] = {"repeats": 2 if profile == "smoke" else 5}
     sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
-    config = _network("quick" if profile == LONG else profile, "ResNet-152")
-    config |= {"policy": "powerOfTwo", "limit_mib": PAPER["optimisation"]["largest_mib"], **repeats}
+    of, limit = "quick" if profile == LONG else profile, PAPER["optimisation"]["largest_mib"]
+    config = _network(of, "ResNet-152", policy="powerOfTwo", limit_mib=limit, **repeats)
     own = _once("programme", config, "ResNet-152, its own kernels")
     return [_once("solver", sizes, "made-up fronts"), own]
 
@@ -256,14 +255,14 @@ def artefact(
     facts: Callable[[Results], Iterable[str]] = lambda results: (),
     **functions: Any,
 ) -> Artefact:
-    """An artefact of ``paper.toml``; its caption names what of the records is not the paper's."""
+    """An artefact of ``paper.toml``; its caption names networks that are not the paper's."""
     own = CONTENT["artefacts"][name]
 
     def marks(results: Results) -> Iterable[str]:
         records = [record for record in results.records if record.status == "ok"]
         others = [r.config["role"] for r in records if stands_in(r, own.get("caffes", False))]
         names = ", ".join(
-            dict.fromkeys(role.replace(", two groups", " (two groups)") for role in others)
+            dict.fromkeys(role.replace(CAFFE, "AlexNet (two groups)") for role in others)
         )
         if records:
             yield f"STAND-IN for the paper's {names}; " * bool(others) + "SYNTHETIC inputs."

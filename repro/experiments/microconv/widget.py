@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from repro.experiments.microconv.layers import draw_front
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
 from repro.experiments.microconv.runs import CAFFES, MIB, title_of
-from repro.experiments.microconv.sharing import draw_shares, share_out
+from repro.experiments.microconv.workspace import draw_shares, share_out
 from repro.experiments.query import Results
 from repro.experiments.view import device_name, panel
 from repro.records import Record
@@ -49,7 +49,7 @@ def chosen_point(entry: Entry, limit_mib: float) -> int | None:
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
-    """In one line what a limit does to a kernel."""
+    """In one line the effect of a limit on a kernel."""
     number = chosen_point(entry, limit_mib)
     if number is None:
         least = limits_mib(entry)[0]

@@ -19,7 +19,7 @@ from repro.models import Pix2PixHD, build
 
 Config = Mapping[str, Any]
 Step = Callable[[], None]
-# What activation checkpointing recomputes as a whole, by the name of its class.
+# Blocks that activation checkpointing recomputes as a whole, by the names of their classes.
 _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}
 
 
@@ -78,7 +78,7 @@ def training_step(
             none is named.
         device: Where it runs.
         checkpointing: Recompute the network's blocks in the backward pass (a peer).
-        offload: Hold what autograd saves in the host's memory, see `Offload` (a peer).
+        offload: Hold tensors that autograd saves in the host's memory, see `Offload` (a peer).
 
     Raises:
         ValueError: The precision is unknown.

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,8 @@ from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
     Make,
     chunk_bytes,
+    fit,
     largest_budget,
-    serve,
 )
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.experiments.saving import save_pinned
@@ -45,7 +46,7 @@ from repro.outofcore.schedules import Name
 
 _SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
-# What a mode trains with: the name of an allocator and of a schedule of `OutOfCore`.
+# By mode, the names of an allocator and of a schedule of `OutOfCore`.
 _SWAPPED: dict[str, tuple[str, Name]] = {
     "schedule": ("schedule", "window"),  # the paper's with our changes, as in the simulated rows
     "schedule_va": ("schedule_va", "window"),
@@ -58,7 +59,7 @@ _PINNING = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8
 
 
 def is_cuda(device: str) -> bool:
-    """Whether a device has what is CUDA's alone: allocators to choose from."""
+    """Whether a device is CUDA's, which alone has allocators to choose from."""
     return torch.device(device).type == "cuda"
 
 
@@ -80,7 +81,7 @@ def measure(config: Config, device: str) -> Outcome:
 
 
 def _unswapped(config: Config, device: str) -> Outcome:
-    """Train in core, with checkpointing or with what autograd saves held elsewhere."""
+    """Train in core, with checkpointing or with saved tensors held elsewhere."""
     mode, limit = config["mode"], limit_bytes(config)
     step = training_step(config, device, mode == "checkpointing", mode == "offload")
     if mode == "save_on_cpu":
@@ -96,7 +97,7 @@ def _unswapped(config: Config, device: str) -> Outcome:
         # Watching every storage costs time: the limit was held above.
         steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
         return Outcome(metrics, _time(config, "cpu", steps), held.peak_bytes)
-    metrics["reserved_bytes"] = held.peak_reserved_bytes  # what the limit is on
+    metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
     return Outcome(metrics, timings, held.peak_reserved_bytes)
 
 
@@ -119,12 +120,134 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, A
     )
 
 
+@dataclass
+class _Swapping:
+    """A training within a memory limit.
+
+    `trace` predicts its memory, `make` makes its allocator where that is simulated, and `installed`
+    is the chunked allocator of a GPU.
+    """
+
+    config: Config
+    device: str
+    trace: Trace
+    limit: int
+    make: Make | None = None
+    installed: Installed | None = None
+
+    def shrinking(self, budget: int) -> Outcome:
+        """Train within a budget, or within smaller ones until one is served."""
+        smallest = self.trace.smallest_budget
+        refused = ""  # not the error, which holds the tensors that did not fit
+        for _ in range(_TRIES):
+            if self.installed is None:
+                accelerator.reset_peak_memory(self.device)
+            try:
+                return self._within(budget)
+            except BudgetTooSmall as error:  # more is run than the trace has
+                refused = str(error)
+            except (RuntimeError, MemoryError) as error:
+                if not is_refusal(error):
+                    raise
+                refused = str(error)
+            if budget <= smallest:
+                break
+            gc.collect()
+            accelerator.empty_cache(self.device)  # the chunked allocator's, too
+            budget = max(smallest, int(0.9 * budget))
+        raise torch.OutOfMemoryError(
+            f"out of memory: the last budget was {budget} bytes: {refused}"
+        )
+
+    def _within(self, budget: int) -> Outcome:
+        schedule = _SWAPPED[self.config["mode"]][1]
+        auto = "auto" if self.make is None and schedule == "window" else None
+        block = self.block(budget, schedule, auto)
+
+        def served() -> int:
+            """Bytes that the simulated allocator takes for the plan that runs.
+
+            Its trace may differ from the one that was fitted, in copies of views.
+            """
+            assert self.make is not None and block.plan is not None
+            fitting = fit(block.plan, self.make)
+            if fitting is None:
+                raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
+            return fitting.report.peak_reserved_bytes
+
+        timings, metrics = self.train(block, lambda: served() if self.make and block.plan else None)
+        peak = metrics["held_bytes"]
+        if self.make is not None:
+            metrics["reserved_bytes"] = served()
+        elif self.installed is not None:  # gives nothing back while it trains: the most of this try
+            peak = metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
+        else:
+            peak = metrics["reserved_bytes"] = accelerator.max_memory_reserved(self.device)
+        return Outcome(metrics, timings, peak)
+
+    def block(self, budget: int, schedule: Name, window: Any = None) -> OutOfCore:
+        """The block that swaps, with its share of the host's memory and its link."""
+        return OutOfCore(
+            budget,
+            schedule=schedule,
+            window_bytes=window,
+            device=self.device,
+            host_bytes=self.trace.host_bytes(budget) if self.device != "cpu" else None,
+            link_bytes_per_s=link_rate(self.config, self.device),
+        )
+
+    def train(
+        self, block: OutOfCore, settled: Callable[[], object] = lambda: None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Time iterations within a block, on a CPU in turns with the reference outside of it.
+
+        Calls `settled` once the block's plans are made; returns timings, and metrics.
+        """
+        plain = training_step(self.config, self.device)
+
+        def step() -> None:
+            plain()
+            block.step()
+
+        steps = {"iteration": step}
+        if self.device == "cpu":
+            reference = training_step(_reference(self.config), "cpu")  # outside of the block
+
+            def unseen() -> None:
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    reference()
+
+            steps["reference"] = unseen
+        with block:
+            for _ in range(_SETTLING):
+                step()
+            settled()
+            timings = _time(self.config, self.device, steps)
+            done, followed = block.statistics, block.plan
+        assert followed is not None
+        metrics: dict[str, Any] = {
+            "limit_bytes": self.limit,
+            "budget_bytes": followed.budget_bytes,
+            "window_bytes": followed.window_bytes,
+            "bytes_moved": followed.bytes_moved,
+            "held_bytes": done.peak_bytes,
+            "host_bytes": done.host_bytes,
+            "host_foretold_bytes": self.trace.host_bytes(block.budget_bytes),
+            "iterations": done.iterations,
+            "replayed": done.replayed,
+            "on_demand": done.on_demand,
+        }
+        if block.link_bytes_per_s is not None:
+            metrics["link_bytes_per_s"] = block.link_bytes_per_s
+        return timings, metrics
+
+
 def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
     On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
     simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
-    until they serve what runs; the paper's authors lowered theirs by hand.
+    until they serve the training; the paper's authors lowered theirs by hand.
     """
     name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
     trace = trace_at(config, config["batch"])
@@ -134,17 +257,17 @@ def _swapped(config: Config, device: str) -> Outcome:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
     budget = fitting.plan.budget_bytes
     if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
-        return _shrinking(config, device, trace, budget, limit, make)
+        return _Swapping(config, device, trace, limit, make).shrinking(budget)
     real = max(limit, least_limit(device))
     if name == "schedule":
         with accelerator.limited(device, real):
-            return _shrinking(config, device, trace, budget, real)
+            return _Swapping(config, device, trace, real).shrinking(budget)
     installed = install(chunk_bytes(limit), real)
-    return _shrinking(config, device, trace, budget, real, installed=installed)
+    return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
 
 
 def link_rate(config: Config, device: str) -> float | None:
-    """Bytes/s, as stated or in proportion to what the largest in core holds and takes here.
+    """Bytes/s, as stated or in proportion to the bytes and the time of the largest in core.
 
     None where copies are as fast as they are: an accelerator has a link.
     """
@@ -157,37 +280,6 @@ def link_rate(config: Config, device: str) -> float | None:
     return float(config["link_share"] * held / np.median(taken.samples_s))
 
 
-def _shrinking(
-    config: Config,
-    device: str,
-    trace: Trace,
-    budget: int,
-    limit: int,
-    make: Make | None = None,
-    installed: Installed | None = None,
-) -> Outcome:
-    """Train within a budget, or within smaller ones until one is served."""
-    smallest = trace.smallest_budget
-    refused = ""  # not the error, which holds what did not fit
-    for _ in range(_TRIES):
-        if installed is None:
-            accelerator.reset_peak_memory(device)
-        try:
-            return _within(config, device, trace, budget, limit, make, installed)
-        except BudgetTooSmall as error:  # what the device runs needs more than the trace said
-            refused = str(error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_refusal(error):
-                raise
-            refused = str(error)
-        if budget <= smallest:
-            break
-        gc.collect()
-        accelerator.empty_cache(device)  # the chunked allocator's, too
-        budget = max(smallest, int(0.9 * budget))
-    raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
-
-
 def is_refusal(error: BaseException) -> bool:
     """Whether the device ran out of memory, not the host.
 
@@ -196,58 +288,6 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, HostMemoryError):
         return False
     return is_out_of_memory(error) or "out of memory" in str(error)
-
-
-def _within(
-    config: Config,
-    device: str,
-    trace: Trace,
-    budget: int,
-    limit: int,
-    make: Make | None,
-    installed: Installed | None,
-) -> Outcome:
-    """Train within a budget; `make` simulates the allocator where it is not a real one."""
-    schedule = _SWAPPED[config["mode"]][1]
-    auto = "auto" if make is None and schedule == "window" else None
-    block = _block(config, device, trace, budget, schedule, auto)
-
-    def served() -> int:
-        """What the simulated allocator takes for the plan that runs.
-
-        Its trace may differ from the one that was fitted, in copies of views.
-        """
-        assert make is not None and block.plan is not None
-        report = serve(block.plan, make)
-        if report is None:
-            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
-        return report.peak_reserved_bytes
-
-    timings, metrics = train_within(
-        config, device, block, trace, lambda: served() if make and block.plan else None
-    )
-    metrics["limit_bytes"] = limit
-    if make is not None:
-        metrics["reserved_bytes"] = served()
-        return Outcome(metrics, timings, metrics["held_bytes"])
-    if installed is not None:  # it gives nothing back while it trains: the most of this try
-        metrics["reserved_bytes"] = installed.counters().reserved_bytes
-    else:
-        metrics["reserved_bytes"] = accelerator.max_memory_reserved(device)
-    return Outcome(metrics, timings, metrics["reserved_bytes"])
-
-
-def _block(
-    config: Config, device: str, trace: Trace, budget: int, schedule: Name, window: Any = None
-) -> OutOfCore:
-    return OutOfCore(
-        budget,
-        schedule=schedule,
-        window_bytes=window,
-        device=device,
-        host_bytes=trace.host_bytes(budget) if device != "cpu" else None,
-        link_bytes_per_s=link_rate(config, device),
-    )
 
 
 def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -260,74 +300,16 @@ def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) 
     """
     limit, trace = limit_bytes(config), trace_at(config, config["batch"])
     with machine(config, device), without_tf32():
-        block = _block(config, device, trace, limit, config["schedule"])
+        swapping = _Swapping(config, device, trace, limit)
         try:
-            timings, metrics = train_within(config, device, block, trace)
+            timings, metrics = swapping.train(swapping.block(limit, config["schedule"]))
         except DoesNotFit as error:
             raise torch.OutOfMemoryError(f"out of memory: {error}") from None
-    metrics["limit_bytes"] = limit
     return Outcome(metrics, timings, metrics["held_bytes"])
 
 
-def train_within(
-    config: Config,
-    device: str,
-    block: OutOfCore,
-    predicted: Trace,
-    settled: Callable[[], object] = lambda: None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Time iterations within a block, on a CPU in turns with the reference outside of it.
-
-    Args:
-        config: Of the run.
-        device: Where it runs.
-        block: Not entered.
-        predicted: The trace by which the host's memory is predicted.
-        settled: Called once the block's plans are made.
-
-    Returns:
-        Timings, and metrics.
-    """
-    plain = training_step(config, device)
-
-    def step() -> None:
-        plain()
-        block.step()
-
-    steps = {"iteration": step}
-    if device == "cpu":
-        reference = training_step(_reference(config), device)  # outside of the block
-
-        def unseen() -> None:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                reference()
-
-        steps["reference"] = unseen
-    with block:
-        for _ in range(_SETTLING):
-            step()
-        settled()
-        timings = _time(config, device, steps)
-        done, followed = block.statistics, block.plan
-    assert followed is not None
-    metrics: dict[str, Any] = {
-        "budget_bytes": followed.budget_bytes,
-        "window_bytes": followed.window_bytes,
-        "bytes_moved": followed.bytes_moved,
-        "held_bytes": done.peak_bytes,
-        "host_bytes": done.host_bytes,
-        "host_foretold_bytes": predicted.host_bytes(block.budget_bytes),
-        "iterations": done.iterations,
-        "replayed": done.replayed,
-        "on_demand": done.on_demand,
-    }
-    if block.link_bytes_per_s is not None:
-        metrics["link_bytes_per_s"] = block.link_bytes_per_s
-    return timings, metrics
-
-
 def measure_in_child(config: Config, device: str) -> Outcome:
-    """Run `measure` in a new process, and return what it returns.
+    """Run `measure` in a new process, and return its outcome.
 
     Raises:
         HostMemoryError: The host had not the memory that the child wanted to pin.

@@ -1,7 +1,7 @@
 """Iterations that are not computed: traces at any batch size, and the times of a published GPU.
 
 The paper estimates how far functions lie apart by the bytes of their variables (figure 1); so do
-the times here. What a function takes is a fixed part, and its bytes at a fixed rate.
+the times here. A function takes a fixed time, and its bytes at a fixed rate.
 """
 
 import json
@@ -38,7 +38,7 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
 
 
 def limit_bytes(config: Config) -> int:
-    """The memory limit: as given, or half way between what two batch sizes need."""
+    """The memory limit: as given, or the mean of the needs of two batch sizes."""
     if "limit_gib" in config:
         return int(config["limit_gib"] * GIB)
     return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
@@ -65,7 +65,7 @@ def _recorded(described: str) -> tuple[Trace, Trace]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What an iteration takes on a device.
+    """The time of an iteration on a device.
 
     Attributes:
         fixed_s: Seconds of an iteration whatever its batch size, shared out evenly.

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from repro.measure import accelerator
 
-_AHEAD = 4  # tensors that are on their way out, and in, at most
+_AHEAD = 4  # tensors that are being copied out, and in, at most
 
 
 @dataclass(eq=False)
@@ -26,11 +26,11 @@ class _Saved:
 
 
 class Offload(torch.autograd.graph.saved_tensors_hooks):
-    """Hold what autograd saves in pinned memory of the host, copied beside the computation.
+    """Hold tensors that autograd saves in the host's pinned memory, copied during the computation.
 
     A tensor leaves on one stream while the forward pass goes on, and comes back on another, a few
     tensors before the backward pass asks for it. One that several operations save leaves once.
-    What is not on the device stays where it is.
+    Tensors that are not on the device stay where they are.
 
     Args:
         device: An accelerator.

@@ -1,7 +1,7 @@
-"""From records to numbers: speed and memory of each way to train, by batch size, and compared."""
+"""From records to numbers: speed and memory of each method, by batch size, and compared."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,7 +17,6 @@ from repro.experiments.outofcore.runs import (
     MEASURED,
     MEASURING,
     MODELS,
-    MODES,
     PACKED,
     PACKED_MODES,
     RESNET,
@@ -35,15 +34,14 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """One way to train at one batch size, where it fits.
+    """One method at one batch size.
 
     Attributes:
         images_per_s: Throughput.
-        relative: The throughput over that in core, None where that is not known: simulated, over
-            the best one; on a CPU, over the largest mini-batch, timed in turns with this one.
-        row: Bytes by name: ``budget_bytes`` of the schedule, ``reserved_bytes`` by the allocator,
-            ``held_bytes`` of tensors, ``internal_bytes`` lost inside chunks, ``host_bytes`` swapped
-            out, ``host_foretold_bytes`` predicted of these; those that are known.
+        relative: The throughput over the largest in core; on a CPU that was timed in turns, on a
+            GPU it is None.
+        row: Bytes by name: ``budget_bytes``, ``reserved_bytes`` by the allocator, ``held_bytes`` of
+            tensors, ``internal_bytes`` lost inside chunks, ``host_bytes`` swapped out.
         image_s: Seconds an image, of each iteration that was timed; none where simulated.
         paces: The same over the same round's reference, where that was timed in turns.
     """
@@ -60,7 +58,7 @@ class Point:
 
     @property
     def taken(self) -> int | None:
-        """What the allocator took; in core on a CPU, what tensors took."""
+        """Bytes that the allocator took; in core on a CPU, that tensors took."""
         return self.bytes("reserved") or self.bytes("held")
 
 
@@ -68,7 +66,7 @@ Points = dict[int, Point | None]  # by batch size; None where it ran out of memo
 
 
 def point_of(record: Record) -> Point:
-    """What a measured record reached: images/s of the median iteration, ratios of its rounds."""
+    """A measured record's images/s of the median iteration, and ratios of its rounds."""
     batch, samples = record.config["batch"], record.timings["iteration"]["samples_s"]
     image_s = paces = [sample / batch for sample in samples]
     relative = None
@@ -81,70 +79,65 @@ def point_of(record: Record) -> Point:
 
 
 def ran(records: Iterable[Record], role: str) -> str:
-    """Which network ran: ``DenseNet-121 (for DenseNet)``, or what the paper calls it."""
-    names = {network_name(record.config) for record in records}
-    other = " and ".join(sorted(names - {role}))
+    """The network that ran: ``DenseNet-121 (for DenseNet)``, or the paper's name of it."""
+    other = " and ".join(sorted({network_name(record.config) for record in records} - {role}))
     return f"{other} (for {role})" if other else role
 
 
+def _by_batch(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.config["batch"])
+
+
 class Trained:
-    """What one network reached at one place, by way to train and batch size.
+    """The speed and memory of one network at one place, by method and batch size.
 
     Args:
         results: Of an artefact.
         where: `SIMULATED` or `MEASURED`.
-        role: What the paper calls the network.
+        role: The paper's name of the network.
     """
 
     def __init__(self, results: Results, where: str, role: str = RESNET) -> None:
         self.where, self.role, self._results = where, role, results
         self.simulated = where == SIMULATED
-        self.records = sorted(
-            results.select(where, role=role), key=lambda record: record.config["batch"]
-        )
+        self.records = _by_batch(results.select(where, role=role))
         self.ran = ran(self.records, role)
         self.batches = sorted({record.config["batch"] for record in self.records})
         kinds = {record.device["type"] for record in self.records}
         self.on_cpu = not self.simulated and "cpu" in kinds
-        self._known: dict[str, Points] = {}
 
     def points(self, mode: str) -> Points:
-        """What one way to train reached by batch size, ascending; what failed is left out."""
-        if mode not in self._known:
-            read = self._simulated if self.simulated else self._measured
-            self._known[mode] = read(mode)
-        return self._known[mode]
-
-    def _simulated(self, mode: str) -> Points:
-        ran = [record for record in self.records if record.status == "ok"]
-        in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in ran]
-        base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
-        found: Points = {}
-        if mode in PACKED_MODES:
-            ran = self._results.ok(PACKED, role=self.role)
-        for record in sorted(ran, key=lambda r: r.config["batch"]):
-            batch, metrics = record.config["batch"], record.metrics
-            if mode == "lms" and not record.config["lms"]:
-                continue
-            row = metrics["rows"].get(mode)
-            if mode == "bound" and "bound_s" in metrics:
-                row = {"time_s": metrics["bound_s"]}
-            if mode == "lms" and row is None:
-                row = metrics["rows"].get(IN_CORE)  # what fits is not swapped
-            if row is None:
-                found[batch] = None
-                continue
-            rate = batch / row["time_s"]
-            row = {"held_bytes": metrics["peak_bytes"], **row}
-            found[batch] = Point(rate, rate / base if base else None, row)
-        return found
-
-    def _measured(self, mode: str) -> Points:
+        """One method by batch size, ascending; failed runs are left out."""
+        if self.simulated:
+            return self._simulated(mode)
         return {
             r.config["batch"]: point_of(r) if r.status == "ok" else None
             for r in self.records
             if r.config["mode"] == mode and r.status in ("ok", "out_of_memory")
         }
+
+    def _simulated(self, mode: str) -> Points:
+        own = [record for record in self.records if record.status == "ok"]
+        in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in own]
+        base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
+        if mode in PACKED_MODES:
+            own = _by_batch(self._results.ok(PACKED, role=self.role))
+        found: Points = {}
+        for record in own:
+            batch, metrics = record.config["batch"], record.metrics
+            row = metrics["rows"].get(mode)
+            if mode == "bound" and "bound_s" in metrics:
+                row = {"time_s": metrics["bound_s"]}
+            if mode == "lms":
+                if not record.config["lms"]:
+                    continue
+                row = row or metrics["rows"].get(IN_CORE)  # LMS swaps nothing that fits
+            found[batch] = None
+            if row:
+                rate = batch / row["time_s"]
+                sizes = {"held_bytes": metrics["peak_bytes"], **row}
+                found[batch] = Point(rate, rate / base if base else None, sizes)
+        return found
 
     def trained(self, mode: str, beyond: bool = False) -> dict[int, Point]:
         """The points that fit; on request those beyond the core alone, none where nothing fits."""
@@ -159,8 +152,7 @@ class Trained:
     @property
     def limit(self) -> int | None:
         """The memory limit in bytes."""
-        limits = [r.metrics["limit_bytes"] for r in self.records if r.status == "ok"]
-        return int(limits[0]) if limits else None
+        return next((r.metrics["limit_bytes"] for r in self.records if r.status == "ok"), None)
 
     @property
     def place(self) -> str:
@@ -172,21 +164,18 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """Of a panel: the network that ran, and what was simulated."""
+        """Of a panel: the network that ran, and the parts that were simulated."""
         configs = [record.config for record in self.records]
+        marks = ["SIMULATED V100"]
+        if not self.simulated:
+            marks = [self.place.removesuffix(" here"), *simulated_parts(configs)]
         name = network_name(configs[0]) if configs else ""
-        if self.simulated:
-            return view.panel(self.role, name, "SIMULATED V100")
-        marks = [mark for mark in departures(configs) if mark.startswith("SIMULATED") and configs]
-        return view.panel(self.role, name, ", ".join([self.place.removesuffix(" here"), *marks]))
+        return view.panel(self.role, name, ", ".join(marks))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
         """The point at a batch size of the paper, and that size here.
 
         On a CPU it is the batch size that is as large over the largest in core.
-
-        Raises:
-            NotRun: None was run within 10 %.
         """
         found, wanted = self.points(mode), float(batch)
         if any("base_batch" in record.config for record in self.records):
@@ -199,11 +188,7 @@ class Trained:
         return near, found[near]
 
     def slowdown(self, point: Point) -> Estimate:
-        """The time of an image over that of the largest mini-batch in core.
-
-        Raises:
-            NotRun: Nothing fits in core, or the times are of several machines.
-        """
+        """The time of an image over that of the largest mini-batch in core."""
         if not self.simulated:
             one_machine(self._results.ok(self.where, role=self.role))
             if point.relative is not None:
@@ -215,31 +200,17 @@ class Trained:
             raise NotRun("nothing fits in core")
         return exactly(1 / point.relative, log=True)
 
-    def kept(self, point: Point) -> tuple[float, Interval | None] | None:
-        """The share of the speed in core, with its interval; None where it is unknown."""
-        try:
-            return inverse(self.slowdown(point))
-        except NotRun:
-            return None
-
     def speed(self, ours: Point, other: Point) -> Estimate:
-        """The images/s of one way to train over those of another.
-
-        Raises:
-            NotRun: The times are of several machines.
-        """
+        """The images/s of one method over those of another."""
         if self.simulated:
             return exactly(ours.images_per_s / other.images_per_s, log=True)
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
     def largest(self, mode: str) -> int:
-        """The largest batch size that a way trains, 0 for none.
+        """The largest batch size that a method trains, 0 for none.
 
         Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
-
-        Raises:
-            NotRun: No records.
         """
         if self.simulated:
             return int(self._results.need("reach", role=self.role).metrics[mode])
@@ -248,31 +219,33 @@ class Trained:
         return max(self.trained(mode), default=0)
 
     def end_is_open(self, mode: str) -> bool:
-        """Whether a way may train more than it was tried with: nothing larger ran out."""
+        """Whether a method may train more than it was tried with: nothing larger ran out."""
         found = self.points(mode)
         return not self.simulated and (not found or found[max(found)] is not None)
 
     def reach_over(self, one: str, other: str) -> tuple[int, int, Estimate]:
-        """The largest batch sizes that two ways train, and the first over the second.
-
-        Raises:
-            NotRun: No records, or one of the two trains nothing.
-        """
+        """The largest batch sizes that two methods train, and the first over the second."""
         sizes = {mode: self.largest(mode) for mode in (one, other)}
         for mode, size in sizes.items():
             if not size:
                 raise NotRun(f"{LABELS[mode]} trains nothing to compare with")
         return sizes[one], sizes[other], exactly(sizes[one] / sizes[other], log=True)
 
+    def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
+        """Whether methods train more than others: by a text with the paper's ratio, as given."""
+        found = {}
+        for one, than, paper in pairs:
+            most, other, over = self.reach_over(one, than)
+            sizes = f"{most} {LABELS[one]} over {other} {LABELS[than]} {over}"
+            found[f"{self.ran}: {sizes}, paper {paper}"] = most > other
+        return found
+
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
-        """How much larger one way trains a network than another, as measured.
+        """How much larger one method trains a network than another, as measured.
 
         Where larger sizes were not tried that may change the answer, the ratio is `unsure`: one
         might train more, unless it has the paper's ratio already; the other might train more,
         unless the first ended below it.
-
-        Raises:
-            NotRun: No records, or the other trains nothing.
         """
         first, second = self.largest(one), self.largest(other)
         if second and not first:
@@ -292,16 +265,12 @@ class Trained:
 def inverse(gap: Estimate) -> tuple[float, Interval | None]:
     """One over a ratio, with its interval where that is known."""
     low, high = gap.interval()
-    known = gap.error > 0  # not NaN, nor 0 for what is simulated
+    known = gap.error > 0  # not NaN, nor 0 of a simulation
     return math.exp(-gap.mean), (math.exp(-high), math.exp(-low)) if known else None
 
 
 def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained]:
-    """What was measured, by network, with real allocators.
-
-    Raises:
-        NotRun: They are simulated there.
-    """
+    """Measurements with real allocators, by network."""
     found = {role: Trained(results, MEASURED, role) for role in roles}
     if any(trained.on_cpu for trained in found.values()):
         raise NotRun("needs a GPU: on a CPU, too, the allocators are simulated")
@@ -310,13 +279,10 @@ def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained
     return found
 
 
-def departures(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What measured runs have instead of the paper's network, memory, link and data."""
-    published = MODELS["published"]
-    networks = {c["role"] for c in configs if c["model"] != published[c["role"]]["model"]}
+def simulated_parts(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The mark of measured runs: their limit is simulated, and the link where it is paced."""
     paced = any("link_share" in c or "link_bytes_per_s" in c for c in configs)
-    parts = [f"STAND-IN network{'s' * (len(networks) > 1)}"] * bool(networks)
-    return [*parts, f"SIMULATED memory limit{' and link' * paced}", "SYNTHETIC images"]
+    return [f"SIMULATED memory limit{' and link' * paced}"] * bool(configs)
 
 
 def _marks(results: Results) -> Iterable[str]:
@@ -324,42 +290,25 @@ def _marks(results: Results) -> Iterable[str]:
     if len(measured) < len(results.records):
         yield "V100: SIMULATED."
     if measured:
-        yield f"Measured: {', '.join(departures(measured))}."
+        published = MODELS["published"]
+        other = {c["role"] for c in measured if c["model"] != published[c["role"]]["model"]}
+        parts = [f"STAND-IN network{'s' * (len(other) > 1)}"] * bool(other)
+        yield f"Measured: {', '.join([*parts, *simulated_parts(measured), 'SYNTHETIC images'])}."
 
 
 artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
 def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:
-    """The result of a check: whether all hold of what is said.
-
-    Raises:
-        NotRun: Nothing is.
-    """
+    """The result of a check: whether all of them hold."""
     if not found:
         raise NotRun("no records")
     return all(found.values()), "; ".join(found)
 
 
-def throughput(found: Points, batch: int | None) -> str:
+def throughput(found: Points, batch: int) -> str:
     """Images/s as text: x for out of memory, a dash where nothing was run."""
-    if batch is None or batch not in found:
-        return DASH
-    point = found[batch]
+    point = found.get(batch)
     if point is None:
-        return "x"
+        return "x" if batch in found else DASH
     return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"
-
-
-def rows_of(trained: Trained, cell: Callable[[Points, int], str]) -> list[dict[str, Any]]:
-    """A row for each batch size of a network at a place, a cell for each way to train."""
-    return [
-        {
-            "network": trained.ran,
-            "where": PLACES[trained.where],
-            "batch": batch,
-            "over in core": f"{batch / trained.base:.2g}×" if trained.base else DASH,
-            **{LABELS[mode]: cell(trained.points(mode), batch) for mode in MODES},
-        }
-        for batch in trained.batches
-    ]

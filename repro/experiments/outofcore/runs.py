@@ -10,7 +10,7 @@ from repro.report import DASH
 _TOML = paper_toml("outofcore")
 PAPER, PROFILES, MODELS = _TOML["reported"], _TOML["profiles"], _TOML["models"]
 SIMULATION = _TOML["simulation"]
-LABELS: dict[str, str] = _TOML["labels"]  # of ways to train
+LABELS: dict[str, str] = _TOML["labels"]  # of methods to train
 SCHEDULES: dict[str, str] = _TOML["schedules"]  # in words, by the names that `OutOfCore` has
 GIB, MIB = 2**30, 2**20
 RESNET, PIX2PIXHD = "ResNet-50", "Pix2PixHD"
@@ -53,7 +53,7 @@ def gib(count: float | None) -> str:
 
 
 def network_name(config: Mapping[str, Any]) -> str:
-    """What the network of a run is called, such as ``ResNet-50 of width 16``."""
+    """The name of a run's network, such as ``ResNet-50 of width 16``."""
     model = config["model"]
     if model["name"] == "resnet_cifar":
         return f"ResNet-{model['depth']}"
@@ -69,27 +69,11 @@ def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Ru
     setting = {"role": role, **MODELS["published"][role], "precision": precision}
     setting |= {"limit_gib": PAPER["limit_gib"], **config}
     at = f", batch size {config['batch']}" if "batch" in config else ""
-    label = f"{role}{at}{more}{_in(precision)}"
-    return Run(experiment, setting, seeds=(0,), label=label)
+    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_in(precision)}")
 
 
 def _in(precision: str) -> str:
     return "" if precision == FLOAT32 else f", {precision}"
-
-
-def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
-    """An iteration by all schedules, simulated from a trace."""
-    return _simulation(
-        SIMULATED if precision == FLOAT32 else HALF,
-        role,
-        precision=precision,
-        batch=batch,
-        bandwidth=RATE,
-        baseline=_baseline(role),
-        tune=role == RESNET,
-        lms=role == RESNET,
-        map_s=SIMULATION["map_s"],
-    )
 
 
 def _baseline(role: str) -> dict[str, Any]:
@@ -101,6 +85,21 @@ def _baseline(role: str) -> dict[str, Any]:
     own = role if role == PIX2PIXHD else RESNET
     values = {"batches": list(rates), "images_per_s": list(rates.values())}
     return {"role": own, **MODELS["published"][own], **values}
+
+
+def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
+    """An iteration by all schedules, simulated from a trace."""
+    return _simulation(
+        SIMULATED if precision == FLOAT32 else HALF,
+        role,
+        precision=precision,
+        batch=batch,
+        bandwidth=RATE,
+        baseline=_baseline(role),
+        map_s=SIMULATION["map_s"],
+        tune=role == RESNET,
+        lms=role == RESNET,
+    )
 
 
 def reach(role: str, precision: str = FLOAT32) -> Run:
@@ -134,14 +133,9 @@ def link(profile: str, chosen: Chosen) -> list[Run]:
 def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
     """The paper's setting with chunks of other sizes; under smoke of one other."""
     sizes = SIMULATION["chunks_mib"]
-    config = {
-        "batch": SIMULATION["chunk_batch"],
-        "bandwidth": RATE,
-        "baseline": _baseline(RESNET),
-        "chunks_mib": [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes,
-        "map_s": SIMULATION["map_s"],
-    }
-    return [_simulation("chunk_sizes", RESNET, **config)]
+    sizes = [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes
+    own = {"batch": SIMULATION["chunk_batch"], "bandwidth": RATE, "map_s": SIMULATION["map_s"]}
+    return [_simulation("chunk_sizes", RESNET, baseline=_baseline(RESNET), chunks_mib=sizes, **own)]
 
 
 def _timed(profile: str) -> dict[str, Any]:
@@ -149,7 +143,7 @@ def _timed(profile: str) -> dict[str, Any]:
 
 
 def measured(profile: str, role: str, batch: int, mode: str, precision: str = FLOAT32) -> Run:
-    """A way to train at one batch size, within the limit."""
+    """A method at one batch size, within the limit."""
     at = PROFILES[profile]
     config = {"role": role, **MODELS[at["models"]][role], "precision": precision, "batch": batch}
     config |= {"mode": mode, **_timed(profile)}
@@ -178,19 +172,19 @@ def resnet(profile: str) -> list[Run]:
     runs = [simulated(RESNET, batch) for batch in _simulated_batches(profile)[RESNET]]
     if profile != "smoke":
         runs.append(reach(RESNET))
-    ways = at["ways"]
-    if isinstance(ways, list):
-        ways = dict.fromkeys(ways, at["measured"][RESNET])
-    pairs = [(batch, mode) for mode, some in ways.items() for batch in some]
+    methods = at["ways"]
+    if isinstance(methods, list):
+        methods = dict.fromkeys(methods, at["measured"][RESNET])
+    pairs = [(batch, mode) for mode, some in methods.items() for batch in some]
     # By batch size: whatever stops it early leaves whole columns of the table.
     pairs.sort(key=lambda pair: pair[0])
     return runs + [measured(profile, RESNET, *pair) for pair in pairs]
 
 
 def table1(profile: str, chosen: Chosen) -> list[Run]:
-    """Every way to train ResNet-50, by batch size; under smoke no packed plans.
+    """ResNet-50 by every method, by batch size; under smoke no packed plans.
 
-    These begin well beyond what fits in core: below, any schedule hides its copies.
+    These begin well beyond the largest in core: below, any schedule hides its copies.
     """
     beyond = () if profile == "smoke" else (b for b in TABLE["batches"] if b > 2 * IN_CORE_BATCH)
     return resnet(profile) + [packed(batch) for batch in beyond]

@@ -1,11 +1,9 @@
-"""What is simulated on a published GPU from the traces of iterations; nothing is computed."""
+"""Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
@@ -23,13 +21,11 @@ from repro.experiments.outofcore.fitting import (
     literal,
     lms,
     lms_can_train,
-    mapping,
-    serve,
     tuned,
 )
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
-from repro.outofcore import SwapPlan, Trace, bound, plan_packed, plan_swaps
+from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
 from repro.outofcore.requests import requests
@@ -40,7 +36,7 @@ _ITERATIONS = 3  # fragmentation settles in the first
 
 
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
-    """The memory limit in bytes, the trace, and what its functions and copies take."""
+    """The memory limit in bytes, the trace, and the costs of its functions and copies."""
     trace, base = trace_at(config, config["batch"]), config["baseline"]
     times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
@@ -61,38 +57,36 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     }
     if trace.smallest_budget <= limit:
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
-    whole = in_core(trace, partial(best_fit, limit))
+    torchs: Make = partial(best_fit, limit)
+    whole = in_core(trace, torchs)
     if whole is not None:
         total = {"time_s": float(costs.times.sum())}
-        rows["in_core"] = total | {"reserved_bytes": whole.peak_reserved_bytes}
+        rows["in_core"] = total | {"reserved_bytes": whole.report.peak_reserved_bytes}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
         fitting = largest_budget(trace, limit, make)
         if fitting is None:
             continue
         taken = costs if name == "schedule_va" else free
-        rows[name] = modelled_row(tuned(fitting, limit, taken, make, config["tune"]), taken, make)
+        rows[name] = modelled_row(tuned(fitting, limit, taken, config["tune"]), taken)
         if config["tune"]:
             paper = literal(trace, fitting.plan.budget_bytes, taken, make)
             if paper is not None:
-                rows[name.replace("schedule", "paper")] = modelled_row(paper, taken, make)
-    if config["lms"]:
-        make = partial(best_fit, limit)
-        theirs = lms(trace, limit, free, make)
-        if theirs is not None:
-            rows["lms"] = modelled_row(theirs, free, make)
+                rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
+    theirs = lms(trace, limit, free, torchs) if config["lms"] else None
+    if theirs is not None:
+        rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
 
-def modelled_row(fitting: Fitting, costs: Costs, make: Make) -> dict[str, Any]:
-    """What a plan takes; each chunk that is mapped or unmapped, on the compute stream."""
+def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
+    """A plan's iteration; each chunk is mapped or unmapped on the compute stream."""
     plan, report = fitting.plan, fitting.report
-    alone = taken = plan.simulate(costs.times, costs.rate)
+    alone = taken = costs.simulate(plan)
     mapped = 0
     if costs.map_s:
-        by_function = mapping(plan, make)
-        mapped = int(by_function.sum())
-        taken = plan.simulate(costs.times + costs.map_s * by_function, costs.rate)
+        by_function = fitting.mapping()
+        mapped, taken = int(by_function.sum()), costs.simulate(plan, by_function)
     return {
         "budget_bytes": plan.budget_bytes,
         "window_bytes": plan.window_bytes,
@@ -154,8 +148,8 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
         make: Make = partial(chunked, limit, int(mib * MIB))
         fitting = largest_budget(trace, limit, make)
         if fitting is not None:
-            best = tuned(fitting, limit, costs, make, windows=False)
-            rows[str(mib)] = modelled_row(best, costs, make)
+            best = tuned(fitting, limit, costs, windows=False)
+            rows[str(mib)] = modelled_row(best, costs)
     return Outcome({"limit_bytes": limit, "rows": rows})
 
 
@@ -164,7 +158,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 
     "packed_va" has chunks of the paper's size. "packed_fitted" has the fastest of sizes that
     variables have, from the paper's up to `largest_chunk` times it: such chunks lose nothing inside
-    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is what it takes if mapping
+    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is its time if mapping
     takes as long by the byte as with the paper's chunks.
     """
     limit, trace, costs = _setting(config)
@@ -176,18 +170,16 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
         for budget in budgets
         if budget >= trace.smallest_budget
     ]
-    ordered = costs.ascending(plans)
     sizes = fitted_chunks(trace, paper, config["largest_chunk"] * paper, least)
     rows: dict[str, Any] = {}
     for name, chunks in {"packed_va": [paper], "packed_fitted": [*sizes, paper]}.items():
-        found = _fastest(ordered, chunks, limit, costs)
-        if found is None:
-            continue
-        best, chunk = found
-        make: Make = partial(chunked, limit, chunk)
-        rows[name] = modelled_row(best, costs, make)
-        slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper), make)
-        rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+        makes: dict[Make, int] = {partial(chunked, limit, chunk): chunk for chunk in chunks}
+        best = costs.fastest(plans, makes)
+        if best is not None:
+            rows[name] = modelled_row(best, costs)
+            chunk = makes[best.make]
+            slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper))
+            rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
     return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})
 
 
@@ -204,28 +196,8 @@ def fitted_chunks(trace: Trace, above: int, most: int, multiple: int) -> list[in
     return sorted((size for size in sizes if above < size <= most), reverse=True)
 
 
-def _fastest(
-    ordered: Iterable[tuple[float, SwapPlan]], chunks: Sequence[int], limit: int, costs: Costs
-) -> tuple[Fitting, int] | None:
-    """The plan that takes least with its mapping, and its chunk; None where none is served."""
-    best, least, ordered = None, float("inf"), list(ordered)
-    for chunk in chunks:
-        make: Make = partial(chunked, limit, chunk)
-        for unmapped_s, plan in ordered:
-            if unmapped_s >= least:
-                break
-            report = serve(plan, make)
-            if report is None:
-                continue
-            mapped_s = costs.map_s * mapping(plan, make)
-            taken = plan.simulate(np.add(costs.times, mapped_s), costs.rate).time_s
-            if taken < least:
-                best, least = (Fitting(plan, report), chunk), taken
-    return best
-
-
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Serve an iteration's requests without a limit, and say what that takes of the memory.
+    """Serve an iteration's requests without a limit, and count the memory that this takes.
 
     A limit would be filled whatever an allocator loses, as budgets are as large as it allows.
     "in_core" swaps nothing; "schedule" holds no more than the device has, in bytes of tensors.
@@ -248,7 +220,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
-    """What the real chunked allocator has taken once it has served all requests.
+    """The counters of the real chunked allocator once it has served all requests.
 
     Its `peak_reserved_bytes` are those of the chunks that it mapped; small requests share chunks.
     """
