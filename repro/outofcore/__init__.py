@@ -10,13 +10,12 @@ from repro.outofcore.baselines import (
     vdnn,
 )
 from repro.outofcore.bounds import BudgetTooSmall, bound
-from repro.outofcore.checking import PlanError
 from repro.outofcore.forks import SwappedOutError
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.schedule import plan_swaps, tune_window
 from repro.outofcore.simulation import Simulation, Transfer
 from repro.outofcore.swapper import OutOfCore

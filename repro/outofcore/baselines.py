@@ -9,7 +9,7 @@ host, which favours them.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _that_fit(
             yield fixed_distance(trace, budget_bytes, threshold, ahead)
 
 
-class _Run:
+class _Run(Draft):
     """Fixed wishes for each function, carried out iteration after iteration until they repeat.
 
     `enters` must be swapped in before a function, `hopes` are where there is room, and `leaves` may
@@ -168,21 +168,14 @@ class _Run:
     def __init__(
         self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
     ) -> None:
-        self.trace, self.budget, self.scheduler = trace, budget_bytes, scheduler
-        self.eager = eager
-        self.n = n = len(trace.functions)
-        self.enters: list[list[str]] = [[] for _ in range(n)]
-        self.hopes: list[list[str]] = [[] for _ in range(n)]
-        self.leaves: list[list[str]] = [[] for _ in range(n)]
-        self.alive = set(trace.persistent)
-        self.device: set[str] = set()
-        self.valid = set(trace.persistent)
+        super().__init__(trace, budget_bytes)
+        self.scheduler, self.eager = scheduler, eager
+        self.enters: list[list[str]] = [[] for _ in range(self.n)]
+        self.hopes: list[list[str]] = [[] for _ in range(self.n)]
+        self.leaves: list[list[str]] = [[] for _ in range(self.n)]
+        self.alive, self.valid = set(trace.persistent), set(trace.persistent)
         self.reserved: dict[str, int] = {}
         self.queue: deque[tuple[str, int]] = deque()
-        self.used = 0
-        self.deaths: dict[int, list[str]] = defaultdict(list)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(name)
 
     def plan(self) -> SwapPlan:
         """Return the plan once an iteration starts as the one before it did.
@@ -193,25 +186,16 @@ class _Run:
         for cycle in range(_PASSES):
             start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))
             self.carried: set[str] = set()
-            self.before: list[list[Action]] = [[] for _ in range(self.n)]
-            self.after: list[list[Action]] = [[] for _ in range(self.n)]
+            self.clear()
             self.start = cycle * self.n
             for number in range(self.n):
                 self._function(self.start + number, number)
-            for name in self.deaths.get(0, ()):  # those that die with the last function
+            for name in self.trace.ending[0]:  # those that die with the last function
                 if self.trace.lifetimes[name][1] == self.n:
                     self._die(name)
             if start == (self.device, self.valid, self._waiting(cycle + 1)):
-                return SwapPlan(
-                    self.trace,
-                    self.budget,
-                    tuple(map(tuple, self.before)),
-                    tuple(map(tuple, self.after)),
-                    resident=frozenset(start[0]),
-                    host_valid=frozenset(start[1] | self.carried),
-                    outgoing=frozenset(self.carried),
-                    scheduler=self.scheduler,
-                )
+                carried = self.carried
+                return self.written(self.scheduler, start[0], start[1] | carried, carried)
         raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} iterations")
 
     def _waiting(self, cycle: int) -> list[tuple[str, int]]:
@@ -222,18 +206,15 @@ class _Run:
         ]
 
     def _die(self, name: str) -> None:
-        if name in self.device:
-            self.used -= self.trace.sizes[name]
+        self.free(name)
         self.alive.discard(name)
-        self.device.discard(name)
         self.valid.discard(name)
         self.reserved.pop(name, None)
 
     def _function(self, a: int, number: int) -> None:
-        function, sizes = self.trace.functions[number], self.trace.sizes
-        for name in self.deaths.get(number, ()):
-            if name in self.alive:
-                self._die(name)
+        function, sizes = self.trace.functions[number], self.sizes
+        for name in self.trace.ending[number]:
+            self._die(name)
         wanted = [name for name in self.enters[number] if name in self.alive]
         wanted += [name for name in function.variables if name in self.alive]
         for name in wanted:
@@ -246,8 +227,7 @@ class _Run:
         self._make_room(number, sum(sizes[name] for name in born))
         for name in born:
             self.alive.add(name)
-            self.device.add(name)
-            self.used += sizes[name]
+            self.allocate(name)
         for name in self.hopes[number]:
             held = self.used - sum(sizes[other] for other in self.reserved if other != name)
             if name in self.alive and held + sizes[name] * (name not in self.device) <= self.budget:
@@ -275,8 +255,7 @@ class _Run:
         self._make_room(number, self.trace.sizes[name])
         kind = Kind.SWAP_IN if self._needed(name, number - 1) else Kind.ALLOCATE
         self.before[number].append(Action(kind, name))
-        self.device.add(name)
-        self.used += self.trace.sizes[name]
+        self.allocate(name)
 
     def _make_room(self, number: int, nbytes: int) -> None:
         while self.used + nbytes > self.budget:
@@ -300,5 +279,4 @@ class _Run:
             if after < self.start:
                 self.carried.add(name)
         self.before[number].append(Action(Kind.RELEASE, name))
-        self.device.discard(name)
-        self.used -= self.trace.sizes[name]
+        self.free(name)

@@ -16,7 +16,7 @@ would be under way while its variable is written is not made, since its memory i
 
 from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.trace import Trace
 
 _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
@@ -42,35 +42,23 @@ def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = N
     return _Literal(trace, budget_bytes, window_bytes).plan()
 
 
-class _Literal:
+class _Literal(Draft):
     """One iteration, from everything on the host to everything on the host."""
 
     def __init__(self, trace: Trace, budget: int, window: int) -> None:
-        self.trace, self.budget, self.window = trace, budget, window
-        self.sizes = trace.sizes
-        self.n = n = len(trace.functions)
+        super().__init__(trace, budget)
+        self.window = window
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]
-        self.deaths: list[list[str]] = [[] for _ in range(n)]
-        self.alive = set(trace.persistent)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(name)
-            if death > n:  # the iteration before left it
-                self.alive.add(name)
-        self.host = frozenset(self.alive)
-        self.device: set[str] = set()
-        self.used = 0
-        self.before: list[list[Action]] = [[] for _ in range(n)]
-        self.after: list[list[Action]] = [[] for _ in range(n)]
         self.leaving: dict[str, int] = {}  # after which function it began to leave, oldest first
         self.ahead: dict[str, int] = {}  # before which function it was asked for, and not used yet
-        self.late: list[str] = []  # what was taken back, and is within the window
+        self.late: list[str] = []  # taken back, and within the window
         self.begun: dict[str, int] = {}  # after which function a copy of what is there began
 
     def plan(self) -> SwapPlan:
         """Return the plan."""
         head, entered, last = 0, 0, 0  # of the window: its end, its bytes, its start
         for a, function in enumerate(self.trace.functions):
-            for name in self.deaths[a]:
+            for name in self.trace.ending[a]:
                 self._end(name)
             variables = function.variables
             while last < len(self.sequence) and self.sequence[last][0] < a:
@@ -100,17 +88,8 @@ class _Literal:
                 if name not in self.leaving:
                     self._leave(self.n - 1, name)
                 self.after[-1].append(Action(Kind.RELEASE, name))
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            tuple(map(tuple, self.before)),
-            tuple(map(tuple, self.after)),
-            resident=frozenset(),
-            host_valid=self.host,
-            scheduler="paper",
-            window_bytes=self.window,
-            copies_again=True,
-        )
+        host, more = self.trace.alive_at_start, {"window_bytes": self.window, "copies_again": True}
+        return self.written("paper", (), host, **more)
 
     def _next(self, name: str, a: int) -> tuple[int, bool] | None:
         """Return the next use after function a and whether it reads; None where nobody looks."""
@@ -124,16 +103,10 @@ class _Literal:
         return (death, True) if death > a + 1 else None
 
     def _end(self, name: str) -> None:
-        if name in self.device:
-            self.device.discard(name)
-            self.used -= self.sizes[name]
+        self.free(name)
         for names in (self.leaving, self.ahead, self.begun):
             names.pop(name, None)
         self.alive.discard(name)
-
-    def _allocate(self, name: str) -> None:
-        self.device.add(name)
-        self.used += self.sizes[name]
 
     def _make(self, a: int, variables: tuple[str, ...]) -> None:
         """Have a function's variables on the device, and room for those that are born."""
@@ -150,7 +123,7 @@ class _Literal:
                     kind = Kind.SWAP_IN if name in function.inputs else Kind.ALLOCATE
                     self.before[a].append(Action(kind, name))
                 self.alive.add(name)
-                self._allocate(name)
+                self.allocate(name)
             if name in function.outputs and name in self.begun:
                 self.after[self.begun.pop(name)].remove(Action(Kind.SWAP_OUT, name))
 
@@ -161,8 +134,7 @@ class _Literal:
             elif self.ahead:
                 name = max(self.ahead, key=lambda x: (self._next(x, a - 1) or (0, True))[0])
                 self.before[self.ahead.pop(name)].remove(Action(Kind.SWAP_IN, name))
-                self.device.discard(name)
-                self.used -= self.sizes[name]
+                self.free(name)
                 self.late.append(name)
             else:  # it had stayed, for it lies within the window
                 name = next(x for x in sorted(self.device) if x not in variables)
@@ -183,7 +155,7 @@ class _Literal:
         while self.used + self.sizes[name] > self.budget:
             self._release(a, next(iter(self.leaving)))
         self.before[a].append(Action(Kind.SWAP_IN, name))
-        self._allocate(name)
+        self.allocate(name)
         self.ahead[name] = a
         if name in self.late:
             self.late.remove(name)
@@ -201,5 +173,4 @@ class _Literal:
         del self.leaving[name]
         self.begun.pop(name, None)
         self.before[a].append(Action(Kind.RELEASE, name))
-        self.device.discard(name)
-        self.used -= self.sizes[name]
+        self.free(name)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest, plan_swaps
 from repro.outofcore.simulation import Simulation
 from repro.outofcore.trace import Trace
@@ -96,7 +96,6 @@ class _Gap:
             that follows.
         ends: The variable is gone after it.
         needed: Its value outlives the gap, or may be looked at within it.
-        dirty: It has been written since the gap before.
         stays: It is on the device all the while.
         release: Before which function it leaves, where it does not stay.
         enter: Before which it comes back.
@@ -108,27 +107,23 @@ class _Gap:
     then: int
     ends: bool
     needed: bool
-    dirty: bool
     stays: bool = False
     release: int = 0
     enter: int = 0
 
 
-def _gaps(trace: Trace) -> dict[str, list[_Gap]]:
-    """Return the gaps of each variable, in order."""
+def _gaps(trace: Trace) -> list[_Gap]:
+    """Return the gaps of each variable in turn, in order."""
     n = len(trace.functions)
     inputs = [frozenset(f.inputs) for f in trace.functions]
-    outputs = [frozenset(f.outputs) for f in trace.functions]
-    gaps: dict[str, list[_Gap]] = {}
+    gaps = []
     for name, used in trace.accesses.items():
         persists = name in trace.persistent
         then = [*used[1:], used[0] + n if persists else trace.lifetimes[name][1]]
-        gaps[name] = []
         for a, b in zip(used, then, strict=True):
             ends = not persists and a == used[-1]
-            dirty = name in outputs[a] or (not persists and a == used[0])
             needed = ends or name in inputs[b % n]
-            gaps[name].append(_Gap(name, trace.sizes[name], a, b, ends, needed, dirty))
+            gaps.append(_Gap(name, trace.sizes[name], a, b, ends, needed))
     return gaps
 
 
@@ -138,8 +133,7 @@ class _Packing:
     def __init__(self, trace: Trace, budget: int, margin: int) -> None:
         self.trace, self.budget = trace, budget
         self.n = len(trace.functions)
-        self.gaps = _gaps(trace)
-        every = [gap for gaps_of_one in self.gaps.values() for gap in gaps_of_one]
+        self.gaps = every = _gaps(trace)
         needs = np.array(trace.needs_bytes, dtype=np.int64)
         self.load = needs.copy()  # bytes while each function runs
         limit = np.maximum(needs, budget - margin)
@@ -190,38 +184,31 @@ class _Packing:
         return _Writing(self.trace, self.budget, self.gaps).plan()
 
 
-class _Writing:
+class _Writing(Draft):
     """From where variables stay, leave and enter to the actions of a plan, and its start."""
 
-    def __init__(self, trace: Trace, budget: int, gaps: dict[str, list[_Gap]]) -> None:
-        self.trace, self.budget, self.n = trace, budget, len(trace.functions)
-        self.begins: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.releases: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.enters: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.deaths: list[list[str]] = [[] for _ in range(self.n)]
-        for gaps_of_one in gaps.values():
-            for gap in gaps_of_one:
-                if gap.ends:
-                    self.deaths[gap.then % self.n].append(gap.name)
-                # What comes back as soon as it has left has stayed; what ends needs no release.
-                if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
-                    continue
-                self.begins[gap.use].append(gap)
-                self.releases[gap.release % self.n].append(gap)
-                if not gap.ends:
-                    self.enters[gap.enter % self.n].append(gap)
+    def __init__(self, trace: Trace, budget: int, gaps: Sequence[_Gap]) -> None:
+        super().__init__(trace, budget)
+        n = self.n
+        self.begins: list[list[_Gap]] = [[] for _ in range(n)]
+        self.releases: list[list[_Gap]] = [[] for _ in range(n)]
+        self.enters: list[list[_Gap]] = [[] for _ in range(n)]
+        for gap in gaps:
+            # What comes back as soon as it has left has stayed; what ends needs no release.
+            if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
+                continue
+            self.begins[gap.use].append(gap)
+            self.releases[gap.release % n].append(gap)
+            if not gap.ends:
+                self.enters[gap.enter % n].append(gap)
         for entering in self.enters:
             entering.sort(key=lambda gap: gap.then)
         # On the device when the iteration starts: what is alive then and has not left, or is back.
-        self.device = {
-            gap.name
-            for gaps_of_one in gaps.values()
-            for gap in gaps_of_one
-            if gap.use < self.n <= gap.then
-            and not (gap.ends and gap.then == self.n)
-            and (gap.stays or gap.release >= self.n or (gap.enter < self.n and not gap.ends))
-        }
-        self.held = sum(trace.sizes[name] for name in self.device)
+        for gap in gaps:
+            alive = gap.use < n <= gap.then and not (gap.ends and gap.then == n)
+            back = gap.enter < n and not gap.ends
+            if alive and (gap.stays or gap.release >= n or back):
+                self.allocate(gap.name)
         self.valid = set(trace.persistent)
         self.outgoing: set[str] = set()
 
@@ -231,71 +218,49 @@ class _Writing:
         while True:
             start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
             if start == started:
-                break
+                return self.written("packed", *start)
             started = start
-            before, after = self._iteration()
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            before,
-            after,
-            resident=start[0],
-            host_valid=start[1],
-            outgoing=start[2],
-            scheduler="packed",
-        )
+            self.clear()
+            for f in range(self.n):
+                self._function(f)
+            self._die(0)
 
-    def _iteration(self) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[Action, ...], ...]]:
-        before: list[tuple[Action, ...]] = []
-        after: list[tuple[Action, ...]] = []
-        for f, function in enumerate(self.trace.functions):
-            if f:
-                self._die(f)
-            before.append(tuple(self._moves(f)))
-            for name in function.variables:
-                self._allocate(name)
-            self.valid.difference_update(function.outputs)
-            copies = []
-            for gap in self.begins[f]:
-                if gap.needed and gap.name not in self.valid:
-                    copies.append(Action(Kind.SWAP_OUT, gap.name))
-                    self.valid.add(gap.name)
-                    self.outgoing.add(gap.name)
-            after.append(tuple(copies))
-        self._die(0)
-        return tuple(before), tuple(after)
+    def _function(self, f: int) -> None:
+        if f:
+            self._die(f)
+        self.before[f] += self._moves(f)
+        for name in self.trace.functions[f].variables:
+            self.allocate(name)
+        self.valid.difference_update(self.trace.functions[f].outputs)
+        for gap in self.begins[f]:
+            if gap.needed and gap.name not in self.valid:
+                self.after[f].append(Action(Kind.SWAP_OUT, gap.name))
+                self.valid.add(gap.name)
+                self.outgoing.add(gap.name)
 
     def _moves(self, f: int) -> Iterator[Action]:
         """Yield what leaves and enters before a function: what enters as soon as there is room."""
         leaving = [gap.name for gap in self.releases[f] if gap.name in self.device]
         for gap in self.enters[f]:
-            while leaving and self.held + gap.nbytes > self.budget:
+            while leaving and self.used + gap.nbytes > self.budget:
                 yield self._release(leaving.pop(0))
             if gap.name in leaving:  # it comes back for the same function
                 leaving.remove(gap.name)
                 yield self._release(gap.name)
             if gap.name not in self.device:
-                self._allocate(gap.name)
+                self.allocate(gap.name)
                 yield Action(Kind.SWAP_IN if gap.needed else Kind.ALLOCATE, gap.name)
         for name in leaving:
             yield self._release(name)
 
     def _release(self, name: str) -> Action:
-        self.device.discard(name)
+        self.free(name)
         self.outgoing.discard(name)
-        self.held -= self.trace.sizes[name]
         return Action(Kind.RELEASE, name)
 
-    def _allocate(self, name: str) -> None:
-        if name not in self.device:
-            self.device.add(name)
-            self.held += self.trace.sizes[name]
-
     def _die(self, f: int) -> None:
-        for name in self.deaths[f]:
-            if name in self.device:
-                self.device.discard(name)
-                self.held -= self.trace.sizes[name]
+        for name in self.trace.ending[f]:
+            self.free(name)
             self.valid.discard(name)
             self.outgoing.discard(name)
 

@@ -1,23 +1,24 @@
-"""The plan of a recorded iteration: one at once, and better ones while training goes on.
+"""The schedules by name, and the plan of a recorded iteration: one at once, better ones later.
 
-Which schedule takes least time is found by simulating many plans, which for a long iteration takes
-far longer than a step. So the first plan is followed as soon as it is made; once it has run
-through, others are tried between iterations, a bounded time after each. No thread of its own: it
-would take Python's lock from every operation of the training.
+The fastest schedule is found by simulating many plans, which for a long iteration takes far longer
+than a step. So the first plan is followed as soon as it is made; once it has run through, others
+are tried between iterations, a bounded time after each. No thread of its own: it would take
+Python's lock from every operation of the training.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.packing import packed_plans
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.literal import plan_literally
+from repro.outofcore.packing import packed_plans, plan_packed
+from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.recording import Recording
-from repro.outofcore.schedule import plan_swaps, windows
-from repro.outofcore.schedules import Name, Scheduler, make_plan
+from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
 from repro.outofcore.trace import Trace
 
 AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
@@ -26,6 +27,75 @@ _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation
 _MARGIN = 0.01  # of an iteration, that a better plan has to win
 _OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
 _TUNED = {"auto", "window", "packed"}
+
+Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
+# Given a trace, a budget in bytes, seconds of each function, and bytes/s (to the device, to the
+# host), returns a plan of that trace within that budget.
+Scheduler = Callable[[Trace, int, Sequence[float], tuple[float, float]], SwapPlan]
+
+
+def check_schedule(schedule: object) -> None:
+    """Raise a ValueError where a schedule is none of the names and cannot be called."""
+    if not callable(schedule) and schedule not in get_args(Name):
+        raise ValueError(
+            f"schedule is {schedule!r}: give one of {', '.join(get_args(Name))}, or a function of "
+            "a trace, a budget, times and rates that returns a SwapPlan"
+        )
+
+
+def make_plan(
+    schedule: Name | Scheduler,
+    trace: Trace,
+    budget_bytes: int,
+    times: Sequence[float],
+    rates: tuple[float, float],
+    latency_s: float = 0.0,
+    window_bytes: int | None = None,
+) -> SwapPlan:
+    """Return a schedule's plan.
+
+    "auto" is the faster of packed plans and of all windows when simulated; "lms" is at the
+    distances that take least time.
+
+    Args:
+        schedule: A name, or a function, whose plan is checked.
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time.
+        times: (n,) seconds of each function.
+        rates: Bytes/s of the copies (to the device, to the host).
+        latency_s: Seconds that each copy takes beside its bytes.
+        window_bytes: Of "window" and "paper"; None for 1.5 times the budget.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        DoesNotFit: "lms" or "vdnn" holds more than the budget, which they do not know.
+        PlanError: A function's plan breaks a rule, or is of another trace or a larger budget.
+    """
+    given = trace, budget_bytes, times, rates, latency_s
+    if schedule == "auto":
+        both = (plan(*given) for plan in (plan_packed, tune_window))
+        best = fastest(both, np.asarray(times, dtype=np.float64), rates, latency_s)
+        assert best is not None  # there are two
+        return best
+    check_schedule(schedule)
+    if not callable(schedule):
+        return {
+            "window": lambda: plan_swaps(trace, budget_bytes, window_bytes),
+            "packed": lambda: plan_packed(*given),
+            "paper": lambda: plan_literally(trace, budget_bytes, window_bytes),
+            "lms": lambda: tune_fixed_distance(*given),
+            "vdnn": lambda: vdnn(trace, budget_bytes),
+            "on_demand": lambda: on_demand(trace, budget_bytes),
+        }[schedule]()
+    plan = schedule(trace, budget_bytes, times, rates)
+    if plan.trace != trace or plan.budget_bytes > budget_bytes:
+        raise PlanError(
+            f"the schedule's plan is of {len(plan.trace.functions)} functions within "
+            f"{plan.budget_bytes} bytes: plan the given trace, of {len(trace.functions)} "
+            f"functions, within {budget_bytes}"
+        )
+    plan.verify()
+    return plan
 
 
 class Planner:

@@ -14,9 +14,9 @@ again. What the host has unchanged is released without a copy. The iteration is 
 from __future__ import annotations
 
 import gc
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,8 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
     if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         none: tuple[tuple[Action, ...], ...] = ((),) * len(trace.functions)
-        resident = _alive_at_start(trace)
-        return SwapPlan(
-            trace, budget_bytes, none, none, resident, frozenset(), window_bytes=window_bytes
-        )
+        sets = trace.alive_at_start, frozenset[str]()
+        return SwapPlan(trace, budget_bytes, none, none, *sets, window_bytes=window_bytes)
     return _schedule(trace, budget_bytes, window_bytes, None)
 
 
@@ -71,13 +69,13 @@ def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach |
         run = _Window(trace, budget_bytes, window_bytes, reach)
         for _ in range(_PASSES):
             start = run.state()
-            run.run_pass(closed=False)
+            run.iteration()
             if run.state() == start:
                 return run.plan(start)
         run = _Window(trace, budget_bytes, window_bytes, reach)
-        run.run_pass(closed=True)
+        run.iteration(closed=True)
         start = run.state()
-        run.run_pass(closed=True)
+        run.iteration(closed=True)
         return run.plan(start)
     finally:
         if collecting:
@@ -145,12 +143,6 @@ def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iter
         )
 
 
-def _alive_at_start(trace: Trace) -> frozenset[str]:
-    n = len(trace.functions)
-    left = {name for name, (_, death) in trace.lifetimes.items() if death > n}
-    return trace.persistent | left
-
-
 class _Window:
     """The state of one iteration after another, planned without end.
 
@@ -158,6 +150,44 @@ class _Window:
     iterations, for the window may hold its next birth while the one before is still alive.
     Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
     """
+
+    def iteration(self, closed: bool = False) -> None:
+        """Plan one iteration (section 3, figure 2).
+
+        Args:
+            closed: Keep the window within the iteration, and empty the device after it.
+        """
+        n, size = self.n, self.size
+        self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
+        self.after: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
+        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
+        self.start = start = self.at
+        for a in range(start, start + n):
+            self.at, number = a, a - start
+            actions = self.before[number]
+            for v in self.ending[number]:  # of this iteration or of the one before
+                self._die(self._instance(v, (a - self.death[v]) // n))
+            # (a) Swap in the variables that enter the window,
+            end = a + n if self.reach is None else start + self.reach[number]
+            for kind, x in self._entering(a, min(end, start + n) if closed else end):
+                # (b) and where that exceeds the budget, wait for the oldest swap-outs first.
+                self._make_room(size[x], actions)
+                actions.append((kind, x))
+                self._allocate(x)
+            # Run f_a.
+            for x in self._run(a):
+                self._make_room(size[x], actions)
+                self.alive[x] = True
+                self._allocate(x)
+            # (c) Reserve the swap-outs of the variables that leave the window,
+            for x, use in self._leaving(a):
+                # (d) but of none that is dead.
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                    self.reserved[x] = use
+                    self.queue.append(use)
+        self.at = start + n
+        while closed and self.queue:
+            self._release_oldest(self.after[-1])
 
     def __init__(
         self, trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None
@@ -169,9 +199,7 @@ class _Window:
         self.persists = [name in trace.persistent for name in self.names]
         self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
-        self.deaths: dict[int, list[int]] = defaultdict(list)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(number[name])
+        self.ending = [[number[name] for name in names] for names in trace.ending]
         # The variable-sequence in flat lists, an entry a use; entries first[a] to first[a + 1] are
         # those of f_a. Flat, because planning many small objects would mostly feed the collector.
         self.first = [0]
@@ -201,13 +229,11 @@ class _Window:
             following[v] = entry
         # State. Everything that persists starts on the host.
         total = 2 * len(self.names)
-        self.at = 0
-        self.head = 0  # the next entry to take into the window, counted on
-        self.window_used = 0
-        self.used = 0
-        self.alive = [False] * total
+        self.at = self.head = 0  # the function, and the next entry to take into the window
+        self.window_used = self.used = 0
+        self.alive = [x % 2 == 0 and self.persists[x // 2] for x in range(total)]
+        self.valid = self.alive.copy()
         self.device = [False] * total
-        self.valid = [False] * total
         self.last_seen = [-1] * total  # the last use within the window
         # Reserved swap-outs: by variable the use after which, counted on; and these uses, oldest
         # first, among them some that were cancelled.
@@ -218,57 +244,36 @@ class _Window:
         self.offset = 0
         self.most = 0  # the largest of committed[at : frontier + 1]
         self.frontier = -1
-        for v, persists in enumerate(self.persists):
-            if persists:
-                self.alive[2 * v] = self.valid[2 * v] = True
 
-    def state(self) -> tuple[object, ...]:
+    def state(self) -> tuple[Any, ...]:
         """Return all that decides the next iteration, counted from its start."""
         cycle = self.at // self.n
 
+        def relative(x: int) -> tuple[int, int]:
+            return x // 2, 0 if self.persists[x // 2] else (x - cycle) % 2
+
         def turned(flags: list[bool]) -> frozenset[tuple[int, int]]:
-            return frozenset(self._relative(x, cycle) for x, flag in enumerate(flags) if flag)
+            return frozenset(relative(x) for x, flag in enumerate(flags) if flag)
 
         passed = cycle * len(self.function)
         reserved = set(self.reserved.values())
+        seen = enumerate(self.last_seen)
         return (
             turned(self.device),
             turned(self.valid),
             turned(self.alive),
             tuple(use - passed for use in self.queue if use in reserved),
             self.head - passed,
-            frozenset(
-                (self._relative(x, cycle), seen - self.at)
-                for x, seen in enumerate(self.last_seen)
-                if seen >= self.at
-            ),
+            frozenset((relative(x), last - self.at) for x, last in seen if last >= self.at),
             (self.committed[self.at : self.frontier + 1] + self.offset).tobytes(),
         )
-
-    def _relative(self, x: int, cycle: int) -> tuple[int, int]:
-        v = x // 2
-        return v, 0 if self.persists[v] else (x - cycle) % 2
 
     def _instance(self, v: int, cycle: int) -> int:
         return 2 * v if self.persists[v] else 2 * v + cycle % 2
 
-    def run_pass(self, closed: bool) -> None:
-        """Plan one iteration; `closed` keeps the window within it and empties the device after."""
-        self.before: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
-        self.after: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
-        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
-        self.start = start = self.at
-        for a in range(start, start + self.n):
-            self.at = a
-            for v in self.deaths.get(a - start, ()):  # of this iteration or of the one before
-                self._die(self._instance(v, (a - self.death[v]) // self.n))
-            end = a + self.n if self.reach is None else start + self.reach[a - start]
-            self._extend(a, min(end, start + self.n) if closed else end)
-            self._execute(a)
-        self.at = start + self.n
-        if closed:
-            while self.queue:
-                self._release_oldest(self.after[self.n - 1])
+    def _allocate(self, x: int) -> None:
+        self.device[x] = True
+        self.used += self.size[x]
 
     def _die(self, x: int) -> None:
         if self.device[x]:
@@ -276,8 +281,11 @@ class _Window:
         self.alive[x] = self.device[x] = self.valid[x] = False
         self.reserved.pop(x, None)
 
-    def _extend(self, a: int, end: int) -> None:
-        """Take into the window what fits it and the budget: figure 2 (a) and (b)."""
+    def _entering(self, a: int, end: int) -> list[tuple[Kind, int]]:
+        """Take into the window what fits it and the budget; return those that have to come.
+
+        None of the window may be released for another, so that nothing is moved here.
+        """
         function, size, born = self.function, self.size, self.born
         last_seen, committed, count = self.last_seen, self.committed, len(self.function)
         incoming: list[tuple[Kind, int]] = []
@@ -322,18 +330,11 @@ class _Window:
                 cycle, position = cycle + 1, 0
                 instances, shift = self.instances[cycle % 2], cycle * self.n
         self.head = cycle * count + position
-        # Only now: none of the window may be released for another.
-        self._swap_in(incoming, self.before[a - self.start])
+        return incoming
 
-    def _swap_in(self, incoming: list[tuple[Kind, int]], actions: list[tuple[Kind, int]]) -> None:
-        """Swap in what entered the window; wait for the oldest swap-outs first: figure 2 (b)."""
-        for kind, x in incoming:
-            nbytes = self.size[x]
-            while self.used + nbytes > self.budget:
-                self._release_oldest(actions)
-            actions.append((kind, x))
-            self.device[x] = True
-            self.used += nbytes
+    def _make_room(self, nbytes: int, actions: list[tuple[Kind, int]]) -> None:
+        while self.used + nbytes > self.budget:
+            self._release_oldest(actions)
 
     def _release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
         use = self.queue.popleft()
@@ -351,48 +352,35 @@ class _Window:
         self.device[x] = False
         self.used -= self.size[x]
 
-    def _execute(self, a: int) -> None:
-        """Run f_a, then reserve the swap-outs of what leaves the window: figure 2 (c) and (d)."""
+    def _run(self, a: int) -> Iterator[int]:
+        """Run f_a: yield what is born there, to be allocated, and note what is written."""
         cycle, number = divmod(a, self.n)
-        size, instances = self.size, self.instances[cycle % 2]
-        passed = cycle * len(self.function)
-        entries = range(self.first[number], self.first[number + 1])
-        for entry in entries:
+        instances = self.instances[cycle % 2]
+        for entry in range(self.first[number], self.first[number + 1]):
             x = instances[entry]
             if self.born[entry]:
-                while self.used + size[x] > self.budget:
-                    self._release_oldest(self.before[number])
-                self.alive[x] = self.device[x] = True
-                self.used += size[x]
+                yield x
             if self.written[entry]:
                 self.valid[x] = False
-        for entry in entries:
+
+    def _leaving(self, a: int) -> Iterator[tuple[int, int]]:
+        """Yield the variables that leave the window with f_a, and the uses after which."""
+        cycle, number = divmod(a, self.n)
+        instances, passed = self.instances[cycle % 2], cycle * len(self.function)
+        for entry in range(self.first[number], self.first[number + 1]):
             x = instances[entry]
             if self.last_seen[x] == a:
-                self.window_used -= size[x]
-                if self.persists[x // 2] or self.death[x // 2] != number + 1:  # steps (c) and (d)
-                    self.reserved[x] = use = passed + entry
-                    self.queue.append(use)
+                self.window_used -= self.size[x]
+                yield x, passed + entry
 
-    def plan(self, start: tuple[object, ...]) -> SwapPlan:
+    def plan(self, start: tuple[Any, ...]) -> SwapPlan:
         """Return the plan of the last iteration, which started and ended in state `start`."""
-        resident, valid = start[0], start[1]
-        assert isinstance(resident, frozenset) and isinstance(valid, frozenset)
-        alive = _alive_at_start(self.trace)  # what dies with the last function is gone
+        alive = self.trace.alive_at_start  # what dies with the last function is gone
+        resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
         outgoing = alive & {self.names[x // 2] for x in self.carried}
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            self._named(self.before),
-            self._named(self.after),
-            resident=alive & {self.names[v] for v, _ in resident},
-            host_valid=(alive & {self.names[v] for v, _ in valid}) | outgoing,
-            outgoing=outgoing,
-            window_bytes=self.window,
+        before, after = (
+            tuple(tuple(Action(kind, self.names[x // 2]) for kind, x in made) for made in actions)
+            for actions in (self.before, self.after)
         )
-
-    def _named(self, actions: dict[int, list[tuple[Kind, int]]]) -> tuple[tuple[Action, ...], ...]:
-        return tuple(
-            tuple(Action(kind, self.names[x // 2]) for kind, x in actions.get(number, ()))
-            for number in range(self.n)
-        )
+        sets = resident, valid | outgoing, outgoing
+        return SwapPlan(self.trace, self.budget, before, after, *sets, window_bytes=self.window)

@@ -37,11 +37,10 @@ from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.others import Others
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.planning import Planner
+from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
-from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
 

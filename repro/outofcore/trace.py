@@ -7,16 +7,16 @@ in-place results of a tensor are the same variable.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from repro.measure.checks import is_whole
 
-# Schedulers name `Trace` in annotations alone: `Trace.host_bytes` calls them.
+# They name `Trace` in annotations alone.
 from repro.outofcore.baselines import DoesNotFit, on_demand
 from repro.outofcore.host import SLAB_BYTES
 from repro.outofcore.schedule import plan_swaps
@@ -149,6 +149,23 @@ class Trace:
         }
 
     @cached_property
+    def ending(self) -> list[list[str]]:
+        """For each function the variables that are gone before it, of this iteration or the last.
+
+        Those that end with the last function are gone before the first.
+        """
+        ending: list[list[str]] = [[] for _ in self.functions]
+        for name, (_, death) in self.lifetimes.items():
+            ending[death % len(ending)].append(name)
+        return ending
+
+    @cached_property
+    def alive_at_start(self) -> frozenset[str]:
+        """Variables that persist, or that the iteration before has left."""
+        n = len(self.functions)
+        return self.persistent | {v for v, (_, death) in self.lifetimes.items() if death > n}
+
+    @cached_property
     def needs_bytes(self) -> list[int]:
         """For each function the bytes of its own variables: what it cannot run without."""
         return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
@@ -156,20 +173,14 @@ class Trace:
     @cached_property
     def live_bytes(self) -> list[int]:
         """For each function the bytes of everything alive while it runs, as trained in core."""
-        change = [0] * (len(self.functions) + 1)
-        base = sum(self.sizes[name] for name in self.persistent) + self.held_bytes
+        n = len(self.functions)
+        change = [0] * (n + 1)
+        change[0] = self.held_bytes + sum(self.sizes[name] for name in self.alive_at_start)
         for name, (birth, death) in self.lifetimes.items():
             change[birth] += self.sizes[name]
-            if death <= len(self.functions):
-                change[death] -= self.sizes[name]
-            else:  # the instance of the iteration before is still there at the start
-                base += self.sizes[name]
-                change[death - len(self.functions)] -= self.sizes[name]
-        live = []
-        for number in range(len(self.functions)):
-            base += change[number]
-            live.append(base)
-        return live
+            # Beyond the end, the instance of the iteration before is still there at the start.
+            change[death if death <= n else death - n] -= self.sizes[name]
+        return list(accumulate(change))[:n]
 
     @property
     def peak_bytes(self) -> int:
@@ -184,8 +195,8 @@ class Trace:
     def host_bytes(self, budget_bytes: int) -> int:
         """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
 
-        It is the larger of what the default schedule takes and of what demand paging does, by which
-        the first iteration runs, beside all that no function uses. 0 where everything fits.
+        They are the larger of the default schedule's and of demand paging's, by which the first
+        iteration runs, with all that no function uses; 0 where everything fits.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
@@ -199,34 +210,21 @@ class Trace:
 
     @property
     def variables(self) -> list[str]:
-        """The variable-sequence of section 3, flattened: a variable stands once for each use."""
+        """The variable-sequence of section 3: a variable once for each use."""
         return [name for function in self.functions for name in function.variables]
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Return the bytes of all variables of each kind; ``unknown`` where none was given."""
-        total: dict[str, int] = {}
-        for name in self.sizes:
-            kind = self.kinds.get(name, "unknown")
-            total[kind] = total.get(kind, 0) + self.sizes[name]
-        return total
 
     def to_json(self) -> str:
         """Return the trace as JSON text, which `from_json` reads."""
-        return json.dumps(
-            {
-                "functions": [[f.name, list(f.inputs), list(f.outputs)] for f in self.functions],
-                "sizes": dict(self.sizes),
-                "kinds": dict(self.kinds),
-                "deaths": dict(self.deaths),
-            }
-        )
+        functions = [[f.name, list(f.inputs), list(f.outputs)] for f in self.functions]
+        more = {"sizes": dict(self.sizes), "kinds": dict(self.kinds), "deaths": dict(self.deaths)}
+        return json.dumps({"functions": functions, **more})
 
     @classmethod
     def from_json(cls, text: str | Path) -> "Trace":
         """Read a trace from JSON text, or from a file by its Path.
 
-        The text is an object with ``functions``, a list of ``[name, inputs, outputs]`` or of
-        objects with these keys, and ``sizes``; ``kinds`` and ``deaths`` may be left out.
+        The text is an object with ``functions``, a list of ``[name, inputs, outputs]``, and
+        ``sizes``; ``kinds`` and ``deaths`` may be left out.
 
         Raises:
             TraceError: It is no JSON, or not such an object.
@@ -234,27 +232,14 @@ class Trace:
         source = text.read_text(encoding="utf-8") if isinstance(text, Path) else text
         try:
             data = json.loads(source)
-            functions = [_function(entry) for entry in data["functions"]]
-            return cls(
-                tuple(functions), data["sizes"], data.get("kinds", {}), data.get("deaths", {})
+            functions = tuple(
+                Function(name, inputs, outputs) for name, inputs, outputs in data["functions"]
             )
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            return cls(functions, data["sizes"], data.get("kinds", {}), data.get("deaths", {}))
+        except TraceError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TraceError(
                 f"this is no trace ({type(error).__name__}: {error}): give an object with "
                 '"functions": [[name, inputs, outputs], ...] and "sizes": {variable: bytes}'
             ) from error
-
-
-def _function(entry: Sequence[Any] | Mapping[str, Any]) -> Function:
-    if isinstance(entry, Mapping):
-        return Function(entry["name"], _names(entry["inputs"]), _names(entry["outputs"]))
-    if len(entry) != 3:
-        raise TypeError(f"a function has {len(entry)} parts")
-    name, inputs, outputs = entry
-    return Function(name, _names(inputs), _names(outputs))
-
-
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError(f"{names!r} is a text where a list of variables is needed")
-    return tuple(names)

@@ -10,9 +10,8 @@ from torch import nn
 from traces import chain
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, planning, tune_window
-from repro.outofcore.planning import AT_ONCE_S, SHARE, Planner
+from repro.outofcore.planning import AT_ONCE_S, SHARE, Planner, make_plan
 from repro.outofcore.recording import Recording
-from repro.outofcore.schedules import make_plan
 
 TRACE = chain(12, width=20, weight=12)
 TIMES = [1.0] * len(TRACE.functions)

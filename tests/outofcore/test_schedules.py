@@ -34,8 +34,8 @@ from repro.outofcore import (
 )
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.packing import packed_plans
-from repro.outofcore.requests import requests
-from repro.outofcore.schedules import Name, make_plan
+from repro.outofcore.plan import requests
+from repro.outofcore.planning import Name, make_plan
 
 OUT, RELEASE, IN = (Kind.SWAP_OUT, Kind.RELEASE, Kind.SWAP_IN)
 MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())

@@ -20,7 +20,7 @@ from repro.outofcore import (
     record,
 )
 from repro.outofcore.allocator import ChunkedAllocator, replay
-from repro.outofcore.requests import requests
+from repro.outofcore.plan import requests
 
 
 def two() -> Trace:
