@@ -10,7 +10,7 @@ from repro.outofcore.baselines import (
     vdnn,
 )
 from repro.outofcore.bounds import BudgetTooSmall, bound
-from repro.outofcore.forks import SwappedOutError
+from repro.outofcore.guards import SwappedOutError
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -239,63 +239,65 @@ class HostStore:
             self._handle.close()
 
 
-class Mover(Protocol):
-    """What copies storages from and to their places; a ticket is waited for once."""
-
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> object:
-        """Start the copy of a place to a storage of the device."""
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> object:
-        """Start the copy of a storage of the device to a place."""
-
-    def wait(self, ticket: object) -> None:
-        """Let what follows on the device wait for a copy."""
-
-    def done(self, ticket: object) -> bool:
-        """Return whether a copy is done, without waiting."""
-
-    def bandwidth(self) -> tuple[float, float]:
-        """Return measured bytes/s (to the device, to the host)."""
-
-    def finish(self) -> None:
-        """Wait on the host until all copies are done."""
-
-    def close(self) -> None:
-        """End what copies; nothing may be under way."""
-
-
-_submit = ThreadPoolExecutor.submit  # as it is before `threads` looks at what is submitted
+_submit = ThreadPoolExecutor.submit  # as it is before `guards` looks at what is submitted
 MOVER = "outofcore-mover"  # the name of threads that are none of the user's
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
 
-class ThreadMover:
-    """Copies between host memory and the store, by one thread for each direction."""
+class Mover:
+    """Copies storages of the device from and to their places; a ticket is waited for once.
+
+    Args:
+        store: Where the places are.
+    """
 
     def __init__(self, store: HostStore) -> None:
         self.store = store
+
+    def start_in(self, storage: torch.UntypedStorage, place: Place) -> Any:
+        """Start the copy of a place to a storage of the device; return its ticket."""
+        return self._start(0, storage, place)
+
+    def start_out(self, storage: torch.UntypedStorage, place: Place) -> Any:
+        """Start the copy of a storage of the device to a place; return its ticket."""
+        return self._start(1, storage, place)
+
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Any:
+        raise NotImplementedError
+
+    def wait(self, ticket: Any) -> None:
+        """Let what follows on the device wait for a copy."""
+        raise NotImplementedError
+
+    def done(self, ticket: Any) -> bool:
+        """Return whether a copy is done, without waiting."""
+        raise NotImplementedError
+
+    def bandwidth(self) -> tuple[float, float]:
+        """Return bytes/s (to the device, to the host) of the copies so far."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait on the host until all copies are done."""
+
+    def close(self) -> None:
+        """End what copies."""
+
+
+class ThreadMover(Mover):
+    """Copies between host memory and the store, by one thread for each direction."""
+
+    def __init__(self, store: HostStore) -> None:
+        super().__init__(store)
         self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(2)]
         self._open: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        """Start the copy of a place to a storage of the device."""
-        return self._start(0, self.store.read, storage, place)
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        """Start the copy of a storage of the device to a place."""
-        return self._start(1, self.store.write, storage, place)
-
-    def _start(
-        self,
-        direction: int,
-        copy: Callable[[Place, int], None],
-        storage: torch.UntypedStorage,
-        place: Place,
-    ) -> Future[None]:
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
         address, nbytes = storage.data_ptr(), storage.nbytes()
+        copy = (self.store.read, self.store.write)[direction]
         if self.store.file is None and nbytes <= _SMALL_BYTES:
             copy(place, address)  # its place has no other copy: who took it waited for the last
             return _DONE
@@ -307,19 +309,20 @@ class ThreadMover:
                 self._moved[direction][0] += nbytes
                 self._moved[direction][1] += time.perf_counter() - start
 
-        future = _submit(self._pools[direction], run)
+        return self._submit(self._pools[direction], run)
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
+        future = _submit(pool, work)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future
 
-    def wait(self, ticket: object) -> None:
+    def wait(self, ticket: Future[None]) -> None:
         """Let what follows on the device wait for a copy."""
-        assert isinstance(ticket, Future)
         ticket.result()
 
-    def done(self, ticket: object) -> bool:
+    def done(self, ticket: Future[None]) -> bool:
         """Return whether a copy is done, without waiting."""
-        assert isinstance(ticket, Future)
         return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
@@ -338,7 +341,40 @@ class ThreadMover:
             pool.shutdown()
 
 
-class StreamMover:
+class PacedMover(ThreadMover):
+    """Copies as `ThreadMover` does, each direction at a stated rate, one copy after another.
+
+    The threads sleep, so that computing goes on. It is never faster than the memory itself.
+
+    Args:
+        store: Where the places are.
+        bytes_per_s: The rate each way, above 0.
+    """
+
+    def __init__(self, store: HostStore, bytes_per_s: float) -> None:
+        super().__init__(store)
+        self.bytes_per_s = float(bytes_per_s)
+        self._free_at = [0.0, 0.0]  # when each direction's last copy is over
+        self._pools += [ThreadPoolExecutor(1, MOVER) for _ in range(2)]  # that wait
+
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        nbytes, copied = storage.nbytes(), super()._start(direction, storage, place)
+        asked_at = time.perf_counter()
+
+        def wait() -> None:
+            copied.result()
+            over = max(self._free_at[direction], asked_at) + nbytes / self.bytes_per_s
+            self._free_at[direction] = over
+            time.sleep(max(0.0, over - time.perf_counter()))
+
+        return self._submit(self._pools[2 + direction], wait)
+
+    def bandwidth(self) -> tuple[float, float]:
+        """Return the stated rate, each way."""
+        return self.bytes_per_s, self.bytes_per_s
+
+
+class StreamMover(Mover):
     """Copies between an accelerator and pinned memory, by one stream a direction; events only.
 
     A copy waits for what the compute stream has been given so far: the memory that it writes may
@@ -346,7 +382,8 @@ class StreamMover:
     """
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
-        self.store, self.device = store, device
+        super().__init__(store)
+        self.device = device
         self._streams = torch.Stream(device), torch.Stream(device)
         # Of the first copies in each direction: bytes, and events before and after.
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
@@ -373,22 +410,12 @@ class StreamMover:
         event.record(stream)
         return event
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
-        """Start the copy of a place to a storage of the device."""
-        return self._start(0, storage, place)
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
-        """Start the copy of a storage of the device to a place."""
-        return self._start(1, storage, place)
-
-    def wait(self, ticket: object) -> None:
+    def wait(self, ticket: torch.Event) -> None:
         """Let what follows on the device wait for a copy."""
-        assert isinstance(ticket, torch.Event)
         accelerator.current_stream(self.device).wait_event(ticket)
 
-    def done(self, ticket: object) -> bool:
+    def done(self, ticket: torch.Event) -> bool:
         """Return whether a copy is done, without waiting."""
-        assert isinstance(ticket, torch.Event)
         return ticket.query()
 
     def bandwidth(self) -> tuple[float, float]:
@@ -399,9 +426,6 @@ class StreamMover:
         """Wait on the host until all copies are done."""
         for stream in self._streams:
             stream.synchronize()
-
-    def close(self) -> None:
-        """End."""
 
 
 class _Copy(NamedTuple):

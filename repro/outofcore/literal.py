@@ -56,40 +56,43 @@ class _Literal(Draft):
 
     def plan(self) -> SwapPlan:
         """Return the plan."""
-        head, entered, last = 0, 0, 0  # of the window: its end, its bytes, its start
+        sequence = self.sequence
+        head = entered = last = 0  # of the window: its end, its bytes, its start
         for a, function in enumerate(self.trace.functions):
             for name in self.trace.ending[a]:
                 self._end(name)
             variables = function.variables
-            while last < len(self.sequence) and self.sequence[last][0] < a:
-                if last < head:
-                    entered -= self.sizes[self.sequence[last][1]]
+            while last < len(sequence) and sequence[last][0] < a:
+                entered -= self.sizes[sequence[last][1]] if last < head else 0
                 last += 1
             head, entered = (last, 0) if head < last else (head, entered)
             self._make(a, variables)  # step (b) for f_i's own variables
-            for name in [x for x in self.late if x not in variables]:
-                if not self._ask(a, name):
-                    break
-            while head < len(self.sequence):  # step (a): what enters the window
-                b, name = self.sequence[head]
-                if b > a and entered + self.sizes[name] > self.window:
-                    break
-                born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
-                if b > a and born and not self._ask(a, name):  # steps (b) and (d)
+            late = [x for x in self.late if x not in variables]
+            all(self._ask(a, name) for name in late)  # until there is no room for one
+            while head < len(sequence):  # step (a): what enters the window
+                b, name = sequence[head]
+                if b > a and not self._enters(a, name, entered):
                     break
                 entered += self.sizes[name]
                 head += 1
-            inside = {x for b, x in self.sequence[last:head] if b > a}
+            inside = {x for b, x in sequence[last:head] if b > a}
             for name in variables:  # step (c), but for what step (d) keeps
                 if name not in inside and self._next(name, a) is not None:
                     self._leave(a, name)
         for name in sorted(self.device):
-            if name in self.alive and self.trace.lifetimes.get(name, (0, 0))[1] != self.n:
+            if self.trace.lifetimes.get(name, (0, 0))[1] != self.n:
                 if name not in self.leaving:
                     self._leave(self.n - 1, name)
                 self.after[-1].append(Action(Kind.RELEASE, name))
-        host, more = self.trace.alive_at_start, {"window_bytes": self.window, "copies_again": True}
-        return self.written("paper", (), host, **more)
+        return self.written("paper", (), self.trace.alive_at_start,
+                            window_bytes=self.window, copies_again=True)  # fmt: skip
+
+    def _enters(self, a: int, name: str, entered: int) -> bool:
+        """Whether a later place of the variable-sequence is taken into the window: (b) and (d)."""
+        if entered + self.sizes[name] > self.window:
+            return False
+        born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
+        return not born or self._ask(a, name)
 
     def _next(self, name: str, a: int) -> tuple[int, bool] | None:
         """Return the next use after function a and whether it reads; None where nobody looks."""

@@ -151,6 +151,9 @@ class _Window:
     Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
     """
 
+    at: int
+    alive: list[bool]
+
     def iteration(self, closed: bool = False) -> None:
         """Plan one iteration (section 3, figure 2).
 
@@ -286,44 +289,26 @@ class _Window:
 
         None of the window may be released for another, so that nothing is moved here.
         """
-        function, size, born = self.function, self.size, self.born
-        last_seen, committed, count = self.last_seen, self.committed, len(self.function)
+        function, size, last_seen = self.function, self.size, self.last_seen
+        count = len(function)
         incoming: list[tuple[Kind, int]] = []
-        if a and committed[a - 1] >= self.most:  # the function that needed most has run
-            self.most = int(committed[a : self.frontier + 1].max(initial=-self.offset))
+        if a and self.committed[a - 1] >= self.most:  # the function that needed most has run
+            self.most = int(self.committed[a : self.frontier + 1].max(initial=-self.offset))
         cycle, position = divmod(self.head, count)
         instances, shift = self.instances[cycle % 2], cycle * self.n
-        while True:
-            j = function[position] + shift
-            if j >= end:
-                break
-            x, birth = instances[position], born[position]
-            nbytes = size[x]
+        while (j := function[position] + shift) < end:
+            x, birth = instances[position], self.born[position]
             seen = last_seen[x] >= a
-            if j > a and not seen and self.window_used + nbytes > self.window:
+            if j > a and not seen and self.window_used + size[x] > self.window:
                 break
-            if j > self.frontier:
-                committed[self.frontier + 1 : j + 1] = -self.offset
-                self.frontier = j
-                self.most = max(self.most, -self.offset)
-            if seen or birth:  # it takes memory from within the window on
-                low = last_seen[x] + 1 if seen else j
-                if low <= j:
-                    most = int(committed[low : j + 1].max()) + nbytes
-                    if j > a and most + self.offset > self.budget:
-                        break
-                    committed[low : j + 1] += nbytes
-                    self.most = max(self.most, most)
-            else:  # it takes memory from now on
-                if j > a and self.most + self.offset + nbytes > self.budget:
-                    break
-                self.offset += nbytes
+            if not self._commit(x, j, a, seen, birth):
+                break
             last_seen[x] = j
             if not seen:
-                self.window_used += nbytes
+                self.window_used += size[x]
             if not (seen or birth):
                 self.reserved.pop(x, None)  # it is there, and stays: step (d)
-                if not self.device[x]:  # step (a)
+                if not self.device[x]:
                     incoming.append((Kind.SWAP_IN if self.read[position] else Kind.ALLOCATE, x))
             position += 1
             if position == count:
@@ -331,6 +316,27 @@ class _Window:
                 instances, shift = self.instances[cycle % 2], cycle * self.n
         self.head = cycle * count + position
         return incoming
+
+    def _commit(self, x: int, j: int, a: int, seen: bool, birth: bool) -> bool:
+        """Commit memory to a variable of the window up to f_j; return whether the budget has it."""
+        committed, nbytes = self.committed, self.size[x]
+        if j > self.frontier:
+            committed[self.frontier + 1 : j + 1] = -self.offset
+            self.frontier = j
+            self.most = max(self.most, -self.offset)
+        if seen or birth:  # it takes memory from within the window on
+            low = self.last_seen[x] + 1 if seen else j
+            if low <= j:
+                most = int(committed[low : j + 1].max()) + nbytes
+                if j > a and most + self.offset > self.budget:
+                    return False
+                committed[low : j + 1] += nbytes
+                self.most = max(self.most, most)
+        else:  # it takes memory from now on
+            if j > a and self.most + self.offset + nbytes > self.budget:
+                return False
+            self.offset += nbytes
+        return True
 
     def _make_room(self, nbytes: int, actions: list[tuple[Kind, int]]) -> None:
         while self.used + nbytes > self.budget:

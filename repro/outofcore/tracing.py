@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.outofcore.kinds import meet_module, meet_optimizer
+from repro.outofcore.operands import meet_module, meet_optimizer
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
 from repro.outofcore.swapper import OutOfCore
