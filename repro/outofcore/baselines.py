@@ -10,7 +10,7 @@ host, which favours them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
@@ -114,15 +114,11 @@ def fixed_distance(
         )
     n = len(trace.functions)
     run = _Run(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
-    for name, used in trace.accesses.items():
-        following: list[int | None] = [*used[1:], None]
-        if name in trace.persistent:
-            following[-1] = used[0] + n
-        for a, b in zip(used, following, strict=True):
-            if b is None or b - a > swapout_threshold:
-                run.leaves[a].append(name)
-                if b is not None:
-                    run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
+    for name, a, b, ends, _ in trace.gaps:
+        if ends or b - a > swapout_threshold:
+            run.leaves[a].append(name)
+            if not ends:
+                run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
     return run.plan()
 
 
@@ -132,16 +128,16 @@ def tune_fixed_distance(
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
     latency_s: float = 0.0,
-    thresholds: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-    aheads: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128),
 ) -> SwapPlan:
-    """Return the plan of the distances, of all pairs given, that take least time when simulated.
+    """Return the plan of the distances that take least time when simulated.
+
+    Thresholds are powers of two up to 512, distances ahead up to 128.
 
     Raises:
         DoesNotFit: No pair fits the budget.
     """
     times = np.asarray(compute_times, dtype=np.float64)
-    plans = _that_fit(trace, budget_bytes, product(thresholds, aheads))
+    plans = _that_fit(trace, budget_bytes)
     best = fastest(plans, times, bandwidth, latency_s)
     if best is None:
         raise DoesNotFit(
@@ -150,12 +146,10 @@ def tune_fixed_distance(
     return best
 
 
-def _that_fit(
-    trace: Trace, budget_bytes: int, distances: Iterable[tuple[int, int]]
-) -> Iterator[SwapPlan]:
-    for threshold, ahead in distances:
+def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
+    for threshold, ahead in product(range(10), range(8)):
         with suppress(DoesNotFit):
-            yield fixed_distance(trace, budget_bytes, threshold, ahead)
+            yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
 
 
 class _Run(Draft):

@@ -11,7 +11,6 @@ functions' own times on it, is a time that every plan takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,51 +101,25 @@ def bound(
 
 
 class _Uses:
-    """For each use of a variable: what comes after it, and what was written before it.
+    """For each function and each of its variables, in turn: what comes after, and before.
 
     Attributes:
         size: (v,) bytes of each variable.
-        variables: For each function those that it uses.
-        following: For each function, of each of its variables, after how many functions it is used
-            next and read then; `_NEVER` where nothing needs its value.
-        written: For each function, of each of its variables, whether it has a new value after it.
-        kept: Likewise, how long the value has to be kept, in functions.
+        needs: (n,) bytes of each function's variables.
+        uses: For each function its variables, and of each: after how many functions it is used next
+            and read then (`_NEVER` where nothing needs its value), whether it has a new value after
+            the function, and how long the value has to be kept, in functions.
     """
 
     def __init__(self, trace: Trace) -> None:
-        n = len(trace.functions)
         number = {name: v for v, name in enumerate(trace.accesses)}
         self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
         self.needs = np.array(trace.needs_bytes, dtype=np.float64)
-        self.variables = [
-            np.array([number[x] for x in f.variables], dtype=int) for f in trace.functions
-        ]
-        self.following: list[list[int]] = []
-        self.written: list[list[bool]] = []
-        self.kept: list[list[int]] = []
-        inputs = [frozenset(f.inputs) for f in trace.functions]
-        outputs = [frozenset(f.outputs) for f in trace.functions]
-        after: dict[tuple[str, int], int] = {}
-        for name, used in trace.accesses.items():
-            for a, b in pairwise(used):
-                after[name, a] = b
-            if name in trace.persistent:
-                after[name, used[-1]] = used[0] + n
-        for f, function in enumerate(trace.functions):
-            following, written, kept = [], [], []
-            for name in function.variables:
-                then = after.get((name, f))
-                read = then is not None and name in inputs[then % n]
-                born = name not in trace.persistent and trace.accesses[name][0] == f
-                following.append(then - f if then is not None and read else _NEVER)
-                written.append(name in outputs[f] or born)
-                if then is not None:
-                    kept.append(then - f if read else 0)
-                else:  # nobody uses it again, but it may be looked at until it ends
-                    kept.append(max(0, trace.lifetimes[name][1] - f))
-            self.following.append(following)
-            self.written.append(written)
-            self.kept.append(kept)
+        self.uses: list[list[tuple[int, int, bool, int]]] = [[] for _ in trace.functions]
+        for name, f, then, ends, needed in trace.gaps:
+            written = name in trace.functions[f].outputs or trace.lifetimes.get(name, [-1])[0] == f
+            following = then - f if needed and not ends else _NEVER
+            self.uses[f].append((number[name], following, written, then - f if needed else 0))
 
 
 def _longest(
@@ -170,10 +143,9 @@ def _longest(
     until = np.full(count, -n - 1)
     for step in range(-n, n + 1):
         f = (at + step) % n
-        used = uses.variables[f]
         room = budget - uses.needs[f]
         others = np.ones(count, dtype=bool)
-        others[used] = False
+        others[[v for v, *_ in uses.uses[f]]] = False
         if step > 0:
             away = np.flatnonzero(others & (until > step) & (wrote >= 0))
             start = ends[step - 1]
@@ -184,9 +156,7 @@ def _longest(
                 start = max(start, float(np.where(demand > 0, ends[:step] + copies, start).max()))
             starts[step] = max(starts[step], start)
             ends[step] = starts[step] + times[f]
-        for v, then, new, kept in zip(
-            used, uses.following[f], uses.written[f], uses.kept[f], strict=True
-        ):
+        for v, then, new, kept in uses.uses[f]:
             read[v] = step + then if then != _NEVER else _NEVER
             until[v] = step + kept
             if new:

@@ -86,45 +86,17 @@ def packed_plans(
 
 @dataclass(slots=True)
 class _Gap:
-    """The functions between two uses of a variable, or between the last one and its end.
-
-    Attributes:
-        name: The variable.
-        nbytes: Its bytes.
-        use: The function before the gap.
-        then: The one after it, or before which the variable is gone; n or more in the iteration
-            that follows.
-        ends: The variable is gone after it.
-        needed: Its value outlives the gap, or may be looked at within it.
-        stays: It is on the device all the while.
-        release: Before which function it leaves, where it does not stay.
-        enter: Before which it comes back.
-    """
+    """A gap of a trace, and where its variable is meanwhile."""
 
     name: str
-    nbytes: int
     use: int
     then: int
     ends: bool
     needed: bool
-    stays: bool = False
-    release: int = 0
-    enter: int = 0
-
-
-def _gaps(trace: Trace) -> list[_Gap]:
-    """Return the gaps of each variable in turn, in order."""
-    n = len(trace.functions)
-    inputs = [frozenset(f.inputs) for f in trace.functions]
-    gaps = []
-    for name, used in trace.accesses.items():
-        persists = name in trace.persistent
-        then = [*used[1:], used[0] + n if persists else trace.lifetimes[name][1]]
-        for a, b in zip(used, then, strict=True):
-            ends = not persists and a == used[-1]
-            needed = ends or name in inputs[b % n]
-            gaps.append(_Gap(name, trace.sizes[name], a, b, ends, needed))
-    return gaps
+    nbytes: int
+    stays: bool = False  # it is on the device all the while
+    release: int = 0  # else before which function it leaves,
+    enter: int = 0  # and before which it comes back
 
 
 class _Packing:
@@ -133,7 +105,7 @@ class _Packing:
     def __init__(self, trace: Trace, budget: int, margin: int) -> None:
         self.trace, self.budget = trace, budget
         self.n = len(trace.functions)
-        self.gaps = every = _gaps(trace)
+        self.gaps = every = [_Gap(*gap, trace.sizes[gap.variable]) for gap in trace.gaps]
         needs = np.array(trace.needs_bytes, dtype=np.int64)
         self.load = needs.copy()  # bytes while each function runs
         limit = np.maximum(needs, budget - margin)

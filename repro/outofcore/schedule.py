@@ -211,6 +211,8 @@ class _Window:
         self.born: list[bool] = []
         self.read: list[bool] = []
         self.written: list[bool] = []
+        self.value_used: list[bool] = []  # whether the value is still needed after the use
+        needed = {(gap.variable, gap.use): gap.needed for gap in trace.gaps}
         for a, function in enumerate(trace.functions):
             inputs, outputs = set(function.inputs), set(function.outputs)
             for name in function.variables:
@@ -221,15 +223,8 @@ class _Window:
                 self.born.append(not self.persists[v] and trace.accesses[name][0] == a)
                 self.read.append(name in inputs)
                 self.written.append(name in outputs)
+                self.value_used.append(needed[name, a])
             self.first.append(len(self.function))
-        # Whether a variable's value is still needed after this use of it.
-        self.value_used = [True] * len(self.function)
-        following: dict[int, int] = {}
-        for entry in reversed(range(len(self.function))):
-            v = self.instances[0][entry]
-            if v in following:  # without a next use, somebody may still look at it
-                self.value_used[entry] = self.read[following[v]]
-            following[v] = entry
         # State. Everything that persists starts on the host.
         total = 2 * len(self.names)
         self.at = self.head = 0  # the function, and the next entry to take into the window

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from repro.measure.checks import is_whole
 
@@ -55,6 +56,16 @@ class Function:
     def variables(self) -> tuple[str, ...]:
         """All its variables, each once, inputs first."""
         return tuple(dict.fromkeys(self.inputs + self.outputs))
+
+
+class Gap(NamedTuple):
+    """From a use of a variable to the next one, or from the last one to the variable's end."""
+
+    variable: str
+    use: int  # the function before the gap
+    then: int  # the one after it, or before which the variable is gone; n + f in the next iteration
+    ends: bool  # the variable is gone after it
+    needed: bool  # its value outlives the gap, or may be looked at within it
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,19 @@ class Trace:
             for name, used in self.accesses.items()
             if name not in self.persistent
         }
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """The gaps of each variable in turn, in order."""
+        n, inputs = len(self.functions), [frozenset(f.inputs) for f in self.functions]
+        gaps = []
+        for name, used in self.accesses.items():
+            persists = name in self.persistent
+            then = [*used[1:], used[0] + n if persists else self.lifetimes[name][1]]
+            for a, b in zip(used, then, strict=True):
+                ends = a == used[-1] and not persists
+                gaps.append(Gap(name, a, b, ends, ends or name in inputs[b % n]))
+        return gaps
 
     @cached_property
     def ending(self) -> list[list[str]]:

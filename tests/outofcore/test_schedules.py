@@ -179,7 +179,7 @@ class TestByHand:
         with pytest.raises(DoesNotFit, match="the budget is 36 bytes"):
             fixed_distance(trace, 36, 64, 1)
         with pytest.raises(DoesNotFit, match="no pair of distances"):
-            tune_fixed_distance(trace, 36, [1.0] * len(trace.functions), 1.0, thresholds=(64,))
+            tune_fixed_distance(weighty, 70, [1.0] * len(weighty.functions), 1.0)
         with pytest.raises(DoesNotFit):  # weights stay
             vdnn(weighty, weighty.smallest_budget)
         trace = chain(4, width=10, weight=0)
