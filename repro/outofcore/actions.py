@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """What an action of a plan does with one variable."""
+    """The effect of an action on one variable."""
 
     SWAP_IN = "swap in"  # take device memory and start the copy from the host
     ALLOCATE = "allocate"  # take device memory; the next function overwrites it whole

@@ -1,12 +1,11 @@
-"""What an allocator makes of a sequence of requests: best fit with caching, and virtual chunks.
+"""Simulated allocators: best fit with caching, and virtual chunks.
 
-Source: Hayakawa and Narihira, section 4. Both are exact simulators over sequences of requests, so
-that fragmentation can be studied without a device; `native` is the real chunked allocator.
+Source: Hayakawa and Narihira, section 4. Both are exact over sequences of requests, so that
+fragmentation can be studied without a device; `native` is the real chunked allocator.
 
-Terms, in bytes: *requested* is what was asked for and not freed; *allocated* the same with each
-request rounded up to what it was given; *reserved* what was taken from the device; *internal*
-fragmentation is allocated less requested, *cached* is reserved less allocated, and *external*
-fragmentation is what of the cached bytes may be of no use to later requests.
+Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
+from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
+allocated, and *external* fragmentation is the part of cached that later requests may find useless.
 """
 
 from bisect import bisect_left, insort
@@ -55,7 +54,7 @@ class Event(NamedTuple):
 
 
 class _Allocator:
-    """What both simulators have in common: the `QUANTITIES` of this instant and their `peaks`."""
+    """Both simulators: the `QUANTITIES` of this instant and their `peaks`."""
 
     _fragments = True
 
@@ -70,7 +69,7 @@ class _Allocator:
 
     @property
     def internal_fragmentation_bytes(self) -> int:
-        """Allocated less requested bytes: what rounding up takes within live blocks."""
+        """Allocated less requested bytes: lost to rounding up, within live blocks."""
         return self.allocated_bytes - self.requested_bytes
 
     @property
@@ -98,7 +97,7 @@ class _Allocator:
         self._note(int(nbytes), allocated, 1)
 
     def free(self, name: Hashable) -> None:
-        """Take back what was handed out under a name.
+        """Take back the bytes that were handed out under a name.
 
         Raises:
             AllocatorError: Nothing is live under it.
@@ -123,7 +122,7 @@ class _Allocator:
         for quantity, peak in self.peaks.items():
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
-    def _take(self, nbytes: int) -> tuple[Any, int]:  # what it takes, and the bytes of that
+    def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
 
     def _give(self, taken: Any) -> int:  # bytes that are allocated no more
@@ -163,7 +162,7 @@ class BestFitAllocator(_Allocator):
     options that are off by default (largest size to split, garbage collection) are left out.
 
     Args:
-        capacity_bytes: What the device has for segments; None for no limit.
+        capacity_bytes: Bytes that the device has for segments; None for no limit.
         alignment: Requests are rounded up to a multiple of it.
         small_bytes: Rounded requests up to it are of the small pool.
         small_segment_bytes: Size of the small pool's segments.
@@ -203,7 +202,7 @@ class BestFitAllocator(_Allocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, int]]:
-        """(address, bytes) of what is live; segments lie at addresses of their own."""
+        """(address, bytes) of each live block; segments lie at addresses of their own."""
         return {name: (block.address, block.size) for name, (block, _) in self._live.items()}
 
     def _take(self, nbytes: int) -> tuple[_Block, int]:
@@ -306,7 +305,7 @@ class ChunkedAllocator(_Allocator):
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
-        capacity_bytes: What the device has for chunks; None for no limit.
+        capacity_bytes: Bytes that the device has for chunks; None for no limit.
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
@@ -331,7 +330,7 @@ class ChunkedAllocator(_Allocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of what is live, by number, in order."""
+        """The chunks of each live block, by number, in order."""
         return {name: chunks for name, (chunks, _) in self._live.items()}
 
     def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
@@ -386,15 +385,10 @@ class ChunkedAllocator(_Allocator):
 
 @dataclass(frozen=True)
 class FragmentationReport:
-    """What n requests and their ends took: peaks over them, and the time line.
+    """Peaks over n requests and their ends, and the time line."""
 
-    Attributes:
-        timeline: By each of `QUANTITIES`, (n,) its value after each event.
-        map_operations: In all, by the allocator's own measure.
-    """
-
-    timeline: dict[str, NDArray[np.int64]]
-    map_operations: int
+    timeline: dict[str, NDArray[np.int64]]  # of each of `QUANTITIES`, (n,) after each event
+    map_operations: int  # in all, by the allocator's own measure
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -409,7 +403,7 @@ def replay(
     """Run requests and their ends through an allocator.
 
     Raises:
-        OutOfMemory: A request does not fit; what was done before it stands.
+        OutOfMemory: A request does not fit; those before it stay.
         AllocatorError: The events contradict themselves.
     """
     operations, rows = allocator.map_operations, []

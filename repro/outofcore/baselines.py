@@ -2,9 +2,8 @@
 
 Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap
 everything, and swap in for a function at the function before; Le et al., Large Model Support (ISMM
-2019): swap by fixed distances; and demand paging. All return a `SwapPlan`, so that they are checked
-and simulated as the window's are, and all leave out copies of what is dead or unchanged on the
-host, which favours them.
+2019): swap by fixed distances; and demand paging. None copies a variable that is dead or unchanged
+on the host, which favours them.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class DoesNotFit(ValueError):
 
 
 def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan that swaps out after each function all that the next one does not use.
+    """Swap out after each function all variables that the next one does not use.
 
-    It does so even where everything would fit, and waits for it before the next function. What the
-    next function needs is swapped in while this one runs, where the budget admits it.
+    It does so even where everything would fit, and waits for it before the next function, whose
+    variables are swapped in while this one runs, where the budget admits it.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -53,7 +52,7 @@ def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan of demand paging: in when a function needs it, out what was used longest ago.
+    """Swap in a variable when a function needs it, and out the one that was used longest ago.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -66,7 +65,7 @@ def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan of early works: out after the last forward use, in one function ahead.
+    """Swap out after the last forward use, and in one function ahead, as early works do.
 
     Of a variable that does not persist, the longest stretch without a use is taken for the one from
     the forward to the backward pass; in between it is away, whether or not there is room, and the
@@ -74,7 +73,7 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        DoesNotFit: What stays does not fit the budget.
+        DoesNotFit: The variables that stay need more than the budget.
     """
     check_budget(trace, budget_bytes)
     n = len(trace.functions)
@@ -91,7 +90,7 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
 def fixed_distance(
     trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
 ) -> SwapPlan:
-    """Return the plan of Large Model Support: distances in functions, the same everywhere.
+    """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
     After a function, its variables whose next use is more than `swapout_threshold` functions away
     are swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits
@@ -175,7 +174,7 @@ class _Run(Draft):
         """Return the plan once an iteration starts as the one before it did.
 
         Raises:
-            DoesNotFit: What has to be there exceeds the budget, or the iterations never repeat.
+            DoesNotFit: It needs more than the budget, or the iterations never repeat.
         """
         for cycle in range(_PASSES):
             start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))

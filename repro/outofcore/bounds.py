@@ -1,11 +1,11 @@
-"""What no schedule of a trace can beat, on a device with one compute and two copy streams.
+"""A lower bound on the time of every schedule, with one compute and two copy streams.
 
-While function p runs, its own variables are on the device, and of all others at most what the
-budget leaves beside them. What is read up to function r beyond that is copied in after p has ended
-and before r starts; what was last written from function a on, and is still needed after p, is
-copied out after a has ended and before p starts. Each such pair is an edge between the ends and
-the starts of functions, as long as its copies take; the longest path through an iteration, with the
-functions' own times on it, is a time that every plan takes.
+While function p runs, its own variables are on the device, and others at most in the rest of the
+budget. Bytes beyond that which are read up to function r are copied in after p has ended and before
+r starts; those last written from function a on, and still needed after p, are copied out after a
+has ended and before p starts. Each such pair is an edge between the ends and the starts of
+functions, as long as its copies take; the longest path through an iteration, with the functions'
+own times on it, is a time that every plan takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BudgetTooSmall(ValueError):
         function: Its name: in a trace the one that needs most; in training the first not to fit.
         needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
             do; in training, functions that come after may need more.
-        budget_bytes: What was given.
+        budget_bytes: The budget.
     """
 
     def __init__(
@@ -72,18 +72,16 @@ def bound(
 ) -> float:
     """Return seconds that an iteration of every schedule takes at least.
 
-    It holds for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for any
-    order of copies and any choice of what stays, whole variables moved. Of what has to be away, as
-    much is taken to be away as does not fit beside a function; a variable that does not fit beside
-    it alone is away whole. The choices of two functions are bound apart, so that it may be below
-    the best schedule.
+    It is valid for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for
+    any order of copies of whole variables, and any choice of those that stay. It may be below the
+    best schedule, as the choices of two functions are bound apart.
 
     Args:
         trace: The iteration.
         budget_bytes: Device memory that may be taken at any time.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes beside its bytes.
+        latency_s: Seconds that each copy takes whatever its size.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -101,7 +99,7 @@ def bound(
 
 
 class _Uses:
-    """For each function and each of its variables, in turn: what comes after, and before.
+    """The uses of a trace.
 
     Attributes:
         size: (v,) bytes of each variable.
@@ -123,12 +121,7 @@ class _Uses:
 
 
 def _longest(
-    uses: _Uses,
-    budget: int,
-    times: Vector,
-    rates: tuple[float, float],
-    latency_s: float,
-    at: int,
+    uses: _Uses, budget: int, times: Vector, rates: tuple[float, float], latency_s: float, at: int
 ) -> float:
     """Return the longest path from the end of function `at` to its end one iteration later."""
     n, count = len(times), len(uses.size)
@@ -150,7 +143,7 @@ def _longest(
             away = np.flatnonzero(others & (until > step) & (wrote >= 0))
             start = ends[step - 1]
             if away.size:
-                # demand[a] is of what was written last by function a or later.
+                # demand[a] is of variables written last by function a or later.
                 demand = _beyond(wrote[away], size[away], room, step)
                 copies = _copies(demand, rates[1], latency_s, largest)
                 start = max(start, float(np.where(demand > 0, ends[:step] + copies, start).max()))

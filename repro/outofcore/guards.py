@@ -27,12 +27,11 @@ class Uninterrupted:
     """Between `__enter__` and `__exit__` an interrupt from the keyboard is kept, then delivered.
 
     Python raises KeyboardInterrupt between any two steps of the main thread, so also while bytes
-    are counted or pointers change. `install` has it wait for the end of what is under way, and
-    `remove` leaves the signal to its owner before. In other threads nothing is interrupted, and
-    nothing is changed.
+    are counted or pointers change. `install` has it wait until nothing is half done, and `remove`
+    gives the signal back to its earlier owner. In other threads nothing is interrupted or changed.
 
     Args:
-        code: Of functions that are not to be interrupted before they could enter this.
+        code: Of functions that are not interrupted before they could enter this.
 
     Attributes:
         depth: How many things are under way, one within the other.
@@ -105,11 +104,11 @@ class SwappedOutError(RuntimeError):
 
 
 def check_readable(residency: Residency, values: list[Any], from_file: bool) -> None:
-    """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
+    """Refuse tensors that a forked process cannot read: it has a copy of memory, not of a file.
 
     Args:
         residency: Its copy of the block's.
-        values: What it reads: tensors, lists of them, and others.
+        values: Tensors that it reads, lists of them, and others.
         from_file: Tensors are swapped out to a file.
 
     Raises:
@@ -133,7 +132,7 @@ def check_readable(residency: Residency, values: list[Any], from_file: bool) -> 
 # are started and work that is submitted to pools therefore begin by entering modes of their own.
 # Threads that run since before the block are not seen.
 
-# What torch's to_dlpack is called by; unlike the others that give addresses, no mode sees it.
+# The names of torch's to_dlpack; unlike the others that give addresses, no mode sees it.
 _DLPACK: tuple[Any, ...] = (
     (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch._C, "_to_dlpack")
 )  # fmt: skip
@@ -158,7 +157,7 @@ _blocks: list[Block] = []
 
 
 class Beside:
-    """What sees the operations of another thread, until the block is left."""
+    """Sees the operations of another thread, until the block is left."""
 
     def __init__(self, block: Block) -> None:
         self.block, self.device = block, block.device
@@ -228,7 +227,7 @@ def _patch(start: Any, submit: Any, export: Any) -> None:
 
 
 def watch(block: Block) -> Callable[[], None]:
-    """Have threads see a block from now on; return what ends it."""
+    """Have threads see a block from now on; return a function that ends it."""
     _blocks.append(block)
     _patch(_start_within, _submit_within, _to_dlpack_within)
 

@@ -1,8 +1,8 @@
-"""Where swapped-out variables lie, and what copies them.
+"""Places for swapped-out variables on the host, and copies from and to them.
 
 `HostStore` hands out places in slabs of one size: of memory, pinned for an accelerator, or of a
 file. A mover copies between a storage and its place without blocking: `ThreadMover` by one thread a
-direction, `StreamMover` by one stream a direction. Both return tickets that are waited for.
+direction, `StreamMover` by one stream a direction.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ _USUAL_RATE = 10e9  # bytes/s, until a copy has been timed
 
 
 def give_back_freed_memory() -> bool:
-    """Make this process return what it frees to the system; return whether the C library allows it.
+    """Have freed memory returned to the system; return whether the C library allows it.
 
-    glibc keeps freed blocks of up to 32 MiB by its own rule, so that a process whose tensors are
-    swapped to a file would hardly shrink. From here on blocks of 64 KiB and more are returned, and
-    taken anew with page faults, to the end of the process.
+    glibc keeps freed blocks of up to 32 MiB, so that a process whose tensors are swapped to a file
+    would hardly shrink. From here on blocks of 64 KiB and more are returned, and taken anew with
+    page faults, to the end of the process.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -45,7 +45,7 @@ def give_back_freed_memory() -> bool:
 
 
 def aligned(nbytes: int) -> int:
-    """Return what a place of some bytes takes."""
+    """Return the bytes that a place of some bytes takes."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -107,7 +107,7 @@ class HostStore:
         """Add slabs so that the store holds at least `nbytes` in all.
 
         Raises:
-            HostMemoryError: The host has not that much; what it gave stays.
+            HostMemoryError: The host has not that much; the slabs that it gave stay.
         """
         if self.file is None and accelerator.is_accelerator(self.device):
             missing = max(0, nbytes - self.total_bytes)  # all of it, before the first slab
@@ -226,8 +226,8 @@ class HostStore:
         """Give everything back to the system; no copy may be under way.
 
         Args:
-            keep: Storages could not be brought back. Those of a CPU go on lying here, and the
-                memory stays taken; those of an accelerator have lost what was in them.
+            keep: Storages could not be brought back. Those of a CPU stay here, with the memory;
+                those of an accelerator have lost their values.
         """
         if keep and self.whole:
             _kept.extend(self.slabs)
@@ -267,7 +267,7 @@ class Mover:
         raise NotImplementedError
 
     def wait(self, ticket: Any) -> None:
-        """Let what follows on the device wait for a copy."""
+        """Let later work of the device wait for a copy."""
         raise NotImplementedError
 
     def done(self, ticket: Any) -> bool:
@@ -282,7 +282,7 @@ class Mover:
         """Wait on the host until all copies are done."""
 
     def close(self) -> None:
-        """End what copies."""
+        """End all copying."""
 
 
 class ThreadMover(Mover):
@@ -299,7 +299,7 @@ class ThreadMover(Mover):
         address, nbytes = storage.data_ptr(), storage.nbytes()
         copy = (self.store.read, self.store.write)[direction]
         if self.store.file is None and nbytes <= _SMALL_BYTES:
-            copy(place, address)  # its place has no other copy: who took it waited for the last
+            copy(place, address)  # its place has no other copy: the last was waited for
             return _DONE
 
         def run() -> None:
@@ -318,7 +318,7 @@ class ThreadMover(Mover):
         return future
 
     def wait(self, ticket: Future[None]) -> None:
-        """Let what follows on the device wait for a copy."""
+        """Let later work of the device wait for a copy."""
         ticket.result()
 
     def done(self, ticket: Future[None]) -> bool:
@@ -333,7 +333,7 @@ class ThreadMover(Mover):
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""
-        wait(tuple(self._open))  # who waits for a ticket is told of its error
+        wait(tuple(self._open))  # errors are raised by the tickets
 
     def close(self) -> None:
         """Wait for all copies, and end."""
@@ -377,8 +377,8 @@ class PacedMover(ThreadMover):
 class StreamMover(Mover):
     """Copies between an accelerator and pinned memory, by one stream a direction; events only.
 
-    A copy waits for what the compute stream has been given so far: the memory that it writes may
-    just have been freed there, the values that it reads may just have been computed.
+    A copy waits for the work of the compute stream so far: the memory that it writes may just have
+    been freed there, the values that it reads may just have been computed.
     """
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
@@ -411,7 +411,7 @@ class StreamMover(Mover):
         return event
 
     def wait(self, ticket: torch.Event) -> None:
-        """Let what follows on the device wait for a copy."""
+        """Let later work of the device wait for a copy."""
         accelerator.current_stream(self.device).wait_event(ticket)
 
     def done(self, ticket: torch.Event) -> bool:

@@ -220,7 +220,7 @@ class Follower:
         variable.bound = v
 
     def passed(self) -> list[Entry]:
-        """Return what ran by the plan in this iteration, as it would have been logged."""
+        """Return the operations that ran by the plan in this iteration, as a log has them."""
         entries = []
         for step in self.steps[: max(self.cursor, 0)]:
             inputs, written, made = (
@@ -248,7 +248,7 @@ class Iterations:
         origin: The clock at the start of the iteration.
         log: Its operations so far, or None where they are not recorded.
         recorded: The last recorded iteration.
-        follower: What follows the plan, or None before the first.
+        follower: It follows the plan; None before the first.
         plan: The plan.
     """
 
@@ -293,7 +293,7 @@ class Iterations:
         )
 
     def leave(self) -> None:
-        """Go on by demand; what ran by the plan so far is written into the log."""
+        """Go on by demand; the operations that ran by the plan are written into the log."""
         assert self.follower is not None
         if self.log is None:
             self.log = self.follower.passed()
@@ -326,7 +326,7 @@ class Iterations:
         return step
 
     def _begin_anew(self) -> None:
-        """Forget what ran since the last iteration ended, since that was too much for one."""
+        """Forget the operations since the last iteration ended, too many for one."""
         assert self.log is not None
         self.origin += len(self.log)
         self.log.clear()

@@ -1,14 +1,14 @@
-"""The paper's schedule to the letter, to see what our changes to it bring.
+"""The paper's schedule to the letter, to compare our changes with.
 
-Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what of the
-variable-sequence enters the window, each of its places counted, however often a variable stands
-there; (b) where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out
-what f_i used; (d) but for what is never used again, or lies within the window. All begins and ends
-on the host, and what the host has unchanged is copied to it again.
+Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in the part of
+the variable-sequence that enters the window, in which every place counts, also repeated ones; (b)
+where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out the
+variables of f_i, (d) but none that is never used again or lies within the window. All begins and
+ends on the host, and variables are copied to it again even where it has them unchanged.
 
-What the paper leaves open is as in the authors' code (nnabla): the window ends at what does not
-fit; and where a function's results do not fit, what was prefetched for the latest use is taken
-back, as if it had not been asked for yet.
+Open points are as in the authors' code (nnabla): the window ends at the first variable without
+room; and where a function's results have none, the variable that was prefetched for the latest use
+is taken back, as if it had not been asked for yet.
 
 Differs from the paper: a value that is overwritten next is not copied, and a copy to the host that
 would be under way while its variable is written is not made, since its memory is not released.
@@ -69,14 +69,14 @@ class _Literal(Draft):
             self._make(a, variables)  # step (b) for f_i's own variables
             late = [x for x in self.late if x not in variables]
             all(self._ask(a, name) for name in late)  # until there is no room for one
-            while head < len(sequence):  # step (a): what enters the window
+            while head < len(sequence):  # step (a)
                 b, name = sequence[head]
                 if b > a and not self._enters(a, name, entered):
                     break
                 entered += self.sizes[name]
                 head += 1
             inside = {x for b, x in sequence[last:head] if b > a}
-            for name in variables:  # step (c), but for what step (d) keeps
+            for name in variables:  # steps (c) and (d)
                 if name not in inside and self._next(name, a) is not None:
                     self._leave(a, name)
         for name in sorted(self.device):

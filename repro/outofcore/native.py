@@ -5,7 +5,7 @@ is looked up at run time, so that no toolkit is needed. See `csrc/chunked_alloca
 works.
 
 A library is code that runs: it is kept in a folder of this user's alone, ends with a digest of its
-content, and what is loaded is the very file that was checked.
+content, and the file that is loaded is the very one that was checked.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class NativeOutOfMemory(MemoryError):
 
 
 class Counters(ctypes.Structure):
-    """What an allocator holds now, and what it has done; the terms are those of `allocator`."""
+    """The state and history of an allocator; the terms are those of `allocator`."""
 
     chunk_bytes: int
     small_bytes: int  # 0 for none
@@ -62,7 +62,7 @@ class Counters(ctypes.Structure):
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    physical_bytes: int  # behind the chunks, by the system; on a CPU only what was touched
+    physical_bytes: int  # behind the chunks, by the system; on a CPU of touched pages only
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -105,8 +105,8 @@ def build() -> Path:
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
     name that hashes source, compiler and flags. That folder must be this user's (or root's) and
-    closed to others, as it is made. A library that is not what was built is built again, with a
-    warning. Any number of processes may build it at once.
+    closed to others. A library that was changed is built again, with a warning. Any number of
+    processes may build it at once.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
@@ -139,7 +139,7 @@ def build() -> Path:
             if target.is_dir() and not target.is_symlink():
                 raise AllocatorBuildError(f"{target} is a folder: remove it") from error
             target.unlink(missing_ok=True)  # the permissions of an old file would stay
-        with replacing(target) as made:  # whoever is last wins, with the same library
+        with replacing(target) as made:  # the last process wins, with the same library
             command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
             content = made.read_bytes()
@@ -200,11 +200,11 @@ def _is_own(state: os.stat_result) -> bool:
 
 
 class BrokenLibraryError(AllocatorBuildError):
-    """A file in the place of the library is not what was built."""
+    """The file in the place of the library was not built here."""
 
 
 def _digest(path: Path, content: bytes) -> bytes:
-    """Return what a library ends with, which loaders take no notice of."""
+    """Return the end of a library, which loaders take no notice of."""
     return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
@@ -341,7 +341,7 @@ class ChunkedMemory:
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Take back what was handed out; the last use of it is on `stream`.
+        """Take back bytes that were handed out; their last use is on `stream`.
 
         Raises:
             AllocatorError: Nothing is live at the address.
@@ -353,17 +353,17 @@ class ChunkedMemory:
         _check(self._library, self._library.ca_record_stream(self._open(), address, stream))
 
     def trim(self) -> None:
-        """Wait for what was freed, unmap it, and give its chunks back to the system."""
+        """Wait for freed ranges, unmap them, and give their chunks back to the system."""
         _check(self._library, self._library.ca_trim(self._open()))
 
     def counters(self) -> Counters:
-        """Return what it holds and has done."""
+        """Return its state and history."""
         counters = Counters()
         _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(counters)))
         return counters
 
     def set_complete(self, stream: int, complete: bool) -> None:
-        """Hold back what a pretended stream has yet to run, or let it finish; for tests."""
+        """Hold back the work of a pretended stream, or let it finish; for tests."""
         status = self._library.ca_posix_set_complete(self._open(), stream, int(complete))
         _check(self._library, status)
 
@@ -389,7 +389,7 @@ class Installed:
     limit_bytes: int | None
 
     def counters(self, device: int = 0) -> Counters:
-        """Return what the allocator of a CUDA device holds and has done."""
+        """Return the state and history of the allocator of a CUDA device."""
         library, counters = _load(self.library), Counters()
         _check(library, library.ca_plug_counters(device, ctypes.byref(counters)))
         return counters

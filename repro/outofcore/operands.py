@@ -129,7 +129,7 @@ class Operands:
             variable.kind, variable.raw = "parameter", tensor.requires_grad
 
     def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
-        """Return the variable of what was left alone, where it counts from now on."""
+        """Return the variable of a tensor that was left alone, if it counts from now on."""
         if writes and (variable := self._residency.adopt(tensor)) is not None:
             return variable
         self._hold_components(tensor)
@@ -149,7 +149,7 @@ class Operands:
         return inputs
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
-        """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""
+        """Keep the parts of a sparse or nested tensor, which C++ code holds on to, for good."""
         for part in components(tensor):
             self._hold(part)
 
@@ -161,7 +161,7 @@ class Operands:
         written: list[Variable],
         made: list[Variable],
     ) -> None:
-        """Count anew what an operation may have resized, and what had no bytes before."""
+        """Count anew the storages that an operation may have resized, or that had no bytes."""
         for variable in written:
             if variable.died is None:
                 self._residency.resized(variable)

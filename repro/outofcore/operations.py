@@ -50,7 +50,7 @@ def _dispatches(of: type) -> bool:
 
 
 def _left_alone(code: CodeType) -> bool:
-    """Have torch.compile never look into a function and what it calls; return whether it can be."""
+    """Have torch.compile never look into a function or its callees; return whether it can be."""
     try:
         of = torch._C._dynamo.eval_frame
         skip = of._FrameAction.SKIP
@@ -74,13 +74,13 @@ class Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not _LEFT_ALONE  # by a wrapper, which takes as long as half of what we do
+        return not _LEFT_ALONE  # by a wrapper, which takes half as long as all of ours
 
     __torch_dispatch__ = _dispatch
 
 
 class RawAccess(TorchFunctionMode):
-    """Sees what asks for a tensor's address, of which no operation tells."""
+    """Sees requests for a tensor's address, of which no operation tells."""
 
     LOCKS = frozenset(
         {"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "share_memory_"}
@@ -246,7 +246,7 @@ def _bytes_by_values(
 def _index_bytes(
     operation: OpOverload, x: torch.Tensor, indices: Iterable[torch.Tensor | None], count: int
 ) -> int:
-    """Return the bytes of a tensor's elements where masks choose as many, or one beside others."""
+    """Return the bytes of `count` elements of a tensor that masks choose."""
 
     def chosen(count: int) -> int:
         place = torch.empty(count, dtype=torch.int64, device="meta")
@@ -323,7 +323,7 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
         if value.layout is torch.strided:
             size, stride, dtype = value.size(), value.stride(), value.dtype
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        else:  # a dense one of its shape stands for it
+        else:  # a dense one of its shape instead
             made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))
         return made

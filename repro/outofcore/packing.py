@@ -1,11 +1,11 @@
-"""Schedules that know the times: what stays is packed, and copies fill what room is left.
+"""Schedules that know the times: gaps between uses are packed, and copies use the room left.
 
-The window of `schedule` decides function by function. Here the whole iteration is looked at.
-Between two uses a variable may stay on the device or be away. First the stretches in which
-variables stay are packed into the budget, the shortest first, less a margin for copies under way.
-Then a variable that goes is held until its copy is done, where there is room, and one that comes is
-let in as early as there is room for it up to its use, in the order of the uses. When copies are
-done is known from simulating the plan before; so a few plans are made, each from the last.
+The window of `schedule` decides function by function; here the whole iteration is looked at. First
+the gaps in which variables stay on the device are packed into the budget, the shortest first, less
+a margin for copies under way. Then a variable that goes is held until its copy is done, where there
+is room, and one that comes is let in as early as there is room for it up to its use, in the order
+of the uses. The ends of copies are known from simulating the plan before; so a few plans are made,
+each from the last.
 
 Differs from the paper: all of it. The paper calls its own schedule not optimal and leaves the rest
 to future work (section 6).
@@ -44,12 +44,12 @@ def plan_packed(
         budget_bytes: Device memory that may be taken at any time, transfers under way included.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes beside its bytes.
-        margins: Shares of the budget that what stays leaves free, each tried.
+        latency_s: Seconds that each copy takes whatever its size.
+        margins: Shares of the budget that stay free for copies, each tried.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        ValueError: `margins` holds none, or what is no share below 1.
+        ValueError: `margins` is empty, or has a number outside [0, 1).
     """
     plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, margins)
     best = fastest(plans, np.asarray(compute_times, dtype=np.float64), bandwidth, latency_s)
@@ -100,7 +100,7 @@ class _Gap:
 
 
 class _Packing:
-    """Plans of one margin: what stays is the same in all of them."""
+    """Plans of one margin: the same variables stay in all of them."""
 
     def __init__(self, trace: Trace, budget: int, margin: int) -> None:
         self.trace, self.budget = trace, budget
@@ -166,7 +166,7 @@ class _Writing(Draft):
         self.releases: list[list[_Gap]] = [[] for _ in range(n)]
         self.enters: list[list[_Gap]] = [[] for _ in range(n)]
         for gap in gaps:
-            # What comes back as soon as it has left has stayed; what ends needs no release.
+            # One that comes back at once has stayed; one that ends needs no release.
             if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
                 continue
             self.begins[gap.use].append(gap)
@@ -175,7 +175,7 @@ class _Writing(Draft):
                 self.enters[gap.enter % n].append(gap)
         for entering in self.enters:
             entering.sort(key=lambda gap: gap.then)
-        # On the device when the iteration starts: what is alive then and has not left, or is back.
+        # On the device when the iteration starts: those alive that have not left, or are back.
         for gap in gaps:
             alive = gap.use < n <= gap.then and not (gap.ends and gap.then == n)
             back = gap.enter < n and not gap.ends
@@ -211,7 +211,7 @@ class _Writing(Draft):
                 self.outgoing.add(gap.name)
 
     def _moves(self, f: int) -> Iterator[Action]:
-        """Yield what leaves and enters before a function: what enters as soon as there is room."""
+        """Yield the releases before a function, and the arrivals, as soon as there is room."""
         leaving = [gap.name for gap in self.releases[f] if gap.name in self.device]
         for gap in self.enters[f]:
             while leaving and self.used + gap.nbytes > self.budget:

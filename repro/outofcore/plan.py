@@ -28,7 +28,7 @@ Actions = tuple[tuple[Action, ...], ...]
 
 
 class PlanError(ValueError):
-    """A plan breaks a rule: it would exceed its budget, or compute with what is not there."""
+    """A plan breaks a rule: it would exceed its budget, or compute with a missing value."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SwapPlan:
     """The actions around each function of a repeated iteration.
 
     Attributes:
-        trace: What is scheduled.
+        trace: The iteration.
         budget_bytes: The device memory that may be taken at any time.
         before: (n) actions just before each function, in order.
         after: (n) actions just after each function, in order.
@@ -44,9 +44,9 @@ class SwapPlan:
         host_valid: Variables whose copy on the host is right when the iteration starts.
         outgoing: Variables whose copy to the host began in the iteration before, and whose device
             memory has not been released.
-        scheduler: The name of what made it.
+        scheduler: The name of its scheduler.
         window_bytes: The window, where it has one.
-        copies_again: It copies to the host what the host has already, as the paper's own does.
+        copies_again: It copies variables that the host has already, as the paper's own does.
     """
 
     trace: Trace = field(repr=False)
@@ -128,16 +128,16 @@ class SwapPlan:
         bandwidth: float | tuple[float, float],
         latency_s: float = 0.0,
     ) -> Simulation:
-        """Return what an iteration takes on a device with two copy streams.
+        """Return the times of an iteration on a device with two copy streams.
 
-        Functions run in order on one stream, copies to the device in order on a second, copies to
-        the host on a third; streams wait for each other exactly as the plan says. Iterations are
-        repeated until two in a row take the same time, and the last is returned.
+        Functions run in order on one stream, copies to the device on a second, copies to the host
+        on a third; streams wait for each other exactly as the plan says. Iterations are repeated
+        until two in a row take the same time, and the last is returned.
 
         Args:
             compute_times: (n,) seconds of each function.
             bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-            latency_s: Seconds that each copy takes beside its bytes.
+            latency_s: Seconds that each copy takes whatever its size.
 
         Raises:
             ValueError: The number of times is not that of the functions, or a value is negative.
@@ -192,7 +192,7 @@ class Draft:
 
     def written(self, scheduler: str, resident: Iterable[str], valid: Iterable[str],
                 outgoing: Iterable[str] = (), **more: Any) -> SwapPlan:  # fmt: skip
-        """Return the plan of what is written; the arguments are those of `SwapPlan`."""
+        """Return the plan; the arguments are those of `SwapPlan`."""
         before, after = tuple(map(tuple, self.before)), tuple(map(tuple, self.after))
         sets = frozenset(resident), frozenset(valid), frozenset(outgoing)
         return SwapPlan(self.trace, self.budget, before, after, *sets, scheduler, **more)
@@ -263,7 +263,7 @@ class _Check:
         """
         uses, persists = self.uses[name], name in self.plan.trace.persistent
         if after <= uses[0][0] and not persists:
-            return True  # what the iteration before left: alive without a use, as below
+            return True  # left by the iteration before: alive without a use, as below
         for number, read in uses:
             if number >= after:
                 return read
@@ -352,7 +352,7 @@ def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
 
     Args:
         plan: Any plan; one without transfers gives the requests of training in core.
-        iterations: Number of runs; the first starts with what the plan says is resident.
+        iterations: Number of runs; the first starts with the plan's resident variables.
     """
     return [event for _, event in by_function(plan, iterations)]
 
@@ -360,7 +360,7 @@ def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
 def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
     """Return the requests of `requests`, each with the number of the function that makes it.
 
-    Functions are counted on through the iterations; what is resident at first is of the first.
+    Functions are counted on through the iterations; resident variables are of the first.
     """
     sizes, resident = plan.trace.sizes, {*plan.resident}
     if plan.trace.peak_bytes <= plan.budget_bytes:

@@ -23,7 +23,7 @@ from repro.outofcore.trace import Trace
 
 AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
 SHARE = 0.05  # of the training's time for better plans after that
-_COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation
+_COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
 _MARGIN = 0.01  # of an iteration, that a better plan has to win
 _OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
 _TUNED = {"auto", "window", "packed"}
@@ -52,19 +52,11 @@ def make_plan(
     latency_s: float = 0.0,
     window_bytes: int | None = None,
 ) -> SwapPlan:
-    """Return a schedule's plan.
+    """Return the plan of a schedule by its name, or of a function, whose plan is checked.
 
     "auto" is the faster of packed plans and of all windows when simulated; "lms" is at the
-    distances that take least time.
-
-    Args:
-        schedule: A name, or a function, whose plan is checked.
-        trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time.
-        times: (n,) seconds of each function.
-        rates: Bytes/s of the copies (to the device, to the host).
-        latency_s: Seconds that each copy takes beside its bytes.
-        window_bytes: Of "window" and "paper"; None for 1.5 times the budget.
+    distances that take least time. The arguments are those of `plan_packed`; `window_bytes` is of
+    "window" and "paper", None for 1.5 times the budget.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -128,8 +120,8 @@ class Planner:
         self._times: NDArray[np.float64] = np.zeros(0)
         self._link = (1.0, 1.0)
         self._credit_s = 0.0
-        self._guess_s = 0.0  # what the next plan takes, until one was tried
-        self._longest_s = 0.0  # what the longest plan took
+        self._guess_s = 0.0  # of the next plan, until one was tried
+        self._longest_s = 0.0  # of the longest plan
 
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration, soon.

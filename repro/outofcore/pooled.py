@@ -25,11 +25,8 @@ class PooledChunkedAllocator(ChunkedAllocator):
 
     Args:
         chunk_bytes: m_c.
-        capacity_bytes: What the device has for chunks; None for no limit.
+        capacity_bytes: Bytes that the device has for chunks; None for no limit.
         small_bytes: Requests up to it share chunks; None for half a chunk.
-
-    Attributes:
-        shared_chunks: Chunks that are shared now.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class PooledChunkedAllocator(ChunkedAllocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of what is live, by number; several small blocks may have the same."""
+        """The chunks of each live block, by number; several small ones may have the same."""
         return {name: self._chunks(taken) for name, (taken, _) in self._live.items()}
 
     def _chunks(self, taken: Any) -> tuple[int, ...]:

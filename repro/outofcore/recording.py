@@ -64,7 +64,7 @@ class Signature(NamedTuple):
 
 
 def signature(operation: OpOverload) -> Signature:
-    """Return what is known of an operation."""
+    """Return the signature of an operation."""
     # By its address: its own hash is computed in Python at every look.
     cached = _SIGNATURES.get(id(operation))
     if cached is None:
@@ -87,7 +87,7 @@ def _signature(operation: OpOverload) -> Signature:
     )
     in_place = any(writes) and all(r.alias_info and r.alias_info.is_write for r in returns)
     ignored = name in _WITHOUT_ACCESS or space in ("prim", "profiler")
-    # By exclusion: what may hold a tensor in a way that no name here says is looked at.
+    # By exclusion: arguments of any other type may hold tensors.
     takes = [n for n, a in enumerate(arguments) if str(a.type) not in _WITHOUT_TENSORS]
     return Signature(
         name=name,
@@ -101,7 +101,7 @@ def _signature(operation: OpOverload) -> Signature:
             "Tensor" in str(a.type) and "List" not in str(a.type) and a.name in _ONE_FOR_ALL
             for a in arguments
         ),
-        # What has no memory is never given to an operation: torch fills it with zeros before.
+        # Its result has no memory, and torch fills it with zeros before an operation takes it.
         makes=not (in_place or operation.is_view or name == "aten._efficientzerotensor"),
         view=operation.is_view,
         # One whose name ends so changes values alone.
@@ -130,7 +130,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors in which a sparse or nested tensor keeps what it holds; else none."""
+    """Return the tensors that a sparse or nested tensor consists of; of others none."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -180,7 +180,7 @@ class Recording:
 
 
 class _Holders(NamedTuple):
-    """How many hold a tensor in C++ and in Python, and its storage."""
+    """Numbers of holders of a tensor in C++ and in Python, and of its storage."""
 
     tensor: int
     wrapper: int
@@ -207,7 +207,7 @@ def _in_the_engine() -> bool:
 
 
 class _Probe(TorchDispatchMode):
-    """Notes who holds the operands of a sum that autograd alone holds."""
+    """Counts the holders of the operands of a sum that autograd alone holds."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -222,11 +222,8 @@ class _Probe(TorchDispatchMode):
 class Sums:
     """Tells the sums that can be made in place.
 
-    Who holds a tensor is torch's own affair, so it is measured on a small graph first: where that
-    shows nothing, no sum is made in place.
-
-    Args:
-        device: Where the graph is.
+    The number of holders of a tensor is torch's own affair, so it is measured on a small graph on
+    the device first: where that shows nothing, no sum is made in place.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -269,34 +266,31 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
-    """Return operations as they are once sums of gradients go into what ends with them.
+    """Return operations with sums of gradients made in place, where an operand ends with them.
 
-    The result of such a sum stands for the operand that it goes into from that one's birth on.
-
-    Args:
-        entries: The operations in order.
-        origin: The clock at the start of the iteration.
+    The result of such a sum takes the place of that operand from its birth on. `origin` is the
+    clock at the start of the iteration.
     """
-    stands: dict[Variable, Variable] = {}
+    totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
         entry = entries[number]
         into = entry.into
         if into is None or len(entry.made) != 1 or into.died != origin + number + 1:
             continue
-        total = stands.get(entry.made[0], entry.made[0])
+        total = totals.get(entry.made[0], entry.made[0])
         if into.since >= origin and total.nbytes == into.nbytes:
-            stands[into] = total
+            totals[into] = total
             total.since = into.since
-    if not stands:
+    if not totals:
         return list(entries)
 
     def now(variables: list[Variable]) -> list[Variable]:
-        return [stands.get(variable, variable) for variable in variables]
+        return [totals.get(variable, variable) for variable in variables]
 
     result = []
     for entry in entries:
         inputs, written, made = now(entry.inputs), now(entry.written), now(entry.made)
-        if entry.into in stands and stands[entry.into] in made:
+        if entry.into in totals and totals[entry.into] in made:
             position = inputs.index(made[0])
             inputs = [made[0], *inputs[:position], *inputs[position + 1 :]]
             entry = replace(entry, operation=ADD_INTO, inputs=inputs, written=made, made=[])
@@ -314,12 +308,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 
     A variable that is alive at the end dies in the next iteration where its counterpart of the
     iteration before died in this one, as far as both ran the same functions; where that is not
-    known, it lives until its successor comes.
-
-    Args:
-        entries: The operations in order; at least one.
-        origin: The clock at the start of the iteration.
-        previous: The iteration before.
+    known, it lives until its successor comes. `origin` is the clock at the start of the iteration.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -372,10 +361,10 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 def _twins(
     previous: Recording, functions: list[Function], sizes: dict[str, int]
 ) -> dict[str, Variable]:
-    """Return the variables of the iteration before that did what some of this one do, by name.
+    """Return the counterparts in the iteration before of variables of this one, by name.
 
-    The two are laid beside each other for as long as they run the same functions. What ran after
-    the end of the iteration before, such as reading its loss, stands at the start of this one.
+    The two are compared for as long as they run the same functions. Operations after the end of the
+    iteration before, such as reading its loss, are at the start of this one.
     """
     variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
     best: dict[str, str] = {}

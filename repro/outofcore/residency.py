@@ -2,8 +2,8 @@
 
 A storage is swapped out by resizing it to nothing: autograd, views and the user go on holding it,
 and their values are back once it has its bytes again. On a CPU it keeps its size and lies where its
-copy on the host is: whoever reads it without a word to us (a forked process, a serialiser, C++
-code) reads what it holds.
+copy on the host is: readers that we do not see (a forked process, a serialiser, C++ code) read its
+values.
 """
 
 import gc
@@ -70,8 +70,8 @@ class Residency:
         excluded: Storages to leave alone.
 
     Attributes:
-        uncounted: Bytes by address of what is left alone, since operations began with a part of it.
-        lock: To be held by whoever changes anything here.
+        uncounted: Bytes by address of storages left alone, as operations began with a part of them.
+        lock: To be held by the caller of anything here.
         wait: Waits until an operation of another thread or a collective has ended; returns whether
             one has.
     """
@@ -89,7 +89,7 @@ class Residency:
         self.clock = 0  # operations so far
         self.on_demand = 0  # swap-ins that somebody waited for, since no plan had asked for them
         self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
-        self.ended: deque[Variable] = deque()  # what is still to be counted as such
+        self.ended: deque[Variable] = deque()  # not counted as such yet
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self.uncounted: dict[int, int] = {}
         self._aliases_met = False
@@ -128,7 +128,7 @@ class Residency:
             return None
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
-        """Count what was left alone so far, as an operation writes to a part of it."""
+        """Count a storage that was left alone so far, as an operation writes to a part of it."""
         if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -170,7 +170,7 @@ class Residency:
     def _beside_aliases(self, storage: torch.UntypedStorage, fixed: bool) -> tuple[bool, bool]:
         """Return whether a storage from outside counts, and whether it stays where it is.
 
-        Others may lie at the same address, such as what DLPack made of it: then all of them stay.
+        Others may lie at the same address, such as by DLPack: then all of them stay.
         """
         start = storage.data_ptr()
         end = start + storage.nbytes()
@@ -219,7 +219,7 @@ class Residency:
             self.ended.append(variable)
 
     def bury(self) -> None:
-        """Count no more what ended while another thread was at work here."""
+        """Count no more the variables that ended while another thread was at work here."""
         while self.ended:
             self._end(self.ended.popleft())
 
@@ -248,7 +248,7 @@ class Residency:
         if variable.place is None:
             raise RuntimeError("a variable is neither on the device nor on the host")
         storage = target = variable.storage()
-        if self.lies:  # who reads it until the copy is done, reads the host's
+        if self.lies:  # until the copy is done, readers read the host's
             target = variable.fresh = torch.UntypedStorage(variable.nbytes)
         else:
             storage.resize_(variable.nbytes)
@@ -371,13 +371,12 @@ class Residency:
         strict: bool = True,
         patient: bool = True,
     ) -> None:
-        """Free device memory for `nbytes`, of what was used longest ago and is not to `keep`.
+        """Free device memory for `nbytes`: of variables not to `keep`, those used longest ago.
 
-        Where all that may be released is not enough, wait for others if `patient`; they move other
-        things meanwhile.
+        Where that is not enough, wait for other threads if `patient`, and raise if `strict`.
 
         Raises:
-            BudgetTooSmall: All that may be released is not enough, where `strict`.
+            BudgetTooSmall: All that may be released is not enough.
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
@@ -388,7 +387,7 @@ class Residency:
                 self.settle(self.leaving.popleft())
                 self.bury()
             movable = (v for v in self.variables() if v.resident and not (v.locked or v.pins))
-            # First what no plan knows.
+            # First those that no plan knows.
             for variable in sorted(movable, key=lambda v: (v.bound >= 0, v.used)):
                 if self.used_bytes + nbytes <= self.budget_bytes:
                     return
@@ -425,7 +424,7 @@ class Residency:
         """
         failed: Exception | None = None
         for variable in self.variables():
-            with suppress(OSError):  # what could not be written is still on the device
+            with suppress(OSError):  # one that could not be written is still on the device
                 self.settle(variable)
             try:
                 self.swap_in(variable)
@@ -443,7 +442,7 @@ class Addresses:
     The residency's lock is to be held by the caller.
 
     Attributes:
-        kept: Copies of what serialisers read by address; to be cleared when anything is written.
+        kept: Copies that serialisers read by address; to be cleared when anything is written.
     """
 
     def __init__(self, residency: Residency) -> None:

@@ -1,4 +1,4 @@
-"""Operations, and what is done before and after each: of the thread that trains, and of others."""
+"""Operations of the thread that trains and of others, with inputs brought in and room made."""
 
 import sys
 import threading
@@ -35,7 +35,7 @@ UNLIMITED = 1 << 62  # bytes: only to be recorded, with a part for each element
 
 
 class Collectives:
-    """The collectives of torch.distributed that a block has begun: what they work on stays.
+    """The collectives of torch.distributed that a block has begun: their tensors stay.
 
     Attributes:
         works: Those under way, with the variables that each works on.
@@ -72,7 +72,7 @@ def wait_for(result: Any) -> None:
 
 
 def in_compiled() -> bool:
-    """Return whether torch.compile is asked for what runs."""
+    """Whether a function that torch.compile made is running."""
     frame: FrameType | None = sys._getframe(1)
     if "torch._dynamo.eval_frame" not in sys.modules:
         return False
@@ -155,7 +155,7 @@ class Running:
     def _planned_sum(
         self, follower: Follower, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Step | None, tuple[Any, ...]]:
-        """Return the plan's next step where it makes this sum in place, and what it is given."""
+        """Return the plan's next step where it makes this sum in place, and its arguments."""
         step = follower.upcoming(ADD_INTO)
         operand = None if step is None else self._sums.into(args, kwargs)
         if operand is None:
@@ -192,7 +192,7 @@ class Running:
         nbytes: int,
         certain: bool,
     ) -> None:
-        """Have room for what an operation makes, and take note of what it writes."""
+        """Have room for the results of an operation, and take note of its writes."""
         residency = self._residency
         if residency.used_bytes + nbytes > residency.budget_bytes:
             residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
@@ -204,7 +204,7 @@ class Running:
         self.promised = nbytes
 
     def _make_room_late(self, known: Signature, keep: tuple[Variable, ...]) -> None:
-        """Be within the budget again after an operation made more than was foretold."""
+        """Be within the budget again after an operation made more than was predicted."""
         residency = self._residency
         held = residency.used_bytes
         residency.make_room(0, keep, partial(self._name, known))
@@ -263,7 +263,7 @@ class Running:
         written: list[Variable],
         result: Any,
     ) -> list[Variable]:
-        """Count what an operation has made and resized; return the variables that it has made."""
+        """Count the results of an operation; return the variables that it has made."""
         residency = self._residency
         self.active, self.promised = (), None
         made = self.operands.made(result, inputs) if known.makes else []
@@ -284,7 +284,7 @@ class Running:
     def _prepare(
         self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Step | None, list[Variable], list[Variable]]:
-        """Have an operation's inputs on the device, and room for what it makes.
+        """Have an operation's inputs on the device, and room for its results.
 
         Return its step of the plan, its inputs, and those of them that it writes.
         """
@@ -398,7 +398,7 @@ class Others:
             with self._lock:
                 self._end(inputs, nbytes)
             raise
-        with self._lock:  # without a gap, in which another thread could take what was kept free
+        with self._lock:  # without a gap, in which another thread could take the room
             self._end(inputs, nbytes)
             makes = known is None or known.makes
             made = running.operands.made(result, inputs) if makes else []
@@ -436,7 +436,7 @@ class Others:
     def _make_room(
         self, nbytes: int, inputs: list[Variable], what: Callable[[], str], strict: bool
     ) -> None:
-        """Have room beside what the thread that trains works on, or else when that is done."""
+        """Have room besides the variables of the thread that trains, or else when it is done."""
         residency, running = self._residency, self._running
         until = time.monotonic() + _PATIENCE_S
         while True:

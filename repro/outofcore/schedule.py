@@ -1,14 +1,11 @@
 """Swap schedules by a window of bytes that slides over the variable-sequence.
 
-Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what enters
-the window; (b) where that exceeds the budget, wait for the oldest swap-outs first; then run f_i;
-(c) reserve swap-outs of what leaves the window; (d) nothing is scheduled that is dead or that is
-there already.
+Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `_Window.iteration`.
 
 Differs from the paper: the window counts a variable once, and takes one in only where all functions
-up to its use keep fitting the budget, so that no prefetch is taken back. A reserved swap-out is
+up to its use stay within the budget, so that no prefetch is taken back. A reserved swap-out is
 carried out only where the budget will ask for its memory before the variable enters the window
-again. What the host has unchanged is released without a copy. The iteration is planned as a cycle.
+again. Values that the host has unchanged are not copied. The iteration is planned as a cycle.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
 Reach = list[int]  # for each function, the first one that a window of it does not reach
-_DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the window in any case
+_DEFAULT_SHARE = 1.5  # of the budget; variables without room wait outside the window in any case
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
 
 
@@ -280,7 +277,7 @@ class _Window:
         self.reserved.pop(x, None)
 
     def _entering(self, a: int, end: int) -> list[tuple[Kind, int]]:
-        """Take into the window what fits it and the budget; return those that have to come.
+        """Take variables into the window while there is room; return those that have to come.
 
         None of the window may be released for another, so that nothing is moved here.
         """
@@ -354,7 +351,7 @@ class _Window:
         self.used -= self.size[x]
 
     def _run(self, a: int) -> Iterator[int]:
-        """Run f_a: yield what is born there, to be allocated, and note what is written."""
+        """Run f_a: yield the variables that are born there, and note those that are written."""
         cycle, number = divmod(a, self.n)
         instances = self.instances[cycle % 2]
         for entry in range(self.first[number], self.first[number + 1]):
@@ -376,7 +373,7 @@ class _Window:
 
     def plan(self, start: tuple[Any, ...]) -> SwapPlan:
         """Return the plan of the last iteration, which started and ended in state `start`."""
-        alive = self.trace.alive_at_start  # what dies with the last function is gone
+        alive = self.trace.alive_at_start  # those that die with the last function are gone
         resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
         outgoing = alive & {self.names[x // 2] for x in self.carried}
         before, after = (

@@ -1,4 +1,4 @@
-"""What a swap plan takes on a device with one compute stream and two copy streams."""
+"""The times of a swap plan on a device with one compute stream and two copy streams."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What one iteration of a plan takes once it repeats.
+    """One iteration of a plan once it repeats.
 
     Attributes:
         time_s: Seconds of the iteration.
         compute_s: Seconds of its functions alone.
         bytes_in: Bytes copied to the device; bytes_out: to the host.
-        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and what
-            is under way in either direction included.
+        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and
+            copies under way in either direction included.
         starts_s: (n,) when each function starts, from the start of the iteration.
         ends_s: (n,) when it ends.
         transfers: The copies that begin in the iteration.
@@ -129,7 +129,7 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
 
 
 class _Device:
-    """Three streams, each of which works in order, once it and what it waits for are free.
+    """Three streams, each of which works in order, and waits for others as the plan says.
 
     A variable that ends while it is copied to the host takes its memory until the copy is done;
     where the memory is needed sooner, the functions wait.
@@ -172,7 +172,7 @@ class _Device:
             self.act(self.plan.after[number])
 
     def linger(self, number: int) -> None:
-        """Keep what ends before a function while it is copied, but wait where room is needed."""
+        """Keep variables that end before a function while they are copied, if there is room."""
         for name in self.ends_before[number]:
             if name in self.leaves:
                 size = self.plan.trace.sizes[name]
@@ -203,7 +203,7 @@ class _Device:
 
 
 def _ends_while_it_leaves(plan: SwapPlan) -> list[list[str]]:
-    """Return for each function what ends before it with a swap-out that no release waits for."""
+    """Return for each function the variables that end before it, while they are copied."""
     leaving = set(plan.outgoing)
     for before, after in zip(plan.before, plan.after, strict=True):
         for kind, name in (*before, *after):
@@ -218,7 +218,7 @@ Changes = list[tuple[str, bool]]  # a variable, and whether it is on the device 
 
 
 def phases(plan: SwapPlan, iterations: int = 1) -> Iterator[tuple[Changes, Changes]]:
-    """Yield for each function what changes on the device before it runs, and after."""
+    """Yield for each function the changes on the device before it runs, and after."""
     trace = plan.trace
     for _ in range(iterations):
         for f, function in enumerate(trace.functions):

@@ -13,10 +13,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
@@ -70,14 +67,14 @@ def _device(device: str | torch.device | None) -> torch.device:
 
 
 class OutOfCore:
-    """Train within a budget of device memory: what does not fit is swapped to the host.
+    """Train within a budget of device memory, by swapping tensors to the host.
 
     Within the block every operation of this thread, of its backward passes and of its optimizers is
     seen. The first two iterations run by swapping on demand and are recorded: an optimizer makes
     its state in the first. The following ones run by the schedule that the recording gives
-    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. What
-    runs otherwise (a changed step, an evaluation) swaps on demand, and is planned anew where it
-    recurs. Values are those of ordinary training, bit for bit.
+    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. Any
+    other operations (a changed step, an evaluation) swap on demand, and are planned anew where they
+    recur. Values are those of ordinary training, bit for bit.
 
     Threads that are started within the block, and work that is submitted to pools of threads, are
     seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
@@ -89,8 +86,8 @@ class OutOfCore:
     Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
     Args:
-        budget_bytes: Bytes of tensor storages that may be on the device at once. What operations
-            take inside for themselves comes on top.
+        budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
+            operations comes on top.
         window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
             ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
             of the training's.
@@ -98,7 +95,7 @@ class OutOfCore:
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
             with less memory; None keeps them in memory, on top of the budget. With a folder, this
-            process returns what it frees to the system from then on, which costs page faults.
+            process returns freed memory to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
             `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
@@ -113,7 +110,7 @@ class OutOfCore:
             ``"lms"``, ``"vdnn"`` or ``"on_demand"``, to compare with; or a function
             (`planning.Scheduler`).
         link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
-            of what a link costs; None for as fast as the memory.
+            of a link's cost; None for as fast as the memory.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -183,7 +180,7 @@ class OutOfCore:
 
     @property
     def statistics(self) -> Statistics:
-        """What happened so far."""
+        """Counts so far."""
         if self._stack is not None:
             self._count()
         return self._statistics
@@ -317,10 +314,10 @@ class OutOfCore:
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
-    # ---- what is there before
+    # ---- tensors from before the block
 
     def _take_in(self) -> None:
-        """Count what the user has named, and hold the budget."""
+        """Count the modules and optimizers that the user has named, and hold the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for model in self._models:
                 meet_module(self._residency, model)
@@ -342,7 +339,7 @@ class OutOfCore:
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
-        """Count what the first module that is called has, before its first operation."""
+        """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
             meet_module(self._residency, module)
@@ -401,7 +398,7 @@ class OutOfCore:
         return plan
 
     def _follow_better(self) -> None:
-        """Try other plans of what repeats, for a bounded time, and follow one that is better."""
+        """Try other plans of the same iteration, for a bounded time, and follow a better one."""
         now = time.perf_counter()
         plan = self._planner.better(now - self._ended)
         self._ended = time.perf_counter()
@@ -461,7 +458,7 @@ class OutOfCore:
             yield False
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes on the device for who reads its address."""
+        """Have a tensor's bytes on the device for readers of its address."""
         with self._reading([tensor]) as forked:
             if not forked:
                 self._addresses.bring(tensor, lock)
@@ -488,7 +485,7 @@ class OutOfCore:
                 self.bring(value, lock=True)
 
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, for whoever pickles it.
+        """Return a copy of a tensor's storage on the host, for serialisers.
 
         It stays for as long as it is used, or, with `keep`, until the iteration ends or an
         operation writes to some tensor.

@@ -144,7 +144,7 @@ class Trace:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what no function uses."""
+        """Bytes of the variables that no function uses."""
         return sum(self.sizes[name] for name in self.held)
 
     @cached_property
@@ -191,7 +191,7 @@ class Trace:
 
     @cached_property
     def needs_bytes(self) -> list[int]:
-        """For each function the bytes of its own variables: what it cannot run without."""
+        """For each function the bytes of its own variables, without which it cannot run."""
         return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
 
     @cached_property
