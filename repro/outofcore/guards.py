@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 import torch.utils.dlpack
@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from repro.outofcore.host import MOVER
-from repro.outofcore.operations import Observer, Operations, RawAccess
+from repro.outofcore.operations import Operations, RawAccess
 from repro.outofcore.recording import tensors_in
 from repro.outofcore.residency import Residency
 
@@ -140,26 +140,13 @@ _to_dlpack = torch._C._to_dlpack
 _start, _submit = threading.Thread.start, ThreadPoolExecutor.submit
 
 
-class Block(Observer, Protocol):
-    """A block as other threads see it."""
-
-    @property
-    def entered(self) -> bool:
-        """Whether it is."""
-
-    def run_beside(
-        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run an operation of another thread."""
-
-
-_blocks: list[Block] = []
+_blocks: list[Any] = []  # of `OutOfCore`, entered
 
 
 class Beside:
     """Sees the operations of another thread, until the block is left."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Any) -> None:
         self.block, self.device = block, block.device
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,7 +161,10 @@ class Beside:
 
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host."""
-        return self.block.snapshot(tensor, keep) if self.block.entered else tensor.untyped_storage()
+        storage: torch.UntypedStorage = (
+            self.block.snapshot(tensor, keep) if self.block.entered else tensor.untyped_storage()
+        )
+        return storage
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are."""
@@ -226,7 +216,7 @@ def _patch(start: Any, submit: Any, export: Any) -> None:
         setattr(owner, name, export)
 
 
-def watch(block: Block) -> Callable[[], None]:
+def watch(block: Any) -> Callable[[], None]:
     """Have threads see a block from now on; return a function that ends it."""
     _blocks.append(block)
     _patch(_start_within, _submit_within, _to_dlpack_within)

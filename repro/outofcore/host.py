@@ -245,7 +245,7 @@ _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
 
-class Mover:
+class _Mover:
     """Copies storages of the device from and to their places; a ticket is waited for once.
 
     Args:
@@ -266,26 +266,8 @@ class Mover:
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Any:
         raise NotImplementedError
 
-    def wait(self, ticket: Any) -> None:
-        """Let later work of the device wait for a copy."""
-        raise NotImplementedError
 
-    def done(self, ticket: Any) -> bool:
-        """Return whether a copy is done, without waiting."""
-        raise NotImplementedError
-
-    def bandwidth(self) -> tuple[float, float]:
-        """Return bytes/s (to the device, to the host) of the copies so far."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Wait on the host until all copies are done."""
-
-    def close(self) -> None:
-        """End all copying."""
-
-
-class ThreadMover(Mover):
+class ThreadMover(_Mover):
     """Copies between host memory and the store, by one thread for each direction."""
 
     def __init__(self, store: HostStore) -> None:
@@ -374,7 +356,7 @@ class PacedMover(ThreadMover):
         return self.bytes_per_s, self.bytes_per_s
 
 
-class StreamMover(Mover):
+class StreamMover(_Mover):
     """Copies between an accelerator and pinned memory, by one stream a direction; events only.
 
     A copy waits for the work of the compute stream so far: the memory that it writes may just have
@@ -426,6 +408,12 @@ class StreamMover(Mover):
         """Wait on the host until all copies are done."""
         for stream in self._streams:
             stream.synchronize()
+
+    def close(self) -> None:
+        """End; nothing is left to end."""
+
+
+Mover = ThreadMover | StreamMover
 
 
 class _Copy(NamedTuple):

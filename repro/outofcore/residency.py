@@ -36,8 +36,8 @@ class Variable:
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None  # on the host, where it has one
     # The copies that nobody has waited for, with the storage.
-    incoming: tuple[object, torch.UntypedStorage] | None = None
-    outgoing: tuple[object, torch.UntypedStorage] | None = None
+    incoming: tuple[Any, torch.UntypedStorage] | None = None
+    outgoing: tuple[Any, torch.UntypedStorage] | None = None
     fresh: torch.UntypedStorage | None = None  # on a CPU, where the copy to the device goes
     pins = 0  # operations of other threads, and collectives, that work on it
     died: int | None = None  # the operation before which it was gone

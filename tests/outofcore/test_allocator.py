@@ -86,11 +86,6 @@ class TestPooled:
         assert allocator.ranges_reused == 1
         assert allocator.blocks == {"c": (1,), "e": (2,), "g": (0,)}
 
-    def test_what_a_network_has_takes_few_chunks(self):
-        events = [Event(number, 256) for number in range(600)]
-        assert replay(ChunkedAllocator(), events).peak_reserved_bytes == 600 * 40 * MIB
-        assert replay(PooledChunkedAllocator(), events).peak_reserved_bytes == 40 * MIB
-
 
 class TestBestFit:
     def test_segments_by_hand(self):
@@ -135,18 +130,6 @@ class TestBestFit:
         assert allocator.blocks["h"] == (places["e"], 40)
         allocator.malloc("i", 37)
         assert allocator.blocks["i"][0] == places["c"]
-
-    def test_neighbours_are_joined(self):
-        for order in ("abc", "bac", "acb", "cba"):
-            allocator = MAKE["small best fit"]()
-            for name in "abc":
-                allocator.malloc(name, 60)
-            for name in order:
-                allocator.free(name)
-            assert allocator.largest_allocatable() is None
-            allocator.malloc("all", 199)  # has a segment of its own, or this one
-            allocator.release_cached()
-            assert allocator.reserved_bytes == 200
 
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.

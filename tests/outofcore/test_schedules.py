@@ -93,15 +93,6 @@ def test_random_traces(seed):
     assert len({name.split()[0] for name in names}) >= 6, names
 
 
-def test_what_is_asked_for_is_what_the_plan_holds():
-    trace = chain(8, width=10, weight=3)
-    core = replay(ChunkedAllocator(1), requests(plan_swaps(trace, trace.peak_bytes)))
-    assert core.peak_requested_bytes == core.peak_reserved_bytes == trace.peak_bytes
-    plan = plan_swaps(trace, 50)
-    swapped = replay(ChunkedAllocator(1), requests(plan, iterations=3))
-    assert swapped.peak_requested_bytes == plan.verify() <= 50
-
-
 class TestByHand:
     def test_figure_2(self):
         # forward 0, 1, 2, loss, backward 2, 1, 0 in the memory of four variables. At the loss a0,

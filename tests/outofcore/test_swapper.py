@@ -468,12 +468,6 @@ class TestRecord:
         within = record(self.step(network), budget_bytes=computed.smallest_budget, warmup=2)
         assert (within.functions, within.sizes) == (computed.functions, computed.sizes)
 
-    def test_what_no_memory_could_hold(self):
-        with FakeTensorMode():
-            model = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
-            trace = record(lambda: model(torch.randn(2, 1 << 20)).sum().backward(), device="meta")
-        assert trace.peak_bytes > 2 * 4 << 40  # the weight and its gradient
-
     def test_errors(self):
         step = self.step()
         for given, message in (

@@ -56,13 +56,6 @@ class TestTrace:
         assert chained.live_bytes == [26, 36, 46, 49, 42, 22, 19]
         assert chained.peak_bytes == 49
 
-    @pytest.mark.parametrize(("order", "death"), [("fgh", 3), ("hfg", 4)])
-    def test_a_death_in_the_next_iteration(self, order, death):
-        """The one of the iteration before is there until the next is made."""
-        functions = {"f": Function("f", (), ("a",)), "g": Function("g", ("a",)), "h": Function("h")}
-        trace = Trace(tuple(functions[name] for name in order), {"a": 4}, deaths={"a": death})
-        assert trace.live_bytes == [4, 4, 4]
-
     def test_live_bytes_by_counting(self):
         rng = random.Random(3)
         for _ in range(300):
