@@ -48,11 +48,14 @@ class Variable:
         self.nbytes = nbytes  # while it is on the device
         self.used = self.since = since  # the operations that used it last and first, counted on
 
+    def peek(self) -> torch.UntypedStorage | None:
+        """Return its storage, or None where it has ended."""
+        return self.storage_ref() if self.storage_ref else None
+
     def storage(self) -> torch.UntypedStorage:
         """Return its storage, which must be alive."""
-        storage = self.storage_ref() if self.storage_ref else None
-        if storage is None:
-            raise RuntimeError("a storage was used after its end")
+        storage = self.peek()
+        assert storage is not None
         return storage
 
 
@@ -178,7 +181,7 @@ class Residency:
         for variable in self.variables():
             if not (fixed or variable.fixed) or variable.died is not None or not variable.resident:
                 continue
-            other = variable.storage_ref() if variable.storage_ref else None
+            other = variable.peek()
             if other is None or other is storage:
                 continue
             at = other.data_ptr()
@@ -237,16 +240,11 @@ class Residency:
         """Return all managed variables that are alive."""
         return [v for v in tuple(self.known.values()) if v is not None]
 
-    def note_peak(self) -> None:
-        """Take the present bytes into the peak."""
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
     def swap_in(self, variable: Variable) -> None:
         """Take device memory for a variable and start its copy; the room must be there."""
         if variable.resident or variable.died is not None:
             return
-        if variable.place is None:
-            raise RuntimeError("a variable is neither on the device nor on the host")
+        assert variable.place is not None
         storage = target = variable.storage()
         if self.lies:  # until the copy is done, readers read the host's
             target = variable.fresh = torch.UntypedStorage(variable.nbytes)
@@ -254,7 +252,7 @@ class Residency:
             storage.resize_(variable.nbytes)
         variable.resident = True
         self.used_bytes += variable.nbytes
-        self.note_peak()
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         variable.incoming = self.mover.start_in(target, variable.place), storage
         self.bytes_in += variable.nbytes
 
@@ -282,7 +280,7 @@ class Residency:
             self._meet_aliases()
         if variable.locked:
             return
-        storage = variable.storage_ref() if variable.storage_ref else None
+        storage = variable.peek()
         if storage is None:
             return  # it ends just now, in another thread
         if variable.place is None:
@@ -323,7 +321,7 @@ class Residency:
         if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
         self.arrive(variable)  # while it lies on the host, torch does not own its memory either
-        storage: Any = variable.storage_ref() if variable.storage_ref else None
+        storage: Any = variable.peek()
         if storage is None:
             return
         if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
@@ -334,7 +332,7 @@ class Residency:
             self.written(variable)
         self.swap_out(variable)
         self.settle(variable)
-        storage = variable.storage_ref() if variable.storage_ref else None
+        storage = variable.peek()
         if variable.died is not None or storage is None:  # the copy held its storage until now
             return
         if self.lies:

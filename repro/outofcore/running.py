@@ -404,7 +404,7 @@ class Others:
             made = running.operands.made(result, inputs) if makes else []
             if known is not None and known.resizes:
                 running.operands.resized(known, args, kwargs, written, made)
-            residency.note_peak()
+            residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
             keep = (*inputs, *made, *running.active)
             residency.make_room(running.promised or 0, keep, what, strict=False)
         return result

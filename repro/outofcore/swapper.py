@@ -309,8 +309,9 @@ class OutOfCore:
         residency, statistics = self._residency, self._statistics
         statistics.bytes_in, statistics.bytes_out = residency.bytes_in, residency.bytes_out
         statistics.on_demand = residency.on_demand
-        residency.note_peak()
-        statistics.peak_bytes = residency.peak_bytes
+        statistics.peak_bytes = residency.peak_bytes = max(
+            residency.peak_bytes, residency.used_bytes
+        )
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
