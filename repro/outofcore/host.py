@@ -88,10 +88,8 @@ class HostStore:
             try:
                 self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             except OSError as error:
-                raise ValueError(
-                    f"no file can be made in {path} ({error.strerror}): give a folder that can be "
-                    "written"
-                ) from error
+                why = f"no file can be made in {path} ({error.strerror})"
+                raise ValueError(f"{why}: give a folder that can be written") from error
             self.file = self._handle.fileno()
         self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
@@ -206,11 +204,7 @@ class HostStore:
             address += nbytes
 
     def _transfer(
-        self,
-        call: Callable[[int, list[memoryview], int], int],
-        start: int,
-        nbytes: int,
-        address: int,
+        self, call: Callable[[int, list[Any], int], int], start: int, nbytes: int, address: int
     ) -> None:
         # Calls on the file, not a mapping of it: a full disk is then an error, not a signal.
         assert self.file is not None
@@ -246,11 +240,7 @@ _DONE.set_result(None)
 
 
 class _Mover:
-    """Copies storages of the device from and to their places; a ticket is waited for once.
-
-    Args:
-        store: Where the places are.
-    """
+    """Copies storages of the device from and to their places; a ticket is waited for once."""
 
     def __init__(self, store: HostStore) -> None:
         self.store = store
@@ -327,10 +317,6 @@ class PacedMover(ThreadMover):
     """Copies as `ThreadMover` does, each direction at a stated rate, one copy after another.
 
     The threads sleep, so that computing goes on. It is never faster than the memory itself.
-
-    Args:
-        store: Where the places are.
-        bytes_per_s: The rate each way, above 0.
     """
 
     def __init__(self, store: HostStore, bytes_per_s: float) -> None:

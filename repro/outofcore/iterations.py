@@ -62,11 +62,7 @@ class Step:
 
 
 class Follower:
-    """Matches the operations of iterations with the steps of a plan.
-
-    Args:
-        recorded: The iteration that was planned.
-        plan: The plan of its trace.
+    """Matches the operations of iterations with the steps of a plan of a recorded one.
 
     Attributes:
         steps: The functions in order.
@@ -242,7 +238,6 @@ class Iterations:
     Args:
         make_plan: Plans a recorded iteration; None only records.
         settle: Called with a plan that has run through as it was made, and that iteration.
-        statistics: Counts.
 
     Attributes:
         origin: The clock at the start of the iteration.

@@ -70,12 +70,7 @@ def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
 
 
 class Operands:
-    """Finds the variables of operations, and has new ones counted.
-
-    Args:
-        residency: It knows them.
-        hold: Keeps a tensor on the device for good.
-    """
+    """Finds the variables of operations, and counts new ones; `hold` keeps a tensor for good."""
 
     def __init__(self, residency: Residency, hold: Callable[[torch.Tensor], None]) -> None:
         self._residency, self._hold = residency, hold

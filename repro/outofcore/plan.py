@@ -158,19 +158,14 @@ class SwapPlan:
 
 
 class Draft:
-    """A plan as a scheduler writes it, function by function.
-
-    Attributes:
-        alive, device: Variables that there are, and those of them on the device.
-        used: Bytes on the device.
-        before, after: (n) actions so far.
-    """
+    """A plan as a scheduler writes it, function by function."""
 
     def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
         self.n = len(trace.functions)
-        self.alive, self.used = set(trace.alive_at_start), 0
-        self.device: set[str] = set()
+        self.alive = set(trace.alive_at_start)
+        self.device: set[str] = set()  # those of them on the device
+        self.used = 0  # bytes there
         self.clear()
 
     def clear(self) -> None:

@@ -91,12 +91,9 @@ def make_plan(
 
 
 class Planner:
-    """Plans iterations by a schedule.
+    """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
     Args:
-        schedule: As of `OutOfCore`.
-        window_bytes: As of `OutOfCore`.
-        budget_bytes: Device memory that may be taken at any time.
         rates: Returns bytes/s of the copies (to the device, to the host), as measured so far.
         clock: Returns seconds.
 
@@ -124,12 +121,7 @@ class Planner:
         self._longest_s = 0.0  # of the longest plan
 
     def plan(self, recorded: Recording) -> SwapPlan:
-        """Return a plan of an iteration, soon.
-
-        Raises:
-            BudgetTooSmall: One function alone needs more than the budget.
-            DoesNotFit, PlanError: As of `make_plan`.
-        """
+        """Return a plan of an iteration, soon; errors are those of `make_plan`."""
         self._candidates = None
         began = self._clock()
         trace, window = recorded.trace, self.window_bytes
@@ -158,10 +150,9 @@ class Planner:
         self._guess_s, self._longest_s = _OF_FIRST * self._longest_s, 0.0
 
     def better(self, elapsed_s: float) -> SwapPlan | None:
-        """Try other plans for a while, and return the best where it beats the one at hand.
+        """Try other plans, and return the best where it beats the one at hand.
 
-        Args:
-            elapsed_s: Seconds of training since this was called last.
+        They get a share of `elapsed_s`, the seconds of training since the last call.
         """
         if self._candidates is None:
             return None

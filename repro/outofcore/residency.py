@@ -65,12 +65,7 @@ _UNKNOWN = Variable(0, 0)
 class Residency:
     """All managed storages of one device, and the bytes that they take there.
 
-    Args:
-        budget_bytes: `used_bytes` never exceeds it.
-        device: Storages of other devices are left alone.
-        store: Where swapped-out ones lie.
-        mover: Copies them.
-        excluded: Storages to leave alone.
+    Those of other devices, and the excluded ones, are left alone.
 
     Attributes:
         uncounted: Bytes by address of storages left alone, as operations began with a part of them.
