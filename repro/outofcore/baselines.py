@@ -6,24 +6,18 @@ everything, and swap in for a function at the function before; Le et al., Large 
 on the host, which favours them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest
-
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 
 _PASSES = 8
 
@@ -32,7 +26,7 @@ class DoesNotFit(ValueError):
     """A scheduler without a budget of its own needs more than the budget."""
 
 
-def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
+def swap_everything(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
     """Swap out after each function all variables that the next one does not use.
 
     It does so even where everything would fit, and waits for it before the next function, whose
@@ -51,7 +45,7 @@ def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
+def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
     """Swap in a variable when a function needs it, and out the one that was used longest ago.
 
     Raises:
@@ -64,7 +58,7 @@ def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
+def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
     """Swap out after the last forward use, and in one function ahead, as early works do.
 
     Of a variable that does not persist, the longest stretch without a use is taken for the one from
@@ -88,7 +82,7 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def fixed_distance(
-    trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
+    trace: FunctionSequence, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
 ) -> SwapPlan:
     """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
@@ -122,7 +116,7 @@ def fixed_distance(
 
 
 def tune_fixed_distance(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
@@ -145,7 +139,7 @@ def tune_fixed_distance(
     return best
 
 
-def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
+def _that_fit(trace: FunctionSequence, budget_bytes: int) -> Iterator[SwapPlan]:
     for threshold, ahead in product(range(10), range(8)):
         with suppress(DoesNotFit):
             yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
@@ -159,7 +153,7 @@ class _Run(Draft):
     """
 
     def __init__(
-        self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
+        self, trace: FunctionSequence, budget_bytes: int, scheduler: str, eager: bool = False
     ) -> None:
         super().__init__(trace, budget_bytes)
         self.scheduler, self.eager = scheduler, eager

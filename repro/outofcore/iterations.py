@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from repro.outofcore.actions import Kind
 from repro.outofcore.operations import Timer, say_once
 from repro.outofcore.plan import Actions, SwapPlan
 from repro.outofcore.recording import (
@@ -21,6 +20,7 @@ from repro.outofcore.recording import (
     tensors_in,
 )
 from repro.outofcore.residency import Variable
+from repro.outofcore.sequence import Kind
 
 _MOST = 2**18  # operations of an iteration that are kept
 _REFINEMENTS = 2  # plans made for better known ends of variables, at most

@@ -14,15 +14,16 @@ Differs from the paper: a value that is overwritten next is not copied, and a co
 would be under way while its variable is written is not made, since its memory is not released.
 """
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
-from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 
 _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
 
 
-def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
+def plan_literally(
+    trace: FunctionSequence, budget_bytes: int, window_bytes: int | None = None
+) -> SwapPlan:
     """Schedule the swaps of an iteration as section 3 has it.
 
     Args:
@@ -45,7 +46,7 @@ def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = N
 class _Literal(Draft):
     """One iteration, from everything on the host to everything on the host."""
 
-    def __init__(self, trace: Trace, budget: int, window: int) -> None:
+    def __init__(self, trace: FunctionSequence, budget: int, window: int) -> None:
         super().__init__(trace, budget)
         self.window = window
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]

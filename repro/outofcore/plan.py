@@ -4,25 +4,20 @@ Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, 
 checked, simulated and run by the same code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.allocator import Event
 from repro.outofcore.bounds import bound
 from repro.outofcore.host import aligned
+from repro.outofcore.sequence import Action, Function, FunctionSequence, Kind
 from repro.outofcore.simulation import Simulation, phases, simulate
-
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Function, Trace
 
 Actions = tuple[tuple[Action, ...], ...]
 
@@ -49,7 +44,7 @@ class SwapPlan:
         copies_again: It copies variables that the host has already, as the paper's own does.
     """
 
-    trace: Trace = field(repr=False)
+    trace: FunctionSequence = field(repr=False)
     budget_bytes: int
     before: Actions = field(repr=False)
     after: Actions = field(repr=False)
@@ -160,7 +155,7 @@ class SwapPlan:
 class Draft:
     """A plan as a scheduler writes it, function by function."""
 
-    def __init__(self, trace: Trace, budget_bytes: int) -> None:
+    def __init__(self, trace: FunctionSequence, budget_bytes: int) -> None:
         self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
         self.n = len(trace.functions)
         self.alive = set(trace.alive_at_start)

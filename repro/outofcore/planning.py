@@ -19,6 +19,7 @@ from repro.outofcore.packing import packed_plans, plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
+from repro.outofcore.sequence import FunctionSequence
 from repro.outofcore.trace import Trace
 
 AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
@@ -178,7 +179,7 @@ class Planner:
         result = plan.simulate(self._times, self._link, _COPY_LATENCY_S)
         return round(result.time_s, 9), result.bytes_moved
 
-    def _plans(self, trace: Trace) -> Iterator[SwapPlan]:
+    def _plans(self, trace: FunctionSequence) -> Iterator[SwapPlan]:
         if self.schedule != "window":
             given = trace, self.budget_bytes, self._times, self._link, _COPY_LATENCY_S
             yield from packed_plans(*given)

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
 from repro.outofcore.residency import Variable
-from repro.outofcore.trace import Function, Trace
+from repro.outofcore.sequence import Function
+from repro.outofcore.trace import Trace
 
 ADD: OpOverload = torch.ops.aten.add.Tensor
 ADD_INTO: OpOverload = torch.ops.aten.add_.Tensor

@@ -41,7 +41,7 @@ class Variable:
     fresh: torch.UntypedStorage | None = None  # on a CPU, where the copy to the device goes
     pins = 0  # operations of other threads, and collectives, that work on it
     died: int | None = None  # the operation before which it was gone
-    kind = ""  # one of `trace.KINDS`, if known
+    kind = ""  # one of `sequence.KINDS`, if known
     bound = -1  # the trace's variable that it is in this iteration
 
     def __init__(self, nbytes: int, since: int) -> None:

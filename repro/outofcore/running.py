@@ -12,7 +12,6 @@ import torch
 from torch._ops import OpOverload
 
 from repro.measure import accelerator
-from repro.outofcore.actions import Kind
 from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.guards import Uninterrupted
 from repro.outofcore.iterations import Follower, Iterations, Step
@@ -28,6 +27,7 @@ from repro.outofcore.operations import (
 )
 from repro.outofcore.recording import ADD, ADD_INTO, Signature, Sums, signature, tensors_in
 from repro.outofcore.residency import Addresses, Residency, Variable
+from repro.outofcore.sequence import Kind
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Kind
+from repro.outofcore.sequence import FunctionSequence, Kind
 
 if TYPE_CHECKING:
     from repro.outofcore.plan import SwapPlan
-    from repro.outofcore.trace import Trace
 
 _CYCLES = 8  # iterations after which a time that still alternates is taken as it is
 
@@ -102,7 +101,7 @@ def simulate(
 
 
 def checked_times(
-    trace: Trace, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
+    trace: FunctionSequence, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
 ) -> NDArray[np.float64]:
     """Return the times of a trace's functions, (n,), if they are such."""
     times = np.asarray(compute_times, dtype=np.float64)
