@@ -58,6 +58,11 @@ class TestOthers:
             with OutOfCore(24 * 1024) as block:
                 for tensor in tensors:
                     tensor.mul_(1)
+                waited = block.statistics.on_demand
+                thread = threading.Thread(target=tensors[0].sum)
+                thread.start()
+                thread.join()
+                assert block.statistics.on_demand == waited + 1  # it was seen
                 for work in (lambda: torch.save(tensors, file), add):
                     thread = threading.Thread(target=work)
                     thread.start()
