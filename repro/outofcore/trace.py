@@ -17,7 +17,7 @@ class Trace(FunctionSequence):
         """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
 
         They are the larger of the default schedule's and of demand paging's, by which the first
-        iteration runs, with all that no function uses; 0 where everything fits.
+        iteration runs, with all that no function uses; 0 where there is room for all.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
