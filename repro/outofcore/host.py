@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 import time
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from repro.measure import accelerator
+from repro.outofcore.allocator import FreePieces
 
 # torch pins powers of two, and a variable may lie in several slabs: nothing is lost to rounding.
 SLAB_BYTES = 32 * 2**20
@@ -96,10 +96,7 @@ class HostStore:
         self._offsets: list[int] = []  # of each slab in the file
         self._bases: list[int] = []  # of each slab the address
         self.total_bytes = self.used_bytes = self.peak_bytes = 0
-        self._free: list[tuple[int, int, int]] = []  # (nbytes, slab, offset), ascending
-        # The same pieces by (slab, offset) of where they start and of where they end.
-        self._starts: dict[tuple[int, int], int] = {}
-        self._ends: dict[tuple[int, int], int] = {}
+        self._free = FreePieces()  # of slabs
 
     def reserve(self, nbytes: int) -> None:
         """Add slabs so that the store holds at least `nbytes` in all.
@@ -121,16 +118,17 @@ class HostStore:
         """
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
-        if self.whole and self._free[-1][0] < size:
+        if self.whole and self._free.largest < size:
             self._grow(size)
         self.used_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         pieces = []
         while size:
-            at = min(bisect_left(self._free, (size, -1, -1)), len(self._free) - 1)
-            free, slab, offset = self._remove(at)
+            piece = self._free.take(min(size, self._free.largest))
+            assert piece is not None
+            free, slab, offset = piece
             if free > size:
-                self._insert(free - size, slab, offset + size)
+                self._free.add(free - size, slab, offset + size)
                 free = size
             pieces.append(Piece(slab, offset, min(free, nbytes)))
             size, nbytes = size - free, nbytes - free
@@ -139,24 +137,8 @@ class HostStore:
     def give_back(self, place: Place) -> None:
         """Take a place back, and join its pieces with their free neighbours."""
         for slab, start, nbytes in place:
-            end = start + aligned(nbytes)
-            self.used_bytes -= end - start
-            if (before := self._ends.get((slab, start))) is not None:
-                start -= before
-                self._remove(bisect_left(self._free, (before, slab, start)))
-            if (after := self._starts.get((slab, end))) is not None:
-                self._remove(bisect_left(self._free, (after, slab, end)))
-                end += after
-            self._insert(end - start, slab, start)
-
-    def _insert(self, nbytes: int, slab: int, offset: int) -> None:
-        insort(self._free, (nbytes, slab, offset))
-        self._starts[slab, offset] = self._ends[slab, offset + nbytes] = nbytes
-
-    def _remove(self, at: int) -> tuple[int, int, int]:
-        nbytes, slab, offset = self._free.pop(at)
-        del self._starts[slab, offset], self._ends[slab, offset + nbytes]
-        return nbytes, slab, offset
+            self.used_bytes -= aligned(nbytes)
+            self._free.add(aligned(nbytes), slab, start)
 
     def _grow(self, nbytes: int) -> None:
         size = self.slab_bytes
@@ -173,7 +155,7 @@ class HostStore:
         if len(self.slabs) > len(self._bases):
             self._bases.append(self.slabs[-1].data_ptr())
         self._offsets.append(self.total_bytes)
-        self._insert(size, len(self._offsets) - 1, 0)
+        self._free.add(size, len(self._offsets) - 1, 0)
         self.total_bytes += size
 
     def address(self, place: Place) -> int:
@@ -226,8 +208,7 @@ class HostStore:
         if keep and self.whole:
             _kept.extend(self.slabs)
         self.slabs.clear()
-        for pieces in (self._free, self._starts, self._ends):  # variables go on ending
-            pieces.clear()
+        self._free = FreePieces()  # variables go on ending
         accelerator.empty_pinned_cache(self.device)
         if self.file is not None:
             self._handle.close()

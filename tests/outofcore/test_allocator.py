@@ -220,9 +220,10 @@ class TestAll:
             allocated = sum(size for _, size in spans)
             external = reserved - allocated
             # Live and free blocks tile the segments: nothing is lost.
-            free = sorted((b.size, b.address) for b in allocator._blocks.values())
-            assert sum(size for size, _ in free) == external == allocator.cached_bytes
-            assert free == sorted(one for pool in allocator._free.values() for one in pool)
+            free = [piece for pool in allocator._free.values() for piece in pool.by_size]
+            assert sum(size for size, *_ in free) == external == allocator.cached_bytes
+            places = sorted([*spans, *((at + start, size) for size, at, start in free)])
+            assert all(place + size <= after for (place, size), (after, _) in pairwise(places))
         else:
             chunks = [c for block in blocks.values() for c in block]
             pooled = isinstance(allocator, PooledChunkedAllocator)
@@ -253,7 +254,8 @@ class TestAll:
             return
         for name in live:
             allocator.free(name)
-        assert all(not (b.before or b.after) for b in allocator._blocks.values())
+        free = [piece for pool in allocator._free.values() for piece in pool.by_size]
+        assert sorted((at, size) for size, at, _ in free) == sorted(allocator._segments.items())
         allocator.release_cached()
         assert allocator.reserved_bytes == 0
 

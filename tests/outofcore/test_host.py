@@ -39,7 +39,7 @@ class TestPlaces:
         assert store.total_bytes == -(-store.peak_bytes // 1024) * 1024
         for place, _ in live.values():
             store.give_back(place)
-        assert store._free == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
+        assert store._free.by_size == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
         store.close()
 
     def test_slabs_are_what_torch_pins(self):
