@@ -528,7 +528,7 @@ class TestBuild:
         if fault in contents:
             library.write_bytes(contents[fault])
         elif fault == "writable":
-            library.chmod(0o722)
+            library.chmod(0o702)
         elif fault == "another's":
             if os.geteuid() != 0:
                 pytest.skip("only root gives files away")
