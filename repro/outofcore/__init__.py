@@ -1,6 +1,5 @@
 """Out-of-core training (Hayakawa and Narihira): swap by a window of bytes, allocate from chunks."""
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
@@ -10,17 +9,17 @@ from repro.outofcore.baselines import (
     vdnn,
 )
 from repro.outofcore.bounds import BudgetTooSmall, bound
-from repro.outofcore.checking import PlanError
-from repro.outofcore.forks import SwappedOutError
+from repro.outofcore.guards import SwappedOutError
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.schedule import plan_swaps, tune_window
+from repro.outofcore.sequence import KINDS, Action, Function, Kind, TraceError
 from repro.outofcore.simulation import Simulation, Transfer
 from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.trace import KINDS, Function, Trace, TraceError
+from repro.outofcore.trace import Trace
 from repro.outofcore.tracing import record
 
 __all__ = [

@@ -1,12 +1,11 @@
-"""What an allocator makes of a sequence of requests: best fit with caching, and virtual chunks.
+"""Simulated allocators: best fit with caching, and virtual chunks.
 
-Source: Hayakawa and Narihira, section 4. Both are exact simulators over sequences of requests, so
-that fragmentation can be studied without a device; `native` is the real chunked allocator.
+Source: Hayakawa and Narihira, section 4. Both are exact over sequences of requests, so that
+fragmentation can be studied without a device; `native` is the real chunked allocator.
 
-Terms, in bytes: *requested* is what was asked for and not freed; *allocated* the same with each
-request rounded up to what it was given; *reserved* what was taken from the device; *internal*
-fragmentation is allocated less requested, *cached* is reserved less allocated, and *external*
-fragmentation is what of the cached bytes may be of no use to later requests.
+Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
+from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
+allocated, and *external* fragmentation is the part of cached that later requests may find useless.
 """
 
 from bisect import bisect_left, insort
@@ -55,7 +54,7 @@ class Event(NamedTuple):
 
 
 class _Allocator:
-    """What both simulators have in common: the `QUANTITIES` of this instant and their `peaks`."""
+    """Both simulators: the `QUANTITIES` of this instant and their `peaks`."""
 
     _fragments = True
 
@@ -70,7 +69,7 @@ class _Allocator:
 
     @property
     def internal_fragmentation_bytes(self) -> int:
-        """Allocated less requested bytes: what rounding up takes within live blocks."""
+        """Allocated less requested bytes: lost to rounding up, within live blocks."""
         return self.allocated_bytes - self.requested_bytes
 
     @property
@@ -98,7 +97,7 @@ class _Allocator:
         self._note(int(nbytes), allocated, 1)
 
     def free(self, name: Hashable) -> None:
-        """Take back what was handed out under a name.
+        """Take back the bytes that were handed out under a name.
 
         Raises:
             AllocatorError: Nothing is live under it.
@@ -123,7 +122,7 @@ class _Allocator:
         for quantity, peak in self.peaks.items():
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
-    def _take(self, nbytes: int) -> tuple[Any, int]:  # what it takes, and the bytes of that
+    def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
 
     def _give(self, taken: Any) -> int:  # bytes that are allocated no more
@@ -138,16 +137,61 @@ def _check_size(what: str, nbytes: object) -> None:
         raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes above 0")
 
 
-class _Block:
-    """Bytes from an address on; those of a segment are a list in order."""
+class FreePieces:
+    """Free pieces of segments, each (bytes, segment, offset), joined with their neighbours.
 
-    __slots__ = ("address", "after", "before", "free", "size", "small")
+    Attributes:
+        by_size: All of them, ascending.
+    """
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
-        self.address, self.size, self.small = address, size, small
-        self.free = False
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+    def __init__(self) -> None:
+        self.by_size: list[tuple[int, int, int]] = []
+        self._starts: dict[tuple[int, int], int] = {}  # bytes, by where a piece starts
+        self._ends: dict[tuple[int, int], int] = {}  # and by where it ends
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest piece; 0 where there is none."""
+        return self.by_size[-1][0] if self.by_size else 0
+
+    def add(self, nbytes: int, segment: int, start: int) -> None:
+        """Add a piece, and join it with its free neighbours."""
+        end = start + nbytes
+        if (before := self._ends.get((segment, start))) is not None:
+            start -= before
+            self.remove(before, segment, start)
+        if (after := self._starts.get((segment, end))) is not None:
+            self.remove(after, segment, end)
+            end += after
+        insort(self.by_size, (end - start, segment, start))
+        self._starts[segment, start] = self._ends[segment, end] = end - start
+
+    def remove(self, nbytes: int, segment: int, start: int) -> None:
+        """Remove a piece."""
+        del self.by_size[bisect_left(self.by_size, (nbytes, segment, start))]
+        del self._starts[segment, start], self._ends[segment, start + nbytes]
+
+    def take(self, nbytes: int) -> tuple[int, int, int] | None:
+        """Remove and return the smallest piece of at least so many bytes, at the lowest place."""
+        at = bisect_left(self.by_size, (nbytes, -1, -1))
+        if at == len(self.by_size):
+            return None
+        piece = self.by_size[at]
+        self.remove(*piece)
+        return piece
+
+    def from_start(self, segment: int) -> int:
+        """Return the bytes that are free from the start of a segment on."""
+        return self._starts.get((segment, 0), 0)
+
+
+class Block(NamedTuple):
+    """Bytes of a segment, whose number is its address, from an offset on."""
+
+    segment: int
+    offset: int
+    nbytes: int
+    small: bool
 
 
 class BestFitAllocator(_Allocator):
@@ -163,7 +207,7 @@ class BestFitAllocator(_Allocator):
     options that are off by default (largest size to split, garbage collection) are left out.
 
     Args:
-        capacity_bytes: What the device has for segments; None for no limit.
+        capacity_bytes: Bytes that the device has for segments; None for no limit.
         alignment: Requests are rounded up to a multiple of it.
         small_bytes: Rounded requests up to it are of the small pool.
         small_segment_bytes: Size of the small pool's segments.
@@ -196,34 +240,27 @@ class BestFitAllocator(_Allocator):
                 f"small_bytes={small_bytes} and large_bytes={large_bytes} do not fit into segments "
                 f"of {small_segment_bytes} and {large_segment_bytes} bytes: give larger segments"
             )
-        # Free blocks of each pool, (size, address), ascending; and the free blocks by address.
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        self._blocks: dict[int, _Block] = {}
+        self._free = {True: FreePieces(), False: FreePieces()}  # of the small pool and the large
+        self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, int]]:
-        """(address, bytes) of what is live; segments lie at addresses of their own."""
-        return {name: (block.address, block.size) for name, (block, _) in self._live.items()}
+        """(address, bytes) of each live block; segments lie at addresses of their own."""
+        blocks = {name: block for name, (block, _) in self._live.items()}
+        return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
 
-    def _take(self, nbytes: int) -> tuple[_Block, int]:
+    def _take(self, nbytes: int) -> tuple[Block, int]:
         size = -(-nbytes // self.alignment) * self.alignment
         small = size <= self.small_bytes
-        pool = self._free[small]
-        at = bisect_left(pool, (size, -1))
-        block = self._blocks.pop(pool.pop(at)[1]) if at < len(pool) else self._reserve(size, nbytes)
-        block.free = False
-        rest = block.size - size
+        free, segment, offset = self._free[small].take(size) or self._reserve(size, nbytes)
+        rest = free - size
         if rest >= self.alignment if small else rest > self.small_bytes:
-            other = _Block(block.address + size, rest, small)
-            other.before, other.after, block.after = block, block.after, other
-            if other.after:
-                other.after.before = other
-            block.size = size
-            self._put(other)
-        return block, block.size
+            self._free[small].add(rest, segment, offset + size)
+            free = size
+        return Block(segment, offset, free, small), free
 
-    def _reserve(self, size: int, nbytes: int) -> _Block:
+    def _reserve(self, size: int, nbytes: int) -> tuple[int, int, int]:
         if size <= self.small_bytes:
             whole = self.small_segment_bytes
         elif size < self.large_bytes:
@@ -235,50 +272,37 @@ class BestFitAllocator(_Allocator):
             self.release_cached()
             if self.reserved_bytes + whole > capacity:
                 raise self._does_not_fit(nbytes, capacity)
-        block = _Block(self._next, whole, size <= self.small_bytes)
-        self._next += whole
+        segment, self._next = self._next, self._next + whole
+        self._segments[segment] = whole
         self.reserved_bytes += whole
         self.map_operations += 1
-        return block
+        return whole, segment, 0
 
-    def _put(self, block: _Block) -> None:
-        block.free = True
-        self._blocks[block.address] = block
-        insort(self._free[block.small], (block.size, block.address))
+    def _give(self, block: Block) -> int:
+        self._free[block.small].add(block.nbytes, block.segment, block.offset)
+        return block.nbytes
 
-    def _pull(self, block: _Block) -> None:
-        pool = self._free[block.small]
-        del pool[bisect_left(pool, (block.size, block.address))]
-        del self._blocks[block.address]
-
-    def _give(self, block: _Block) -> int:
-        before, after, allocated = block.before, block.after, block.size
-        if before and before.free:
-            self._pull(before)
-            block.address, block.size = before.address, before.size + block.size
-            block.before = before.before
-        if after and after.free:
-            self._pull(after)
-            block.size += after.size
-            block.after = after.after
-        if block.before:
-            block.before.after = block
-        if block.after:
-            block.after.before = block
-        self._put(block)
-        return allocated
+    def is_free(self, segment: int, small: bool) -> bool:
+        """Whether a segment of a pool is wholly free."""
+        return self._free[small].from_start(segment) == self._segments[segment]
 
     def release_cached(self) -> None:
         """Give all wholly free segments back to the device."""
-        for block in [b for b in self._blocks.values() if not (b.before or b.after)]:
-            self._pull(block)
-            self.reserved_bytes -= block.size
-            self.map_operations += 1
+        for small, pool in self._free.items():
+            for piece in [p for p in pool.by_size if self.is_free(p[1], small)]:
+                pool.remove(*piece)
+                self.reserved_bytes -= self._segments.pop(piece[1])
+                self.map_operations += 1
 
     def _largest(self, capacity: int) -> int:
-        whole = sum(b.size for b in self._blocks.values() if not (b.before or b.after))
+        whole = sum(
+            self._segments[segment]
+            for small, pool in self._free.items()
+            for _, segment, _ in pool.by_size
+            if self.is_free(segment, small)
+        )
         device = capacity - self.reserved_bytes + whole
-        small, large = (pool[-1][0] if pool else 0 for pool in self._free.values())
+        small, large = (pool.largest for pool in self._free.values())
         small = self.small_bytes if device >= self.small_segment_bytes else small
         if device >= self.large_segment_bytes:
             large = max(large, self.large_bytes - 1)
@@ -306,7 +330,7 @@ class ChunkedAllocator(_Allocator):
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
-        capacity_bytes: What the device has for chunks; None for no limit.
+        capacity_bytes: Bytes that the device has for chunks; None for no limit.
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
@@ -331,7 +355,7 @@ class ChunkedAllocator(_Allocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of what is live, by number, in order."""
+        """The chunks of each live block, by number, in order."""
         return {name: chunks for name, (chunks, _) in self._live.items()}
 
     def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
@@ -386,15 +410,10 @@ class ChunkedAllocator(_Allocator):
 
 @dataclass(frozen=True)
 class FragmentationReport:
-    """What n requests and their ends took: peaks over them, and the time line.
+    """Peaks over n requests and their ends, and the time line."""
 
-    Attributes:
-        timeline: By each of `QUANTITIES`, (n,) its value after each event.
-        map_operations: In all, by the allocator's own measure.
-    """
-
-    timeline: dict[str, NDArray[np.int64]]
-    map_operations: int
+    timeline: dict[str, NDArray[np.int64]]  # of each of `QUANTITIES`, (n,) after each event
+    map_operations: int  # in all, by the allocator's own measure
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -409,7 +428,7 @@ def replay(
     """Run requests and their ends through an allocator.
 
     Raises:
-        OutOfMemory: A request does not fit; what was done before it stands.
+        OutOfMemory: A request does not fit; those before it stay.
         AllocatorError: The events contradict themselves.
     """
     operations, rows = allocator.map_operations, []

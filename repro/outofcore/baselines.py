@@ -2,29 +2,22 @@
 
 Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap
 everything, and swap in for a function at the function before; Le et al., Large Model Support (ISMM
-2019): swap by fixed distances; and demand paging. All return a `SwapPlan`, so that they are checked
-and simulated as the window's are, and all leave out copies of what is dead or unchanged on the
-host, which favours them.
+2019): swap by fixed distances; and demand paging. None copies a variable that is dead or unchanged
+on the host, which favours them.
 """
 
-from __future__ import annotations
-
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest
-
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 
 _PASSES = 8
 
@@ -33,11 +26,11 @@ class DoesNotFit(ValueError):
     """A scheduler without a budget of its own needs more than the budget."""
 
 
-def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan that swaps out after each function all that the next one does not use.
+def swap_everything(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+    """Swap out after each function all variables that the next one does not use.
 
-    It does so even where everything would fit, and waits for it before the next function. What the
-    next function needs is swapped in while this one runs, where the budget admits it.
+    It does so even where everything would fit, and waits for it before the next function, whose
+    variables are swapped in while this one runs, where the budget admits it.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -52,8 +45,8 @@ def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan of demand paging: in when a function needs it, out what was used longest ago.
+def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+    """Swap in a variable when a function needs it, and out the one that was used longest ago.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -65,8 +58,8 @@ def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan of early works: out after the last forward use, in one function ahead.
+def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+    """Swap out after the last forward use, and in one function ahead, as early works do.
 
     Of a variable that does not persist, the longest stretch without a use is taken for the one from
     the forward to the backward pass; in between it is away, whether or not there is room, and the
@@ -74,7 +67,7 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        DoesNotFit: What stays does not fit the budget.
+        DoesNotFit: The variables that stay need more than the budget.
     """
     check_budget(trace, budget_bytes)
     n = len(trace.functions)
@@ -89,9 +82,9 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def fixed_distance(
-    trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
+    trace: FunctionSequence, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
 ) -> SwapPlan:
-    """Return the plan of Large Model Support: distances in functions, the same everywhere.
+    """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
     After a function, its variables whose next use is more than `swapout_threshold` functions away
     are swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits
@@ -114,34 +107,30 @@ def fixed_distance(
         )
     n = len(trace.functions)
     run = _Run(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
-    for name, used in trace.accesses.items():
-        following: list[int | None] = [*used[1:], None]
-        if name in trace.persistent:
-            following[-1] = used[0] + n
-        for a, b in zip(used, following, strict=True):
-            if b is None or b - a > swapout_threshold:
-                run.leaves[a].append(name)
-                if b is not None:
-                    run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
+    for name, a, b, ends, _ in trace.gaps:
+        if ends or b - a > swapout_threshold:
+            run.leaves[a].append(name)
+            if not ends:
+                run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
     return run.plan()
 
 
 def tune_fixed_distance(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
     latency_s: float = 0.0,
-    thresholds: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-    aheads: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128),
 ) -> SwapPlan:
-    """Return the plan of the distances, of all pairs given, that take least time when simulated.
+    """Return the plan of the distances that take least time when simulated.
+
+    Thresholds are powers of two up to 512, distances ahead up to 128.
 
     Raises:
         DoesNotFit: No pair fits the budget.
     """
     times = np.asarray(compute_times, dtype=np.float64)
-    plans = _that_fit(trace, budget_bytes, product(thresholds, aheads))
+    plans = _that_fit(trace, budget_bytes)
     best = fastest(plans, times, bandwidth, latency_s)
     if best is None:
         raise DoesNotFit(
@@ -150,15 +139,13 @@ def tune_fixed_distance(
     return best
 
 
-def _that_fit(
-    trace: Trace, budget_bytes: int, distances: Iterable[tuple[int, int]]
-) -> Iterator[SwapPlan]:
-    for threshold, ahead in distances:
+def _that_fit(trace: FunctionSequence, budget_bytes: int) -> Iterator[SwapPlan]:
+    for threshold, ahead in product(range(10), range(8)):
         with suppress(DoesNotFit):
-            yield fixed_distance(trace, budget_bytes, threshold, ahead)
+            yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
 
 
-class _Run:
+class _Run(Draft):
     """Fixed wishes for each function, carried out iteration after iteration until they repeat.
 
     `enters` must be swapped in before a function, `hopes` are where there is room, and `leaves` may
@@ -166,52 +153,36 @@ class _Run:
     """
 
     def __init__(
-        self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
+        self, trace: FunctionSequence, budget_bytes: int, scheduler: str, eager: bool = False
     ) -> None:
-        self.trace, self.budget, self.scheduler = trace, budget_bytes, scheduler
-        self.eager = eager
-        self.n = n = len(trace.functions)
-        self.enters: list[list[str]] = [[] for _ in range(n)]
-        self.hopes: list[list[str]] = [[] for _ in range(n)]
-        self.leaves: list[list[str]] = [[] for _ in range(n)]
-        self.alive = set(trace.persistent)
-        self.device: set[str] = set()
-        self.valid = set(trace.persistent)
+        super().__init__(trace, budget_bytes)
+        self.scheduler, self.eager = scheduler, eager
+        self.enters: list[list[str]] = [[] for _ in range(self.n)]
+        self.hopes: list[list[str]] = [[] for _ in range(self.n)]
+        self.leaves: list[list[str]] = [[] for _ in range(self.n)]
+        self.alive, self.valid = set(trace.persistent), set(trace.persistent)
         self.reserved: dict[str, int] = {}
         self.queue: deque[tuple[str, int]] = deque()
-        self.used = 0
-        self.deaths: dict[int, list[str]] = defaultdict(list)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(name)
 
     def plan(self) -> SwapPlan:
         """Return the plan once an iteration starts as the one before it did.
 
         Raises:
-            DoesNotFit: What has to be there exceeds the budget, or the iterations never repeat.
+            DoesNotFit: It needs more than the budget, or the iterations never repeat.
         """
         for cycle in range(_PASSES):
             start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))
             self.carried: set[str] = set()
-            self.before: list[list[Action]] = [[] for _ in range(self.n)]
-            self.after: list[list[Action]] = [[] for _ in range(self.n)]
+            self.clear()
             self.start = cycle * self.n
             for number in range(self.n):
                 self._function(self.start + number, number)
-            for name in self.deaths.get(0, ()):  # those that die with the last function
+            for name in self.trace.ending[0]:  # those that die with the last function
                 if self.trace.lifetimes[name][1] == self.n:
                     self._die(name)
             if start == (self.device, self.valid, self._waiting(cycle + 1)):
-                return SwapPlan(
-                    self.trace,
-                    self.budget,
-                    tuple(map(tuple, self.before)),
-                    tuple(map(tuple, self.after)),
-                    resident=frozenset(start[0]),
-                    host_valid=frozenset(start[1] | self.carried),
-                    outgoing=frozenset(self.carried),
-                    scheduler=self.scheduler,
-                )
+                carried = self.carried
+                return self.written(self.scheduler, start[0], start[1] | carried, carried)
         raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} iterations")
 
     def _waiting(self, cycle: int) -> list[tuple[str, int]]:
@@ -222,18 +193,15 @@ class _Run:
         ]
 
     def _die(self, name: str) -> None:
-        if name in self.device:
-            self.used -= self.trace.sizes[name]
+        self.free(name)
         self.alive.discard(name)
-        self.device.discard(name)
         self.valid.discard(name)
         self.reserved.pop(name, None)
 
     def _function(self, a: int, number: int) -> None:
-        function, sizes = self.trace.functions[number], self.trace.sizes
-        for name in self.deaths.get(number, ()):
-            if name in self.alive:
-                self._die(name)
+        function, sizes = self.trace.functions[number], self.sizes
+        for name in self.trace.ending[number]:
+            self._die(name)
         wanted = [name for name in self.enters[number] if name in self.alive]
         wanted += [name for name in function.variables if name in self.alive]
         for name in wanted:
@@ -246,8 +214,7 @@ class _Run:
         self._make_room(number, sum(sizes[name] for name in born))
         for name in born:
             self.alive.add(name)
-            self.device.add(name)
-            self.used += sizes[name]
+            self.allocate(name)
         for name in self.hopes[number]:
             held = self.used - sum(sizes[other] for other in self.reserved if other != name)
             if name in self.alive and held + sizes[name] * (name not in self.device) <= self.budget:
@@ -275,8 +242,7 @@ class _Run:
         self._make_room(number, self.trace.sizes[name])
         kind = Kind.SWAP_IN if self._needed(name, number - 1) else Kind.ALLOCATE
         self.before[number].append(Action(kind, name))
-        self.device.add(name)
-        self.used += self.trace.sizes[name]
+        self.allocate(name)
 
     def _make_room(self, number: int, nbytes: int) -> None:
         while self.used + nbytes > self.budget:
@@ -300,5 +266,4 @@ class _Run:
             if after < self.start:
                 self.carried.add(name)
         self.before[number].append(Action(Kind.RELEASE, name))
-        self.device.discard(name)
-        self.used -= self.trace.sizes[name]
+        self.free(name)

@@ -1,27 +1,21 @@
-"""What no schedule of a trace can beat, on a device with one compute and two copy streams.
+"""A lower bound on the time of every schedule, with one compute and two copy streams.
 
-While function p runs, its own variables are on the device, and of all others at most what the
-budget leaves beside them. What is read up to function r beyond that is copied in after p has ended
-and before r starts; what was last written from function a on, and is still needed after p, is
-copied out after a has ended and before p starts. Each such pair is an edge between the ends and
-the starts of functions, as long as its copies take; the longest path through an iteration, with the
-functions' own times on it, is a time that every plan takes.
+While function p runs, its own variables are on the device, and others at most in the rest of the
+budget. Bytes beyond that which are read up to function r are copied in after p has ended and before
+r starts; those last written from function a on, and still needed after p, are copied out after a
+has ended and before p starts. Each such pair is an edge between the ends and the starts of
+functions, as long as its copies take; the longest path through an iteration, with the functions'
+own times on it, is a time that every plan takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repro.measure.checks import is_whole
+from repro.outofcore.sequence import FunctionSequence
 from repro.outofcore.simulation import checked_rates, checked_times
-
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Trace
 
 Vector = NDArray[np.float64]
 _NEVER = -1
@@ -34,7 +28,7 @@ class BudgetTooSmall(ValueError):
         function: Its name: in a trace the one that needs most; in training the first not to fit.
         needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
             do; in training, functions that come after may need more.
-        budget_bytes: What was given.
+        budget_bytes: The budget.
     """
 
     def __init__(
@@ -53,7 +47,7 @@ class BudgetTooSmall(ValueError):
         )
 
 
-def check_budget(trace: Trace, budget_bytes: int) -> None:
+def check_budget(trace: FunctionSequence, budget_bytes: int) -> None:
     """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
     if not is_whole(budget_bytes):
         raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
@@ -65,7 +59,7 @@ def check_budget(trace: Trace, budget_bytes: int) -> None:
 
 
 def bound(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | Vector,
     bandwidth: float | tuple[float, float],
@@ -73,18 +67,16 @@ def bound(
 ) -> float:
     """Return seconds that an iteration of every schedule takes at least.
 
-    It holds for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for any
-    order of copies and any choice of what stays, whole variables moved. Of what has to be away, as
-    much is taken to be away as does not fit beside a function; a variable that does not fit beside
-    it alone is away whole. The choices of two functions are bound apart, so that it may be below
-    the best schedule.
+    It is valid for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for
+    any order of copies of whole variables, and any choice of those that stay. It may be below the
+    best schedule, as the choices of two functions are bound apart.
 
     Args:
         trace: The iteration.
         budget_bytes: Device memory that may be taken at any time.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes beside its bytes.
+        latency_s: Seconds that each copy takes whatever its size.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -102,60 +94,29 @@ def bound(
 
 
 class _Uses:
-    """For each use of a variable: what comes after it, and what was written before it.
+    """The uses of a trace.
 
     Attributes:
         size: (v,) bytes of each variable.
-        variables: For each function those that it uses.
-        following: For each function, of each of its variables, after how many functions it is used
-            next and read then; `_NEVER` where nothing needs its value.
-        written: For each function, of each of its variables, whether it has a new value after it.
-        kept: Likewise, how long the value has to be kept, in functions.
+        needs: (n,) bytes of each function's variables.
+        uses: For each function its variables, and of each: after how many functions it is used next
+            and read then (`_NEVER` where nothing needs its value), whether it has a new value after
+            the function, and how long the value has to be kept, in functions.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        n = len(trace.functions)
+    def __init__(self, trace: FunctionSequence) -> None:
         number = {name: v for v, name in enumerate(trace.accesses)}
         self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
         self.needs = np.array(trace.needs_bytes, dtype=np.float64)
-        self.variables = [
-            np.array([number[x] for x in f.variables], dtype=int) for f in trace.functions
-        ]
-        self.following: list[list[int]] = []
-        self.written: list[list[bool]] = []
-        self.kept: list[list[int]] = []
-        inputs = [frozenset(f.inputs) for f in trace.functions]
-        outputs = [frozenset(f.outputs) for f in trace.functions]
-        after: dict[tuple[str, int], int] = {}
-        for name, used in trace.accesses.items():
-            for a, b in pairwise(used):
-                after[name, a] = b
-            if name in trace.persistent:
-                after[name, used[-1]] = used[0] + n
-        for f, function in enumerate(trace.functions):
-            following, written, kept = [], [], []
-            for name in function.variables:
-                then = after.get((name, f))
-                read = then is not None and name in inputs[then % n]
-                born = name not in trace.persistent and trace.accesses[name][0] == f
-                following.append(then - f if then is not None and read else _NEVER)
-                written.append(name in outputs[f] or born)
-                if then is not None:
-                    kept.append(then - f if read else 0)
-                else:  # nobody uses it again, but it may be looked at until it ends
-                    kept.append(max(0, trace.lifetimes[name][1] - f))
-            self.following.append(following)
-            self.written.append(written)
-            self.kept.append(kept)
+        self.uses: list[list[tuple[int, int, bool, int]]] = [[] for _ in trace.functions]
+        for name, f, then, ends, needed in trace.gaps:
+            written = name in trace.functions[f].outputs or trace.lifetimes.get(name, [-1])[0] == f
+            following = then - f if needed and not ends else _NEVER
+            self.uses[f].append((number[name], following, written, then - f if needed else 0))
 
 
 def _longest(
-    uses: _Uses,
-    budget: int,
-    times: Vector,
-    rates: tuple[float, float],
-    latency_s: float,
-    at: int,
+    uses: _Uses, budget: int, times: Vector, rates: tuple[float, float], latency_s: float, at: int
 ) -> float:
     """Return the longest path from the end of function `at` to its end one iteration later."""
     n, count = len(times), len(uses.size)
@@ -170,23 +131,20 @@ def _longest(
     until = np.full(count, -n - 1)
     for step in range(-n, n + 1):
         f = (at + step) % n
-        used = uses.variables[f]
         room = budget - uses.needs[f]
         others = np.ones(count, dtype=bool)
-        others[used] = False
+        others[[v for v, *_ in uses.uses[f]]] = False
         if step > 0:
             away = np.flatnonzero(others & (until > step) & (wrote >= 0))
             start = ends[step - 1]
             if away.size:
-                # demand[a] is of what was written last by function a or later.
+                # demand[a] is of variables written last by function a or later.
                 demand = _beyond(wrote[away], size[away], room, step)
                 copies = _copies(demand, rates[1], latency_s, largest)
                 start = max(start, float(np.where(demand > 0, ends[:step] + copies, start).max()))
             starts[step] = max(starts[step], start)
             ends[step] = starts[step] + times[f]
-        for v, then, new, kept in zip(
-            used, uses.following[f], uses.written[f], uses.kept[f], strict=True
-        ):
+        for v, then, new, kept in uses.uses[f]:
             read[v] = step + then if then != _NEVER else _NEVER
             until[v] = step + kept
             if new:

@@ -1,8 +1,8 @@
-"""Where swapped-out variables lie, and what copies them.
+"""Places for swapped-out variables on the host, and copies from and to them.
 
 `HostStore` hands out places in slabs of one size: of memory, pinned for an accelerator, or of a
 file. A mover copies between a storage and its place without blocking: `ThreadMover` by one thread a
-direction, `StreamMover` by one stream a direction. Both return tickets that are waited for.
+direction, `StreamMover` by one stream a direction.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ import os
 import tempfile
 import threading
 import time
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from repro.measure import accelerator
+from repro.outofcore.allocator import FreePieces
 
 # torch pins powers of two, and a variable may lie in several slabs: nothing is lost to rounding.
 SLAB_BYTES = 32 * 2**20
@@ -30,11 +30,11 @@ _USUAL_RATE = 10e9  # bytes/s, until a copy has been timed
 
 
 def give_back_freed_memory() -> bool:
-    """Make this process return what it frees to the system; return whether the C library allows it.
+    """Have freed memory returned to the system; return whether the C library allows it.
 
-    glibc keeps freed blocks of up to 32 MiB by its own rule, so that a process whose tensors are
-    swapped to a file would hardly shrink. From here on blocks of 64 KiB and more are returned, and
-    taken anew with page faults, to the end of the process.
+    glibc keeps freed blocks of up to 32 MiB, so that a process whose tensors are swapped to a file
+    would hardly shrink. From here on blocks of 64 KiB and more are returned, and taken anew with
+    page faults, to the end of the process.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -45,7 +45,7 @@ def give_back_freed_memory() -> bool:
 
 
 def aligned(nbytes: int) -> int:
-    """Return what a place of some bytes takes."""
+    """Return the bytes that a place of some bytes takes."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -88,26 +88,21 @@ class HostStore:
             try:
                 self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             except OSError as error:
-                raise ValueError(
-                    f"no file can be made in {path} ({error.strerror}): give a folder that can be "
-                    "written"
-                ) from error
+                why = f"no file can be made in {path} ({error.strerror})"
+                raise ValueError(f"{why}: give a folder that can be written") from error
             self.file = self._handle.fileno()
         self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
         self._offsets: list[int] = []  # of each slab in the file
         self._bases: list[int] = []  # of each slab the address
         self.total_bytes = self.used_bytes = self.peak_bytes = 0
-        self._free: list[tuple[int, int, int]] = []  # (nbytes, slab, offset), ascending
-        # The same pieces by (slab, offset) of where they start and of where they end.
-        self._starts: dict[tuple[int, int], int] = {}
-        self._ends: dict[tuple[int, int], int] = {}
+        self._free = FreePieces()  # of slabs
 
     def reserve(self, nbytes: int) -> None:
         """Add slabs so that the store holds at least `nbytes` in all.
 
         Raises:
-            HostMemoryError: The host has not that much; what it gave stays.
+            HostMemoryError: The host has not that much; the slabs that it gave stay.
         """
         if self.file is None and accelerator.is_accelerator(self.device):
             missing = max(0, nbytes - self.total_bytes)  # all of it, before the first slab
@@ -123,16 +118,17 @@ class HostStore:
         """
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
-        if self.whole and self._free[-1][0] < size:
+        if self.whole and self._free.largest < size:
             self._grow(size)
         self.used_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         pieces = []
         while size:
-            at = min(bisect_left(self._free, (size, -1, -1)), len(self._free) - 1)
-            free, slab, offset = self._remove(at)
+            piece = self._free.take(min(size, self._free.largest))
+            assert piece is not None
+            free, slab, offset = piece
             if free > size:
-                self._insert(free - size, slab, offset + size)
+                self._free.add(free - size, slab, offset + size)
                 free = size
             pieces.append(Piece(slab, offset, min(free, nbytes)))
             size, nbytes = size - free, nbytes - free
@@ -141,24 +137,8 @@ class HostStore:
     def give_back(self, place: Place) -> None:
         """Take a place back, and join its pieces with their free neighbours."""
         for slab, start, nbytes in place:
-            end = start + aligned(nbytes)
-            self.used_bytes -= end - start
-            if (before := self._ends.get((slab, start))) is not None:
-                start -= before
-                self._remove(bisect_left(self._free, (before, slab, start)))
-            if (after := self._starts.get((slab, end))) is not None:
-                self._remove(bisect_left(self._free, (after, slab, end)))
-                end += after
-            self._insert(end - start, slab, start)
-
-    def _insert(self, nbytes: int, slab: int, offset: int) -> None:
-        insort(self._free, (nbytes, slab, offset))
-        self._starts[slab, offset] = self._ends[slab, offset + nbytes] = nbytes
-
-    def _remove(self, at: int) -> tuple[int, int, int]:
-        nbytes, slab, offset = self._free.pop(at)
-        del self._starts[slab, offset], self._ends[slab, offset + nbytes]
-        return nbytes, slab, offset
+            self.used_bytes -= aligned(nbytes)
+            self._free.add(aligned(nbytes), slab, start)
 
     def _grow(self, nbytes: int) -> None:
         size = self.slab_bytes
@@ -175,7 +155,7 @@ class HostStore:
         if len(self.slabs) > len(self._bases):
             self._bases.append(self.slabs[-1].data_ptr())
         self._offsets.append(self.total_bytes)
-        self._insert(size, len(self._offsets) - 1, 0)
+        self._free.add(size, len(self._offsets) - 1, 0)
         self.total_bytes += size
 
     def address(self, place: Place) -> int:
@@ -206,11 +186,7 @@ class HostStore:
             address += nbytes
 
     def _transfer(
-        self,
-        call: Callable[[int, list[memoryview], int], int],
-        start: int,
-        nbytes: int,
-        address: int,
+        self, call: Callable[[int, list[Any], int], int], start: int, nbytes: int, address: int
     ) -> None:
         # Calls on the file, not a mapping of it: a full disk is then an error, not a signal.
         assert self.file is not None
@@ -226,78 +202,57 @@ class HostStore:
         """Give everything back to the system; no copy may be under way.
 
         Args:
-            keep: Storages could not be brought back. Those of a CPU go on lying here, and the
-                memory stays taken; those of an accelerator have lost what was in them.
+            keep: Storages could not be brought back. Those of a CPU stay here, with the memory;
+                those of an accelerator have lost their values.
         """
         if keep and self.whole:
             _kept.extend(self.slabs)
         self.slabs.clear()
-        for pieces in (self._free, self._starts, self._ends):  # variables go on ending
-            pieces.clear()
+        self._free = FreePieces()  # variables go on ending
         accelerator.empty_pinned_cache(self.device)
         if self.file is not None:
             self._handle.close()
 
 
-class Mover(Protocol):
-    """What copies storages from and to their places; a ticket is waited for once."""
-
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> object:
-        """Start the copy of a place to a storage of the device."""
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> object:
-        """Start the copy of a storage of the device to a place."""
-
-    def wait(self, ticket: object) -> None:
-        """Let what follows on the device wait for a copy."""
-
-    def done(self, ticket: object) -> bool:
-        """Return whether a copy is done, without waiting."""
-
-    def bandwidth(self) -> tuple[float, float]:
-        """Return measured bytes/s (to the device, to the host)."""
-
-    def finish(self) -> None:
-        """Wait on the host until all copies are done."""
-
-    def close(self) -> None:
-        """End what copies; nothing may be under way."""
-
-
-_submit = ThreadPoolExecutor.submit  # as it is before `threads` looks at what is submitted
+_submit = ThreadPoolExecutor.submit  # as it is before `guards` looks at what is submitted
 MOVER = "outofcore-mover"  # the name of threads that are none of the user's
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
 
-class ThreadMover:
-    """Copies between host memory and the store, by one thread for each direction."""
+class _Mover:
+    """Copies storages of the device from and to their places; a ticket is waited for once."""
 
     def __init__(self, store: HostStore) -> None:
         self.store = store
+
+    def start_in(self, storage: torch.UntypedStorage, place: Place) -> Any:
+        """Start the copy of a place to a storage of the device; return its ticket."""
+        return self._start(0, storage, place)
+
+    def start_out(self, storage: torch.UntypedStorage, place: Place) -> Any:
+        """Start the copy of a storage of the device to a place; return its ticket."""
+        return self._start(1, storage, place)
+
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Any:
+        raise NotImplementedError
+
+
+class ThreadMover(_Mover):
+    """Copies between host memory and the store, by one thread for each direction."""
+
+    def __init__(self, store: HostStore) -> None:
+        super().__init__(store)
         self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(2)]
         self._open: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        """Start the copy of a place to a storage of the device."""
-        return self._start(0, self.store.read, storage, place)
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        """Start the copy of a storage of the device to a place."""
-        return self._start(1, self.store.write, storage, place)
-
-    def _start(
-        self,
-        direction: int,
-        copy: Callable[[Place, int], None],
-        storage: torch.UntypedStorage,
-        place: Place,
-    ) -> Future[None]:
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
         address, nbytes = storage.data_ptr(), storage.nbytes()
+        copy = (self.store.read, self.store.write)[direction]
         if self.store.file is None and nbytes <= _SMALL_BYTES:
-            copy(place, address)  # its place has no other copy: who took it waited for the last
+            copy(place, address)  # its place has no other copy: the last was waited for
             return _DONE
 
         def run() -> None:
@@ -307,19 +262,20 @@ class ThreadMover:
                 self._moved[direction][0] += nbytes
                 self._moved[direction][1] += time.perf_counter() - start
 
-        future = _submit(self._pools[direction], run)
+        return self._submit(self._pools[direction], run)
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
+        future = _submit(pool, work)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future
 
-    def wait(self, ticket: object) -> None:
-        """Let what follows on the device wait for a copy."""
-        assert isinstance(ticket, Future)
+    def wait(self, ticket: Future[None]) -> None:
+        """Let later work of the device wait for a copy."""
         ticket.result()
 
-    def done(self, ticket: object) -> bool:
+    def done(self, ticket: Future[None]) -> bool:
         """Return whether a copy is done, without waiting."""
-        assert isinstance(ticket, Future)
         return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
@@ -330,7 +286,7 @@ class ThreadMover:
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""
-        wait(tuple(self._open))  # who waits for a ticket is told of its error
+        wait(tuple(self._open))  # errors are raised by the tickets
 
     def close(self) -> None:
         """Wait for all copies, and end."""
@@ -338,15 +294,45 @@ class ThreadMover:
             pool.shutdown()
 
 
-class StreamMover:
+class PacedMover(ThreadMover):
+    """Copies as `ThreadMover` does, each direction at a stated rate, one copy after another.
+
+    The threads sleep, so that computing goes on. It is never faster than the memory itself.
+    """
+
+    def __init__(self, store: HostStore, bytes_per_s: float) -> None:
+        super().__init__(store)
+        self.bytes_per_s = float(bytes_per_s)
+        self._free_at = [0.0, 0.0]  # when each direction's last copy is over
+        self._pools += [ThreadPoolExecutor(1, MOVER) for _ in range(2)]  # that wait
+
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        nbytes, copied = storage.nbytes(), super()._start(direction, storage, place)
+        asked_at = time.perf_counter()
+
+        def wait() -> None:
+            copied.result()
+            over = max(self._free_at[direction], asked_at) + nbytes / self.bytes_per_s
+            self._free_at[direction] = over
+            time.sleep(max(0.0, over - time.perf_counter()))
+
+        return self._submit(self._pools[2 + direction], wait)
+
+    def bandwidth(self) -> tuple[float, float]:
+        """Return the stated rate, each way."""
+        return self.bytes_per_s, self.bytes_per_s
+
+
+class StreamMover(_Mover):
     """Copies between an accelerator and pinned memory, by one stream a direction; events only.
 
-    A copy waits for what the compute stream has been given so far: the memory that it writes may
-    just have been freed there, the values that it reads may just have been computed.
+    A copy waits for the work of the compute stream so far: the memory that it writes may just have
+    been freed there, the values that it reads may just have been computed.
     """
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
-        self.store, self.device = store, device
+        super().__init__(store)
+        self.device = device
         self._streams = torch.Stream(device), torch.Stream(device)
         # Of the first copies in each direction: bytes, and events before and after.
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
@@ -373,22 +359,12 @@ class StreamMover:
         event.record(stream)
         return event
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
-        """Start the copy of a place to a storage of the device."""
-        return self._start(0, storage, place)
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
-        """Start the copy of a storage of the device to a place."""
-        return self._start(1, storage, place)
-
-    def wait(self, ticket: object) -> None:
-        """Let what follows on the device wait for a copy."""
-        assert isinstance(ticket, torch.Event)
+    def wait(self, ticket: torch.Event) -> None:
+        """Let later work of the device wait for a copy."""
         accelerator.current_stream(self.device).wait_event(ticket)
 
-    def done(self, ticket: object) -> bool:
+    def done(self, ticket: torch.Event) -> bool:
         """Return whether a copy is done, without waiting."""
-        assert isinstance(ticket, torch.Event)
         return ticket.query()
 
     def bandwidth(self) -> tuple[float, float]:
@@ -401,7 +377,10 @@ class StreamMover:
             stream.synchronize()
 
     def close(self) -> None:
-        """End."""
+        """End; nothing is left to end."""
+
+
+Mover = ThreadMover | StreamMover
 
 
 class _Copy(NamedTuple):

@@ -1,56 +1,234 @@
-"""From iteration to iteration: what is recorded, what is followed, and when a plan is made anew."""
+"""The iterations of a block: recorded until there is a plan, then matched with it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-from repro.outofcore.following import Follower, Step
 from repro.outofcore.operations import Timer, say_once
-from repro.outofcore.plan import SwapPlan
-from repro.outofcore.recording import Entry, Recording, build, sum_in_place
+from repro.outofcore.plan import Actions, SwapPlan
+from repro.outofcore.recording import (
+    ADD_INTO,
+    Entry,
+    Recording,
+    Signature,
+    build,
+    signature,
+    sum_in_place,
+    tensors_in,
+)
 from repro.outofcore.residency import Variable
-from repro.outofcore.sums import ADD_INTO
+from repro.outofcore.sequence import Kind
 
 _MOST = 2**18  # operations of an iteration that are kept
 _REFINEMENTS = 2  # plans made for better known ends of variables, at most
+_Numbered = tuple[tuple[Kind, int], ...]
 
 
 @dataclass
 class Statistics:
-    """What happened within a block.
+    """Counts of a block, since it was entered."""
+
+    iterations: int = 0  # that ended
+    replayed: int = 0  # of these, the ones that ran wholly by a plan
+    plans: int = 0  # made of recorded iterations
+    tuned: int = 0  # times that a better plan of the same iteration took the place of one
+    off_order: int = 0  # operations that ran otherwise than the plan at hand says
+    on_demand: int = 0  # swap-ins that an operation waited for, since no plan had asked for them
+    bytes_in: int = 0  # copied to the device
+    bytes_out: int = 0  # copied to the host
+    peak_bytes: int = 0  # the most bytes of storages on the device at once
+    host_bytes: int = 0  # the most bytes swapped out at once
+    locked_bytes: int = 0  # that stay on the device, since their address is in use elsewhere
+    uncounted_bytes: int = 0  # that are left alone, since operations use slices of them alone
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One function of a plan, by the numbers of its variables."""
+
+    operation: OpOverload
+    signature: Signature
+    varies: bool  # it may take part in more, or make other sizes, than the plan has
+    inputs: tuple[int, ...]
+    written: tuple[int, ...]
+    arrivals: frozenset[int]  # inputs that are given anew each iteration and come here first
+    births: tuple[int, ...]
+    birth_bytes: int
+    before: _Numbered
+    after: _Numbered
+
+
+class Follower:
+    """Matches the operations of iterations with the steps of a plan of a recorded one.
 
     Attributes:
-        iterations: Iterations that ended.
-        replayed: Of these, the ones that ran wholly by a plan.
-        plans: Plans made of recorded iterations.
-        tuned: Times that a better plan of the same iteration took the place of one.
-        off_order: Operations that ran otherwise than the plan at hand says.
-        on_demand: Swap-ins that an operation had to wait for, since no plan had asked for them.
-        bytes_in: Bytes copied to the device.
-        bytes_out: Bytes copied to the host.
-        peak_bytes: The most bytes of storages on the device at once.
-        host_bytes: The most bytes swapped out at once.
-        locked_bytes: Bytes that stay on the device, since their address is in use elsewhere.
-        uncounted_bytes: Bytes that are left alone, since operations use slices of them alone.
+        steps: The functions in order.
+        cursor: The number of the next step; -1 while the operations do not follow the plan.
+        bound: The variable behind each of the trace's, of this iteration or still of the one
+            before.
     """
 
-    iterations: int = 0
-    replayed: int = 0
-    plans: int = 0
-    tuned: int = 0
-    off_order: int = 0
-    on_demand: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    peak_bytes: int = 0
-    host_bytes: int = 0
-    locked_bytes: int = 0
-    uncounted_bytes: int = 0
+    def __init__(self, recorded: Recording, plan: SwapPlan) -> None:
+        trace = recorded.trace
+        self._number = number = {name: v for v, name in enumerate(trace.accesses)}
+        self.sizes = [variable.nbytes for variable in recorded.order]
+        self.persistent = {number[name] for name in trace.persistent}
+        self.bound: list[Variable | None] = list(recorded.order)
+        for v, variable in enumerate(recorded.order):
+            variable.bound = v
+        self.cursor = 0
+        self.steps = []
+        for f, function in enumerate(trace.functions):
+            first = [name for name in function.variables if trace.accesses[name][0] == f]
+            births = tuple(number[name] for name in first if name not in function.inputs)
+            given = {number[n] for n in first if n in function.inputs and n not in trace.persistent}
+            known = signature(recorded.operations[f])
+            step = Step(
+                recorded.operations[f],
+                known,
+                varies=known.collective or known.by_values,
+                inputs=tuple(number[name] for name in function.inputs),
+                written=tuple(number[name] for name in function.outputs if name in function.inputs),
+                arrivals=frozenset(given),
+                births=births,
+                birth_bytes=sum(self.sizes[v] for v in births),
+                before=(),
+                after=(),
+            )
+            self.steps.append(step)
+        self.replan(plan)
+
+    def replan(self, plan: SwapPlan) -> None:
+        """Follow another plan of the same trace from now on."""
+        before, after = self._numbered(plan.before), self._numbered(plan.after)
+        self.steps = [
+            replace(step, before=b, after=a)
+            for step, b, a in zip(self.steps, before, after, strict=True)
+        ]
+
+    def _numbered(self, actions: Actions) -> list[_Numbered]:
+        return [tuple((kind, self._number[name]) for kind, name in each) for each in actions]
+
+    @property
+    def done(self) -> bool:
+        """Whether the iteration has run through."""
+        return self.cursor == len(self.steps)
+
+    def upcoming(self, operation: OpOverload) -> Step | None:
+        """Return the next step if it runs this operation, else None."""
+        cursor = self.cursor
+        if not 0 <= cursor < len(self.steps):
+            return None
+        step = self.steps[cursor]
+        return step if step.operation is operation else None
+
+    def operands(
+        self,
+        step: Step,
+        known: dict[int, Variable | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Variable], list[Variable]] | None:
+        """Return an operation's variables, and those written, where they are just a step's.
+
+        None where they are others, or where more has to be found out, such as of a new mini-batch.
+        `known` has variables by the address of their storage.
+        """
+        bound, numbers, kind = self.bound, step.inputs, step.signature
+        if kwargs and not kind.takes_named.isdisjoint(kwargs):
+            return None
+        writes, count, expected = kind.writes, len(args), len(numbers)
+        inputs: list[Variable] = []
+        written: list[Variable] = []
+        tensors: Iterable[torch.Tensor]
+        for position in kind.takes:
+            if position >= count:
+                break
+            value = args[position]
+            if value is None:
+                continue
+            tensors = (value,) if isinstance(value, torch.Tensor) else tensors_in(value)
+            for tensor in tensors:
+                try:
+                    variable = known[tensor.untyped_storage()._cdata]
+                except (KeyError, NotImplementedError, RuntimeError):
+                    return None
+                if variable is None:
+                    continue
+                n = len(inputs)
+                if n < expected and bound[numbers[n]] is variable:
+                    inputs.append(variable)
+                elif variable not in inputs:
+                    return None
+                if writes[position]:
+                    written.append(variable)
+        return (inputs, written) if len(inputs) == expected else None
+
+    def match(self, operation: OpOverload, inputs: list[Variable], origin: int) -> Step | None:
+        """Return the next step where this operation is it, else None.
+
+        Off the plan, the next step is the first: the iteration may begin here. `origin` is the
+        clock at the start of this iteration.
+        """
+        position = max(self.cursor, 0)
+        if position == len(self.steps):
+            return None
+        step = self.steps[position]
+        if operation is not step.operation or len(inputs) != len(step.inputs):
+            return None
+        given = []
+        for variable, v in zip(inputs, step.inputs, strict=True):
+            if self.bound[v] is variable:
+                continue
+            taken = variable.bound >= 0 and self.bound[variable.bound] is variable
+            if taken and variable.since < origin and variable.bound not in self.persistent:
+                taken = False  # the iteration before left it; in this one it is given from outside
+            if v not in step.arrivals or taken or self.sizes[v] != variable.nbytes:
+                return None
+            given.append((variable, v))
+        for variable, v in given:
+            self._bind(variable, v)
+        self.cursor = position
+        return step
+
+    def bind_made(self, step: Step, made: list[Variable]) -> bool:
+        """Take an operation's results as the step's births; return whether they are."""
+        if len(made) != len(step.births):
+            return False
+        for variable, v in zip(made, step.births, strict=True):
+            if variable.nbytes != self.sizes[v]:
+                return False
+        for variable, v in zip(made, step.births, strict=True):
+            self._bind(variable, v)
+        return True
+
+    def _bind(self, variable: Variable, v: int) -> None:
+        bound = self.bound
+        old = bound[v]
+        if old is not None:
+            old.bound = -1
+        if variable.bound >= 0:
+            bound[variable.bound] = None
+        bound[v] = variable
+        variable.bound = v
+
+    def passed(self) -> list[Entry]:
+        """Return the operations that ran by the plan in this iteration, as a log has them."""
+        entries = []
+        for step in self.steps[: max(self.cursor, 0)]:
+            inputs, written, made = (
+                [variable for v in numbers if (variable := self.bound[v]) is not None]
+                for numbers in (step.inputs, step.written, step.births)
+            )
+            entries.append(Entry(step.operation, inputs, written, made))
+        return entries
 
 
 class Iterations:
-    """The iterations of a block: recorded until a plan stands, then followed.
+    """The iterations of a block: recorded until there is a plan, then followed.
 
     The first is recorded. The second often runs other functions, since an optimizer makes its state
     in the first, and shows when the variables end that an iteration leaves behind: it is recorded
@@ -59,14 +237,13 @@ class Iterations:
 
     Args:
         make_plan: Plans a recorded iteration; None only records.
-        settle: Told of a plan that has run through as it was made, with that iteration.
-        statistics: Where to count.
+        settle: Called with a plan that has run through as it was made, and that iteration.
 
     Attributes:
         origin: The clock at the start of the iteration.
         log: Its operations so far, or None where they are not recorded.
         recorded: The last recorded iteration.
-        follower: What follows the plan, or None before the first.
+        follower: It follows the plan; None before the first.
         plan: The plan.
     """
 
@@ -111,7 +288,7 @@ class Iterations:
         )
 
     def leave(self) -> None:
-        """Go on by demand; what ran by the plan so far is written into the log."""
+        """Go on by demand; the operations that ran by the plan are written into the log."""
         assert self.follower is not None
         if self.log is None:
             self.log = self.follower.passed()
@@ -144,7 +321,7 @@ class Iterations:
         return step
 
     def _begin_anew(self) -> None:
-        """Forget what ran since the last iteration ended, since that was too much for one."""
+        """Forget the operations since the last iteration ended, too many for one."""
         assert self.log is not None
         self.origin += len(self.log)
         self.log.clear()
@@ -155,10 +332,7 @@ class Iterations:
         )
 
     def end(self, clock: int) -> None:
-        """End an iteration, and plan anew where that is called for.
-
-        Args:
-            clock: Operations so far.
+        """End an iteration after `clock` operations, and plan anew where that is called for.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.

@@ -1,28 +1,29 @@
-"""The paper's schedule to the letter, to see what our changes to it bring.
+"""The paper's schedule to the letter, to compare our changes with.
 
-Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what of the
-variable-sequence enters the window, each of its places counted, however often a variable stands
-there; (b) where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out
-what f_i used; (d) but for what is never used again, or lies within the window. All begins and ends
-on the host, and what the host has unchanged is copied to it again.
+Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in the part of
+the variable-sequence that enters the window, in which every place counts, also repeated ones; (b)
+where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out the
+variables of f_i, (d) but none that is never used again or lies within the window. All begins and
+ends on the host, and variables are copied to it again even where it has them unchanged.
 
-What the paper leaves open is as in the authors' code (nnabla): the window ends at what does not
-fit; and where a function's results do not fit, what was prefetched for the latest use is taken
-back, as if it had not been asked for yet.
+Open points are as in the authors' code (nnabla): the window ends at the first variable without
+room; and where a function's results have none, the variable that was prefetched for the latest use
+is taken back, as if it had not been asked for yet.
 
 Differs from the paper: a value that is overwritten next is not copied, and a copy to the host that
 would be under way while its variable is written is not made, since its memory is not released.
 """
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
-from repro.outofcore.trace import Trace
+from repro.outofcore.plan import Draft, SwapPlan
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 
 _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
 
 
-def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
+def plan_literally(
+    trace: FunctionSequence, budget_bytes: int, window_bytes: int | None = None
+) -> SwapPlan:
     """Schedule the swaps of an iteration as section 3 has it.
 
     Args:
@@ -42,75 +43,57 @@ def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = N
     return _Literal(trace, budget_bytes, window_bytes).plan()
 
 
-class _Literal:
+class _Literal(Draft):
     """One iteration, from everything on the host to everything on the host."""
 
-    def __init__(self, trace: Trace, budget: int, window: int) -> None:
-        self.trace, self.budget, self.window = trace, budget, window
-        self.sizes = trace.sizes
-        self.n = n = len(trace.functions)
+    def __init__(self, trace: FunctionSequence, budget: int, window: int) -> None:
+        super().__init__(trace, budget)
+        self.window = window
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]
-        self.deaths: list[list[str]] = [[] for _ in range(n)]
-        self.alive = set(trace.persistent)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(name)
-            if death > n:  # the iteration before left it
-                self.alive.add(name)
-        self.host = frozenset(self.alive)
-        self.device: set[str] = set()
-        self.used = 0
-        self.before: list[list[Action]] = [[] for _ in range(n)]
-        self.after: list[list[Action]] = [[] for _ in range(n)]
         self.leaving: dict[str, int] = {}  # after which function it began to leave, oldest first
         self.ahead: dict[str, int] = {}  # before which function it was asked for, and not used yet
-        self.late: list[str] = []  # what was taken back, and is within the window
+        self.late: list[str] = []  # taken back, and within the window
         self.begun: dict[str, int] = {}  # after which function a copy of what is there began
 
     def plan(self) -> SwapPlan:
         """Return the plan."""
-        head, entered, last = 0, 0, 0  # of the window: its end, its bytes, its start
+        sequence = self.sequence
+        head = entered = last = 0  # of the window: its end, its bytes, its start
         for a, function in enumerate(self.trace.functions):
-            for name in self.deaths[a]:
+            for name in self.trace.ending[a]:
                 self._end(name)
             variables = function.variables
-            while last < len(self.sequence) and self.sequence[last][0] < a:
-                if last < head:
-                    entered -= self.sizes[self.sequence[last][1]]
+            while last < len(sequence) and sequence[last][0] < a:
+                entered -= self.sizes[sequence[last][1]] if last < head else 0
                 last += 1
             head, entered = (last, 0) if head < last else (head, entered)
             self._make(a, variables)  # step (b) for f_i's own variables
-            for name in [x for x in self.late if x not in variables]:
-                if not self._ask(a, name):
-                    break
-            while head < len(self.sequence):  # step (a): what enters the window
-                b, name = self.sequence[head]
-                if b > a and entered + self.sizes[name] > self.window:
-                    break
-                born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
-                if b > a and born and not self._ask(a, name):  # steps (b) and (d)
+            late = [x for x in self.late if x not in variables]
+            all(self._ask(a, name) for name in late)  # until there is no room for one
+            while head < len(sequence):  # step (a)
+                b, name = sequence[head]
+                if b > a and not self._enters(a, name, entered):
                     break
                 entered += self.sizes[name]
                 head += 1
-            inside = {x for b, x in self.sequence[last:head] if b > a}
-            for name in variables:  # step (c), but for what step (d) keeps
+            inside = {x for b, x in sequence[last:head] if b > a}
+            for name in variables:  # steps (c) and (d)
                 if name not in inside and self._next(name, a) is not None:
                     self._leave(a, name)
         for name in sorted(self.device):
-            if name in self.alive and self.trace.lifetimes.get(name, (0, 0))[1] != self.n:
+            if self.trace.lifetimes.get(name, (0, 0))[1] != self.n:
                 if name not in self.leaving:
                     self._leave(self.n - 1, name)
                 self.after[-1].append(Action(Kind.RELEASE, name))
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            tuple(map(tuple, self.before)),
-            tuple(map(tuple, self.after)),
-            resident=frozenset(),
-            host_valid=self.host,
-            scheduler="paper",
-            window_bytes=self.window,
-            copies_again=True,
-        )
+        return self.written("paper", (), self.trace.alive_at_start,
+                            window_bytes=self.window, copies_again=True)  # fmt: skip
+
+    def _enters(self, a: int, name: str, entered: int) -> bool:
+        """Whether a later place of the variable-sequence is taken into the window: (b) and (d)."""
+        if entered + self.sizes[name] > self.window:
+            return False
+        born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
+        return not born or self._ask(a, name)
 
     def _next(self, name: str, a: int) -> tuple[int, bool] | None:
         """Return the next use after function a and whether it reads; None where nobody looks."""
@@ -124,16 +107,10 @@ class _Literal:
         return (death, True) if death > a + 1 else None
 
     def _end(self, name: str) -> None:
-        if name in self.device:
-            self.device.discard(name)
-            self.used -= self.sizes[name]
+        self.free(name)
         for names in (self.leaving, self.ahead, self.begun):
             names.pop(name, None)
         self.alive.discard(name)
-
-    def _allocate(self, name: str) -> None:
-        self.device.add(name)
-        self.used += self.sizes[name]
 
     def _make(self, a: int, variables: tuple[str, ...]) -> None:
         """Have a function's variables on the device, and room for those that are born."""
@@ -150,7 +127,7 @@ class _Literal:
                     kind = Kind.SWAP_IN if name in function.inputs else Kind.ALLOCATE
                     self.before[a].append(Action(kind, name))
                 self.alive.add(name)
-                self._allocate(name)
+                self.allocate(name)
             if name in function.outputs and name in self.begun:
                 self.after[self.begun.pop(name)].remove(Action(Kind.SWAP_OUT, name))
 
@@ -161,8 +138,7 @@ class _Literal:
             elif self.ahead:
                 name = max(self.ahead, key=lambda x: (self._next(x, a - 1) or (0, True))[0])
                 self.before[self.ahead.pop(name)].remove(Action(Kind.SWAP_IN, name))
-                self.device.discard(name)
-                self.used -= self.sizes[name]
+                self.free(name)
                 self.late.append(name)
             else:  # it had stayed, for it lies within the window
                 name = next(x for x in sorted(self.device) if x not in variables)
@@ -183,7 +159,7 @@ class _Literal:
         while self.used + self.sizes[name] > self.budget:
             self._release(a, next(iter(self.leaving)))
         self.before[a].append(Action(Kind.SWAP_IN, name))
-        self._allocate(name)
+        self.allocate(name)
         self.ahead[name] = a
         if name in self.late:
             self.late.remove(name)
@@ -201,5 +177,4 @@ class _Literal:
         del self.leaving[name]
         self.begun.pop(name, None)
         self.before[a].append(Action(Kind.RELEASE, name))
-        self.device.discard(name)
-        self.used -= self.sizes[name]
+        self.free(name)

@@ -5,7 +5,7 @@ is looked up at run time, so that no toolkit is needed. See `csrc/chunked_alloca
 works.
 
 A library is code that runs: it is kept in a folder of this user's alone, ends with a digest of its
-content, and what is loaded is the very file that was checked.
+content, and the file that is loaded is the very one that was checked.
 """
 
 import ctypes
@@ -19,13 +19,14 @@ import shutil
 import stat
 import subprocess
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import torch
 
+from repro.measure.checks import is_whole
 from repro.measure.files import cache_folder, replacing
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
@@ -52,59 +53,39 @@ class NativeOutOfMemory(MemoryError):
     """A request does not fit into the limit, or the device has no more; it says how much."""
 
 
-@dataclass(frozen=True)
-class Counters:
-    """What an allocator holds now, and what it has done; the terms are those of `allocator`.
-
-    Attributes:
-        small_bytes: 0 for none.
-        limit_bytes: 0 for none.
-        physical_bytes: What the system counts behind the chunks; on a CPU only what was touched.
-        shared_chunks: Chunks that small requests share.
-        cached_ranges: Freed ranges that are mapped and can be had whole.
-        retired_ranges: Freed ranges whose chunks are had elsewhere, until they can be unmapped.
-        maps: Chunks mapped into a range.
-        unmaps: Chunks unmapped from one.
-        event_waits: How often the host waited for the device, as nothing else was left.
-        failures: Calls that failed.
-    """
+class Counters(ctypes.Structure):
+    """The state and history of an allocator; the terms are those of `allocator`."""
 
     chunk_bytes: int
-    small_bytes: int
-    limit_bytes: int
+    small_bytes: int  # 0 for none
+    limit_bytes: int  # 0 for none
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    physical_bytes: int
+    physical_bytes: int  # behind the chunks, by the system; on a CPU of touched pages only
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak_internal_fragmentation_bytes: int
     live_blocks: int
-    shared_chunks: int
-    cached_ranges: int
-    retired_ranges: int
+    shared_chunks: int  # that small requests share
+    cached_ranges: int  # freed, mapped, and to be had whole
+    retired_ranges: int  # freed, their chunks had elsewhere, until they can be unmapped
     mallocs: int
     frees: int
     ranges_reused: int
     chunks_created: int
     chunks_released: int
-    maps: int
-    unmaps: int
-    event_waits: int
-    failures: int
+    maps: int  # chunks mapped into a range
+    unmaps: int  # chunks unmapped from one
+    event_waits: int  # of the host for the device, as nothing else was left
+    failures: int  # calls that failed
+    _fields_ = tuple((name, ctypes.c_uint64) for name in __annotations__)
 
     @property
     def internal_fragmentation_bytes(self) -> int:
         """Allocated less requested bytes."""
         return self.allocated_bytes - self.requested_bytes
-
-
-class _Counters(ctypes.Structure):
-    _fields_ = tuple((field.name, ctypes.c_uint64) for field in fields(Counters))
-
-    def frozen(self) -> Counters:
-        return Counters(*(getattr(self, field.name) for field in fields(Counters)))
 
 
 def _compiler() -> list[str]:
@@ -119,18 +100,13 @@ def _compiler() -> list[str]:
     )
 
 
-def _library_folder() -> Path:
-    """Return the folder of libraries, one for each user: a cache may be shared."""
-    return cache_folder() / f"native-{os.geteuid()}"
-
-
 def build() -> Path:
     """Compile the library where that has not been done, and return its path.
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
     name that hashes source, compiler and flags. That folder must be this user's (or root's) and
-    closed to others, as it is made. A library that is not what was built is built again, with a
-    warning. Any number of processes may build it at once.
+    closed to others. A library that was changed is built again, with a warning. Any number of
+    processes may build it at once.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
@@ -150,7 +126,9 @@ def build() -> Path:
             key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
         built_by = compiler, version, FLAGS, LIBRARIES, platform.machine(), torch.__version__
         key.update(repr(built_by).encode())
-        target = _library_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
+        # One folder for each user: a cache may be shared.
+        folder = cache_folder() / f"native-{os.geteuid()}"
+        target = folder / f"chunked_allocator-{key.hexdigest()[:16]}.so"
         try:
             os.close(_opened(target))
             return target
@@ -161,7 +139,7 @@ def build() -> Path:
             if target.is_dir() and not target.is_symlink():
                 raise AllocatorBuildError(f"{target} is a folder: remove it") from error
             target.unlink(missing_ok=True)  # the permissions of an old file would stay
-        with replacing(target) as made:  # whoever is last wins, with the same library
+        with replacing(target) as made:  # the last process wins, with the same library
             command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
             content = made.read_bytes()
@@ -193,11 +171,8 @@ class UnsafeFolderError(PermissionError):
 def _own_folder(path: Path) -> int:
     """Open a folder that nobody else can write, made with the permissions 0700 where it is not.
 
-    What is then opened relative to the descriptor was put there by this user or by root, whatever
-    others may do to the folders above it.
-
-    Returns:
-        A descriptor, to be closed.
+    A file that is then opened relative to the descriptor was put there by this user or by root,
+    whatever others may do to the folders above it.
 
     Raises:
         UnsafeFolderError: It belongs to another user (root's is trusted), others can write it, or
@@ -205,16 +180,18 @@ def _own_folder(path: Path) -> int:
         OSError: It cannot be made.
     """
     if path.is_symlink():
-        raise _unsafe(path, "It is a symbolic link, which may lead anywhere")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    state = os.fstat(folder)
-    if _is_own(state):
-        return folder
-    os.close(folder)
-    if state.st_mode & 0o022:
-        raise _unsafe(path, "Others can write it, and could have put any code there")
-    raise _unsafe(path, f"It belongs to user {state.st_uid}, who could have put any code there")
+        reason = "It is a symbolic link, which may lead anywhere"
+    else:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        state = os.fstat(folder)
+        if _is_own(state):
+            return folder
+        os.close(folder)
+        reason = f"It belongs to user {state.st_uid}, who could have put any code there"
+        if state.st_mode & 0o022:
+            reason = "Others can write it, and could have put any code there"
+    raise UnsafeFolderError(errno.EPERM, f"{reason}; remove it", os.fspath(path))
 
 
 def _is_own(state: os.stat_result) -> bool:
@@ -222,16 +199,12 @@ def _is_own(state: os.stat_result) -> bool:
     return state.st_uid in (os.geteuid(), 0) and not state.st_mode & 0o022
 
 
-def _unsafe(path: Path, reason: str) -> UnsafeFolderError:
-    return UnsafeFolderError(errno.EPERM, f"{reason}; remove it", os.fspath(path))
-
-
 class BrokenLibraryError(AllocatorBuildError):
-    """A file in the place of the library is not what was built."""
+    """The file in the place of the library was not built here."""
 
 
 def _digest(path: Path, content: bytes) -> bytes:
-    """Return what a library ends with, which loaders take no notice of."""
+    """Return the end of a library, which loaders take no notice of."""
     return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
@@ -277,7 +250,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ) from error
     pointer, number, whole = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     out = ctypes.POINTER(pointer)
-    counters = ctypes.POINTER(_Counters)
+    counters = ctypes.POINTER(Counters)
     for name, arguments in {
         "ca_create": [ctypes.c_char_p, number, number, number, whole, out],
         "ca_malloc": [pointer, number, number, out],
@@ -306,12 +279,11 @@ def _check(library: ctypes.CDLL, status: int) -> None:
 
 
 def _check_sizes(chunk_bytes: int, small_bytes: int, limit_bytes: int | None) -> None:
+    limit = 1 if limit_bytes is None else limit_bytes
     for name, value, least in (
-        ("chunk_bytes", chunk_bytes, 1),
-        ("small_bytes", small_bytes, 0),
-        ("limit_bytes", limit_bytes if limit_bytes is not None else 1, 1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        ("chunk_bytes", chunk_bytes, 1), ("small_bytes", small_bytes, 0), ("limit_bytes", limit, 1)
+    ):  # fmt: skip
+        if not is_whole(value, least, _LARGEST):
             above = "0 or more" if least == 0 else "above 0"
             raise AllocatorError(f"{name} is {value!r}: give whole bytes {above}")
 
@@ -361,7 +333,7 @@ class ChunkedMemory:
             NativeOutOfMemory: They do not fit.
             AllocatorError: The size makes no sense.
         """
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 <= nbytes <= _LARGEST:
+        if not is_whole(nbytes, 0, _LARGEST):
             raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
         address = ctypes.c_void_p()
         status = self._library.ca_malloc(self._open(), nbytes, stream, ctypes.byref(address))
@@ -369,7 +341,7 @@ class ChunkedMemory:
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Take back what was handed out; the last use of it is on `stream`.
+        """Take back bytes that were handed out; their last use is on `stream`.
 
         Raises:
             AllocatorError: Nothing is live at the address.
@@ -381,17 +353,17 @@ class ChunkedMemory:
         _check(self._library, self._library.ca_record_stream(self._open(), address, stream))
 
     def trim(self) -> None:
-        """Wait for what was freed, unmap it, and give its chunks back to the system."""
+        """Wait for freed ranges, unmap them, and give their chunks back to the system."""
         _check(self._library, self._library.ca_trim(self._open()))
 
     def counters(self) -> Counters:
-        """Return what it holds and has done."""
-        counters = _Counters()
+        """Return its state and history."""
+        counters = Counters()
         _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(counters)))
-        return counters.frozen()
+        return counters
 
     def set_complete(self, stream: int, complete: bool) -> None:
-        """Hold back what a pretended stream has yet to run, or let it finish; for tests."""
+        """Hold back the work of a pretended stream, or let it finish; for tests."""
         status = self._library.ca_posix_set_complete(self._open(), stream, int(complete))
         _check(self._library, status)
 
@@ -401,15 +373,10 @@ class ChunkedMemory:
             handle, self._handle = self._handle, None
             self._library.ca_destroy(handle)
 
-    def __enter__(self) -> "ChunkedMemory":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -422,10 +389,10 @@ class Installed:
     limit_bytes: int | None
 
     def counters(self, device: int = 0) -> Counters:
-        """Return what the allocator of a CUDA device holds and has done."""
-        library, counters = _load(self.library), _Counters()
+        """Return the state and history of the allocator of a CUDA device."""
+        library, counters = _load(self.library), Counters()
         _check(library, library.ca_plug_counters(device, ctypes.byref(counters)))
-        return counters.frozen()
+        return counters
 
     def trim(self, device: int = 0) -> None:
         """Give all cached chunks back, as ``torch.cuda.empty_cache`` does on all devices."""
@@ -478,12 +445,9 @@ def install(
             library._name, "ca_plug_malloc", "ca_plug_free"
         )
         # Neither is reached by the constructor: Tensor.record_stream, and empty_cache.
-        for setter, name in (
-            ("set_record_stream_fn", "ca_plug_record_stream"),
-            ("set_reset_fn", "ca_plug_empty_cache"),
-        ):
-            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            getattr(plugged.allocator(), setter)(address)
+        allocator, pointer = plugged.allocator(), ctypes.c_void_p
+        allocator.set_record_stream_fn(ctypes.cast(library.ca_plug_record_stream, pointer).value)
+        allocator.set_reset_fn(ctypes.cast(library.ca_plug_empty_cache, pointer).value)
         _check(library, library.ca_plug_configure(chunk_bytes, small_bytes, limit_bytes or 0))
         torch.cuda.memory.change_current_allocator(plugged)
     return Installed(path, chunk_bytes, limit_bytes)

@@ -1,22 +1,76 @@
-"""Which variables an operation is given, and which it has made or resized."""
+"""Which variables an operation is given, which it makes or resizes, and of which kind they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from repro.outofcore.recording import Signature, components, tensors_in
 from repro.outofcore.residency import Residency, Variable
 
+# ---- kinds: modules and optimizers tell. Before, a variable has the kind that its operations show.
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, list[object]]:
+    parameters = parameters_of(optimizer)
+    states = [optimizer.state.get(parameter, {}).values() for parameter in parameters]
+    return {
+        "parameter": [*parameters],
+        "gradient": [p.grad for p in parameters],
+        "optimizer state": [value for state in states for value in state],
+    }
+
+
+def meet_module(residency: Residency, module: nn.Module) -> None:
+    """Count a module's parameters, their gradients, and buffers."""
+    parameters = list(module.parameters())
+    gradients = [p.grad for p in parameters]
+    buffers = list(module.buffers())
+    _meet(residency, {"parameter": parameters, "gradient": gradients, "buffer": buffers})
+
+
+def meet_optimizer(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
+    """Count an optimizer's parameters, their gradients, and state."""
+    _meet(residency, _of_optimizer(optimizer))
+
+
+def _meet(residency: Residency, named: Mapping[str, Iterable[object]]) -> None:
+    for kind, values in named.items():
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                variable = residency.find(value, named=True)
+                if variable is not None and not variable.kind:
+                    variable.kind = kind
+                    variable.raw = kind == "parameter" and value.requires_grad
+
+
+def classify(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
+    """Set the kinds of all known variables that an optimizer works on."""
+    for kind, values in _of_optimizer(optimizer).items():
+        for value in values:
+            variable = variable_of(residency, value) if isinstance(value, torch.Tensor) else None
+            if variable is not None:
+                variable.kind = kind
+
+
+def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
+    """Return a tensor's variable if it is known already, else None."""
+    with torch._C.DisableTorchFunction():
+        return residency.look_up(tensor)
+
+
+# ---- operands
+
 
 class Operands:
-    """Finds the variables of operations, and has new ones counted.
-
-    Args:
-        residency: What knows them.
-        hold: Keeps a tensor on the device for good.
-    """
+    """Finds the variables of operations, and counts new ones; `hold` keeps a tensor for good."""
 
     def __init__(self, residency: Residency, hold: Callable[[torch.Tensor], None]) -> None:
         self._residency, self._hold = residency, hold
@@ -40,39 +94,37 @@ class Operands:
         self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Variable], list[Variable]]:
         """Return the variables that an operation is given, and those of them that it writes."""
-        writes = known.writes
         find = self._residency.look_up if known.view else self._residency.find
         inputs: list[Variable] = []
         written: list[Variable] = []
-        for position, value in enumerate(args):
-            if isinstance(value, torch.Tensor | list | tuple):
-                for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                    variable = find(tensor)
-                    writes_it = position < len(writes) and writes[position]
-                    if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
-                        continue
-                    if variable not in inputs:
-                        inputs.append(variable)
-                    if writes_it and variable not in written:
-                        written.append(variable)
-                        if not variable.kind and known.name.endswith("batch_norm"):
-                            variable.kind = "buffer"
-                    elif not variable.kind and isinstance(tensor, torch.nn.Parameter):
-                        variable.kind, variable.raw = "parameter", tensor.requires_grad
-        for name, value in kwargs.items():
-            for tensor in tensors_in(value):
+        writes = (*known.writes, *(False for _ in args))
+        given = [(value, write, True) for value, write in zip(args, writes, strict=False)]
+        if kwargs:
+            given += [(value, name in known.writes_named, False) for name, value in kwargs.items()]
+        for value, writes_it, by_position in given:
+            if not isinstance(value, torch.Tensor | list | tuple):
+                continue
+            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                 variable = find(tensor)
-                writes_it = name in known.writes_named
                 if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
                     continue
+                if by_position and not variable.kind:
+                    self._show_kind(variable, tensor, writes_it, known)
                 if variable not in inputs:
                     inputs.append(variable)
                 if writes_it and variable not in written:
                     written.append(variable)
         return inputs, written
 
+    @staticmethod
+    def _show_kind(variable: Variable, tensor: torch.Tensor, writes: bool, by: Signature) -> None:
+        if writes and by.name.endswith("batch_norm"):
+            variable.kind = "buffer"
+        elif not writes and isinstance(tensor, nn.Parameter):
+            variable.kind, variable.raw = "parameter", tensor.requires_grad
+
     def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
-        """Return the variable of what was left alone, where it counts from now on."""
+        """Return the variable of a tensor that was left alone, if it counts from now on."""
         if writes and (variable := self._residency.adopt(tensor)) is not None:
             return variable
         self._hold_components(tensor)
@@ -83,7 +135,7 @@ class Operands:
         inputs: list[Variable] = []
         for leaf in tree_leaves(arguments):
             tensors = [leaf] if isinstance(leaf, torch.Tensor) else []
-            if isinstance(leaf, torch.nn.Module):
+            if isinstance(leaf, nn.Module):
                 tensors = [*leaf.parameters(), *leaf.buffers()]
             for tensor in tensors:
                 variable = self._residency.find(tensor)
@@ -92,7 +144,7 @@ class Operands:
         return inputs
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
-        """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""
+        """Keep the parts of a sparse or nested tensor, which C++ code holds on to, for good."""
         for part in components(tensor):
             self._hold(part)
 
@@ -104,7 +156,7 @@ class Operands:
         written: list[Variable],
         made: list[Variable],
     ) -> None:
-        """Count anew what an operation may have resized, and what had no bytes before."""
+        """Count anew the storages that an operation may have resized, or that had no bytes."""
         for variable in written:
             if variable.died is None:
                 self._residency.resized(variable)

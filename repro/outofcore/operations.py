@@ -1,4 +1,4 @@
-"""How the operations of a block are seen, timed, foretold and divided."""
+"""How the operations of a block are seen, timed, predicted and divided."""
 
 import sys
 import time
@@ -17,11 +17,7 @@ from repro.outofcore.recording import components, signature, tensors_in
 
 
 class Observer(Protocol):
-    """Who wants to see them.
-
-    Attributes:
-        device: Whose tensors it manages.
-    """
+    """A block, or its eyes in another thread; it manages the tensors of one device."""
 
     device: torch.device
 
@@ -32,7 +28,7 @@ class Observer(Protocol):
         """Have a tensor's bytes where its address says, for good where `lock`."""
 
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, that stands for a while if to `keep`."""
+        """Return a copy of a tensor's storage on the host, which stays for a while if `keep`."""
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
@@ -54,7 +50,7 @@ def _dispatches(of: type) -> bool:
 
 
 def _left_alone(code: CodeType) -> bool:
-    """Have torch.compile never look into a function and what it calls; return whether it can be."""
+    """Have torch.compile never look into a function or its callees; return whether it can be."""
     try:
         of = torch._C._dynamo.eval_frame
         skip = of._FrameAction.SKIP
@@ -78,41 +74,22 @@ class Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not _LEFT_ALONE  # by a wrapper, which takes as long as half of what we do
+        return not _LEFT_ALONE  # by a wrapper, which takes half as long as all of ours
 
     __torch_dispatch__ = _dispatch
 
 
 class RawAccess(TorchFunctionMode):
-    """Sees what asks for a tensor's address, of which no operation tells."""
+    """Sees requests for a tensor's address, of which no operation tells."""
 
     LOCKS = frozenset(
-        {
-            "numpy",
-            "__array__",
-            "__dlpack__",
-            "data_ptr",
-            "const_data_ptr",
-            "mutable_data_ptr",
-            "untyped_storage",
-            "storage",
-            "share_memory_",
-        }
+        {"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "share_memory_"}
+        | {"data_ptr", "const_data_ptr", "mutable_data_ptr"}
     )
     # Their C++ code keeps the address of lengths or sizes while other operations run.
     READ_SIZES = frozenset(
-        {
-            "lstm",
-            "gru",
-            "rnn_tanh",
-            "rnn_relu",
-            "quantized_lstm",
-            "quantized_gru",
-            "_pack_padded_sequence",
-            "_pad_packed_sequence",
-            "tensor_split",
-            "ctc_loss",
-        }
+        {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru"}
+        | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
 
@@ -197,10 +174,10 @@ def result_bytes(
 ) -> tuple[int, bool]:
     """Return the bytes that an operation makes, and whether it makes no more.
 
-    They are those of new storages, and what given ones grow by, from a run on the device meta.
-    Where sizes depend on values they are the most that can be, or counted where that is more than
-    `room` bytes. Where there is neither, such as of a custom operation without a fake (which is not
-    run to find out), the bytes of its inputs are as good a guess as any.
+    New storages, and the growth of given ones, are known from a run on the device meta. Where sizes
+    depend on values it is the largest possible size, or counted where that is above `room` bytes.
+    Of any other, such as a custom operation without a fake (which is not run to find out), the
+    bytes of the inputs are the guess.
     """
     nbytes, known = 0, signature(operation)
     try:
@@ -269,7 +246,7 @@ def _bytes_by_values(
 def _index_bytes(
     operation: OpOverload, x: torch.Tensor, indices: Iterable[torch.Tensor | None], count: int
 ) -> int:
-    """Return the bytes of a tensor's elements where masks choose as many, or one beside others."""
+    """Return the bytes of `count` elements of a tensor that masks choose."""
 
     def chosen(count: int) -> int:
         place = torch.empty(count, dtype=torch.int64, device="meta")
@@ -322,7 +299,7 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
 
 
 def _lstm_bytes(args: Sequence[Any]) -> int:
-    """Return what oneDNN's LSTM keeps for its backward pass, of which torch foretells nothing.
+    """Return the bytes that oneDNN's LSTM keeps for its backward pass, unknown to torch's shapes.
 
     It lays out gates, hidden and cell states, and gradients of states as float32, each on pages.
     """
@@ -331,8 +308,7 @@ def _lstm_bytes(args: Sequence[Any]) -> int:
     rows = steps * samples
     more = 2 * (rows + samples)  # of both ends of the layer, and before the first step
 
-    def line(size: int, width: int) -> int:
-        """Return a row's bytes: whole cache lines, and no multiple of 256 elements."""
+    def line(size: int, width: int) -> int:  # a row's: whole cache lines, no multiple of 256 items
         padded = -(-size * width // 64) * 64
         return padded if padded // width % 256 else padded + 64
 
@@ -347,7 +323,7 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
         if value.layout is torch.strided:
             size, stride, dtype = value.size(), value.stride(), value.dtype
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        else:  # a dense one of its shape stands for it
+        else:  # a dense one of its shape instead
             made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))
         return made
@@ -359,18 +335,13 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
 
 
 def divide(args: tuple[Any, ...], limit_bytes: float) -> list[slice]:
-    """Return how to divide an operation on lists of tensors into parts of at most some bytes.
-
-    A part has one element at least.
-    """
+    """Return the parts, of at most some bytes or one element, of an operation on lists."""
     lists = [value for value in args if isinstance(value, list | tuple) and value]
     count = max(map(len, lists), default=0)
-    nbytes = [
-        sum(v[i].nbytes for v in lists if len(v) == count and isinstance(v[i], torch.Tensor))
-        for i in range(count)
-    ]
+    lists = [value for value in lists if len(value) == count]
     parts, start, held = [], 0, 0
-    for i, size in enumerate(nbytes):
+    for i, items in enumerate(zip(*lists, strict=True)):
+        size = sum(item.nbytes for item in items if isinstance(item, torch.Tensor))
         if i > start and held + size > limit_bytes:
             parts.append(slice(start, i))
             start, held = i, 0
@@ -392,14 +363,8 @@ def run_in_parts(
         whole = isinstance(value, list | tuple) and len(value) == count
         return value[part] if whole else value
 
-    results = [
-        run(
-            operation,
-            tuple(take(value, part) for value in args),
-            {name: take(value, part) for name, value in kwargs.items()},
-        )
-        for part in parts
-    ]
-    if results[0] is None:
-        return None
-    return [item for result in results for item in result]
+    results = []
+    for part in parts:
+        named = {name: take(value, part) for name, value in kwargs.items()}
+        results.append(run(operation, tuple(take(value, part) for value in args), named))
+    return None if results[0] is None else [item for result in results for item in result]

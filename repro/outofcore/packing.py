@@ -1,11 +1,11 @@
-"""Schedules that know the times: what stays is packed, and copies fill what room is left.
+"""Schedules that know the times: gaps between uses are packed, and copies use the room left.
 
-The window of `schedule` decides function by function. Here the whole iteration is looked at.
-Between two uses a variable may stay on the device or be away. First the stretches in which
-variables stay are packed into the budget, the shortest first, less a margin for copies under way.
-Then a variable that goes is held until its copy is done, where there is room, and one that comes is
-let in as early as there is room for it up to its use, in the order of the uses. When copies are
-done is known from simulating the plan before; so a few plans are made, each from the last.
+The window of `schedule` decides function by function; here the whole iteration is looked at. First
+the gaps in which variables stay on the device are packed into the budget, the shortest first, less
+a margin for copies under way. Then a variable that goes is held until its copy is done, where there
+is room, and one that comes is let in as early as there is room for it up to its use, in the order
+of the uses. The ends of copies are known from simulating the plan before; so a few plans are made,
+each from the last.
 
 Differs from the paper: all of it. The paper calls its own schedule not optimal and leaves the rest
 to future work (section 6).
@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest, plan_swaps
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 from repro.outofcore.simulation import Simulation
-from repro.outofcore.trace import Trace
 
 MARGINS = (0.0, 0.03)  # of the budget
 _ROUNDS = 2  # plans of each margin
@@ -30,7 +29,7 @@ Times = NDArray[np.float64]
 
 
 def plan_packed(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | Times,
     bandwidth: float | tuple[float, float],
@@ -44,12 +43,12 @@ def plan_packed(
         budget_bytes: Device memory that may be taken at any time, transfers under way included.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes beside its bytes.
-        margins: Shares of the budget that what stays leaves free, each tried.
+        latency_s: Seconds that each copy takes whatever its size.
+        margins: Shares of the budget that stay free for copies, each tried.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        ValueError: `margins` holds none, or what is no share below 1.
+        ValueError: `margins` is empty, or has a number outside [0, 1).
     """
     plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, margins)
     best = fastest(plans, np.asarray(compute_times, dtype=np.float64), bandwidth, latency_s)
@@ -58,7 +57,7 @@ def plan_packed(
 
 
 def packed_plans(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | Times,
     bandwidth: float | tuple[float, float],
@@ -86,60 +85,26 @@ def packed_plans(
 
 @dataclass(slots=True)
 class _Gap:
-    """The functions between two uses of a variable, or between the last one and its end.
-
-    Attributes:
-        name: The variable.
-        nbytes: Its bytes.
-        use: The function before the gap.
-        then: The one after it, or before which the variable is gone; n or more in the iteration
-            that follows.
-        ends: The variable is gone after it.
-        needed: Its value outlives the gap, or may be looked at within it.
-        dirty: It has been written since the gap before.
-        stays: It is on the device all the while.
-        release: Before which function it leaves, where it does not stay.
-        enter: Before which it comes back.
-    """
+    """A gap of a trace, and where its variable is meanwhile."""
 
     name: str
-    nbytes: int
     use: int
     then: int
     ends: bool
     needed: bool
-    dirty: bool
-    stays: bool = False
-    release: int = 0
-    enter: int = 0
-
-
-def _gaps(trace: Trace) -> dict[str, list[_Gap]]:
-    """Return the gaps of each variable, in order."""
-    n = len(trace.functions)
-    inputs = [frozenset(f.inputs) for f in trace.functions]
-    outputs = [frozenset(f.outputs) for f in trace.functions]
-    gaps: dict[str, list[_Gap]] = {}
-    for name, used in trace.accesses.items():
-        persists = name in trace.persistent
-        then = [*used[1:], used[0] + n if persists else trace.lifetimes[name][1]]
-        gaps[name] = []
-        for a, b in zip(used, then, strict=True):
-            ends = not persists and a == used[-1]
-            dirty = name in outputs[a] or (not persists and a == used[0])
-            needed = ends or name in inputs[b % n]
-            gaps[name].append(_Gap(name, trace.sizes[name], a, b, ends, needed, dirty))
-    return gaps
+    nbytes: int
+    stays: bool = False  # it is on the device all the while
+    release: int = 0  # else before which function it leaves,
+    enter: int = 0  # and before which it comes back
 
 
 class _Packing:
-    """Plans of one margin: what stays is the same in all of them."""
+    """Plans of one margin: the same variables stay in all of them."""
 
-    def __init__(self, trace: Trace, budget: int, margin: int) -> None:
+    def __init__(self, trace: FunctionSequence, budget: int, margin: int) -> None:
         self.trace, self.budget = trace, budget
         self.n = len(trace.functions)
-        self.gaps = _gaps(trace)
-        every = [gap for gaps_of_one in self.gaps.values() for gap in gaps_of_one]
+        self.gaps = every = [_Gap(*gap, trace.sizes[gap.variable]) for gap in trace.gaps]
         needs = np.array(trace.needs_bytes, dtype=np.int64)
         self.load = needs.copy()  # bytes while each function runs
         limit = np.maximum(needs, budget - margin)
@@ -190,38 +155,31 @@ class _Packing:
         return _Writing(self.trace, self.budget, self.gaps).plan()
 
 
-class _Writing:
+class _Writing(Draft):
     """From where variables stay, leave and enter to the actions of a plan, and its start."""
 
-    def __init__(self, trace: Trace, budget: int, gaps: dict[str, list[_Gap]]) -> None:
-        self.trace, self.budget, self.n = trace, budget, len(trace.functions)
-        self.begins: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.releases: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.enters: list[list[_Gap]] = [[] for _ in range(self.n)]
-        self.deaths: list[list[str]] = [[] for _ in range(self.n)]
-        for gaps_of_one in gaps.values():
-            for gap in gaps_of_one:
-                if gap.ends:
-                    self.deaths[gap.then % self.n].append(gap.name)
-                # What comes back as soon as it has left has stayed; what ends needs no release.
-                if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
-                    continue
-                self.begins[gap.use].append(gap)
-                self.releases[gap.release % self.n].append(gap)
-                if not gap.ends:
-                    self.enters[gap.enter % self.n].append(gap)
+    def __init__(self, trace: FunctionSequence, budget: int, gaps: Sequence[_Gap]) -> None:
+        super().__init__(trace, budget)
+        n = self.n
+        self.begins: list[list[_Gap]] = [[] for _ in range(n)]
+        self.releases: list[list[_Gap]] = [[] for _ in range(n)]
+        self.enters: list[list[_Gap]] = [[] for _ in range(n)]
+        for gap in gaps:
+            # One that comes back at once has stayed; one that ends needs no release.
+            if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
+                continue
+            self.begins[gap.use].append(gap)
+            self.releases[gap.release % n].append(gap)
+            if not gap.ends:
+                self.enters[gap.enter % n].append(gap)
         for entering in self.enters:
             entering.sort(key=lambda gap: gap.then)
-        # On the device when the iteration starts: what is alive then and has not left, or is back.
-        self.device = {
-            gap.name
-            for gaps_of_one in gaps.values()
-            for gap in gaps_of_one
-            if gap.use < self.n <= gap.then
-            and not (gap.ends and gap.then == self.n)
-            and (gap.stays or gap.release >= self.n or (gap.enter < self.n and not gap.ends))
-        }
-        self.held = sum(trace.sizes[name] for name in self.device)
+        # On the device when the iteration starts: those alive that have not left, or are back.
+        for gap in gaps:
+            alive = gap.use < n <= gap.then and not (gap.ends and gap.then == n)
+            back = gap.enter < n and not gap.ends
+            if alive and (gap.stays or gap.release >= n or back):
+                self.allocate(gap.name)
         self.valid = set(trace.persistent)
         self.outgoing: set[str] = set()
 
@@ -231,76 +189,54 @@ class _Writing:
         while True:
             start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
             if start == started:
-                break
+                return self.written("packed", *start)
             started = start
-            before, after = self._iteration()
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            before,
-            after,
-            resident=start[0],
-            host_valid=start[1],
-            outgoing=start[2],
-            scheduler="packed",
-        )
+            self.clear()
+            for f in range(self.n):
+                self._function(f)
+            self._die(0)
 
-    def _iteration(self) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[Action, ...], ...]]:
-        before: list[tuple[Action, ...]] = []
-        after: list[tuple[Action, ...]] = []
-        for f, function in enumerate(self.trace.functions):
-            if f:
-                self._die(f)
-            before.append(tuple(self._moves(f)))
-            for name in function.variables:
-                self._allocate(name)
-            self.valid.difference_update(function.outputs)
-            copies = []
-            for gap in self.begins[f]:
-                if gap.needed and gap.name not in self.valid:
-                    copies.append(Action(Kind.SWAP_OUT, gap.name))
-                    self.valid.add(gap.name)
-                    self.outgoing.add(gap.name)
-            after.append(tuple(copies))
-        self._die(0)
-        return tuple(before), tuple(after)
+    def _function(self, f: int) -> None:
+        if f:
+            self._die(f)
+        self.before[f] += self._moves(f)
+        for name in self.trace.functions[f].variables:
+            self.allocate(name)
+        self.valid.difference_update(self.trace.functions[f].outputs)
+        for gap in self.begins[f]:
+            if gap.needed and gap.name not in self.valid:
+                self.after[f].append(Action(Kind.SWAP_OUT, gap.name))
+                self.valid.add(gap.name)
+                self.outgoing.add(gap.name)
 
     def _moves(self, f: int) -> Iterator[Action]:
-        """Yield what leaves and enters before a function: what enters as soon as there is room."""
+        """Yield the releases before a function, and the arrivals, as soon as there is room."""
         leaving = [gap.name for gap in self.releases[f] if gap.name in self.device]
         for gap in self.enters[f]:
-            while leaving and self.held + gap.nbytes > self.budget:
+            while leaving and self.used + gap.nbytes > self.budget:
                 yield self._release(leaving.pop(0))
             if gap.name in leaving:  # it comes back for the same function
                 leaving.remove(gap.name)
                 yield self._release(gap.name)
             if gap.name not in self.device:
-                self._allocate(gap.name)
+                self.allocate(gap.name)
                 yield Action(Kind.SWAP_IN if gap.needed else Kind.ALLOCATE, gap.name)
         for name in leaving:
             yield self._release(name)
 
     def _release(self, name: str) -> Action:
-        self.device.discard(name)
+        self.free(name)
         self.outgoing.discard(name)
-        self.held -= self.trace.sizes[name]
         return Action(Kind.RELEASE, name)
 
-    def _allocate(self, name: str) -> None:
-        if name not in self.device:
-            self.device.add(name)
-            self.held += self.trace.sizes[name]
-
     def _die(self, f: int) -> None:
-        for name in self.deaths[f]:
-            if name in self.device:
-                self.device.discard(name)
-                self.held -= self.trace.sizes[name]
+        for name in self.trace.ending[f]:
+            self.free(name)
             self.valid.discard(name)
             self.outgoing.discard(name)
 
 
-def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
+def _copied_before(simulation: Simulation, trace: FunctionSequence) -> dict[tuple[str, int], int]:
     """Return before which function each copy to the host was done, by that after which it began."""
     n = len(trace.functions)
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])

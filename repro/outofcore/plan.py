@@ -1,27 +1,29 @@
-"""When to copy which variable, for one repeated iteration, and what that costs.
+"""When to copy which variable, for one repeated iteration; the rules of a plan; its requests.
 
-Source: Hayakawa and Narihira, section 3. A `SwapPlan` is what any scheduler of `schedule` or
-`baselines` returns, so that all are checked, simulated and run by the same code.
+Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, so that all are
+checked, simulated and run by the same code.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
+from repro.outofcore.allocator import Event
 from repro.outofcore.bounds import bound
-from repro.outofcore.checking import check
 from repro.outofcore.host import aligned
-from repro.outofcore.simulation import Simulation, simulate
+from repro.outofcore.sequence import Action, Function, FunctionSequence, Kind
+from repro.outofcore.simulation import Simulation, phases, simulate
 
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Trace
+Actions = tuple[tuple[Action, ...], ...]
+
+
+class PlanError(ValueError):
+    """A plan breaks a rule: it would exceed its budget, or compute with a missing value."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class SwapPlan:
     """The actions around each function of a repeated iteration.
 
     Attributes:
-        trace: What is scheduled.
+        trace: The iteration.
         budget_bytes: The device memory that may be taken at any time.
         before: (n) actions just before each function, in order.
         after: (n) actions just after each function, in order.
@@ -37,15 +39,15 @@ class SwapPlan:
         host_valid: Variables whose copy on the host is right when the iteration starts.
         outgoing: Variables whose copy to the host began in the iteration before, and whose device
             memory has not been released.
-        scheduler: The name of what made it.
+        scheduler: The name of its scheduler.
         window_bytes: The window, where it has one.
-        copies_again: It copies to the host what the host has already, as the paper's own does.
+        copies_again: It copies variables that the host has already, as the paper's own does.
     """
 
-    trace: Trace = field(repr=False)
+    trace: FunctionSequence = field(repr=False)
     budget_bytes: int
-    before: tuple[tuple[Action, ...], ...] = field(repr=False)
-    after: tuple[tuple[Action, ...], ...] = field(repr=False)
+    before: Actions = field(repr=False)
+    after: Actions = field(repr=False)
     resident: frozenset[str] = field(repr=False)
     host_valid: frozenset[str] = field(repr=False)
     outgoing: frozenset[str] = field(default=frozenset(), repr=False)
@@ -68,35 +70,27 @@ class SwapPlan:
         """Bytes copied in both directions in one iteration."""
         return self.bytes_in + self.bytes_out
 
+    def _bytes(self, which: Kind) -> int:
+        actions = chain(*self.before, *self.after)
+        return sum(self.trace.sizes[name] for kind, name in actions if kind is which)
+
     @cached_property
     def host_bytes(self) -> int:
         """The most bytes of variables on the host at once: once there, they stay until they end."""
         sizes = {name: aligned(nbytes) for name, nbytes in self.trace.sizes.items()}
-        deaths: dict[int, list[str]] = {}
-        for name, (_, death) in self.trace.lifetimes.items():
-            deaths.setdefault(death % len(self.trace.functions), []).append(name)
         on_host: set[str] = set()
         held = peak = 0
         for number in 2 * [*range(len(self.trace.functions))]:
-            for name in deaths.get(number, ()):
-                if name in on_host:
-                    on_host.discard(name)
-                    held -= sizes[name]
+            for name in on_host.intersection(self.trace.ending[number]):
+                on_host.discard(name)
+                held -= sizes[name]
             for kind, name in (*self.before[number], *self.after[number]):
-                # What is released is copied in any case: somebody may look at its value.
+                # A variable is copied when it is released: somebody may look at its value.
                 if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in on_host:
                     on_host.add(name)
                     held += sizes[name]
                     peak = max(peak, held)
         return peak
-
-    def _bytes(self, kind: Kind) -> int:
-        return sum(
-            self.trace.sizes[action.variable]
-            for actions in (*self.before, *self.after)
-            for action in actions
-            if action.kind is kind
-        )
 
     def verify(self) -> int:
         """Run the plan on paper, twice, and check every rule that a plan has to keep.
@@ -112,7 +106,16 @@ class SwapPlan:
         Raises:
             PlanError: A rule is broken; the message names the function and the variable.
         """
-        return check(self)
+        check = _Check(self)
+        for cycle in range(2):
+            for number, function in enumerate(self.trace.functions):
+                check.end_lives(self.trace.ending[number])
+                where = f"function {number} ({function.name})"
+                check.act(self.before[number], number, f"before {where}")
+                check.execute(number, function, where)
+                check.act(self.after[number], number + 1, f"after {where}")
+            check.compare(cycle)
+        return check.peak
 
     def simulate(
         self,
@@ -120,16 +123,16 @@ class SwapPlan:
         bandwidth: float | tuple[float, float],
         latency_s: float = 0.0,
     ) -> Simulation:
-        """Return what an iteration takes on a device with two copy streams.
+        """Return the times of an iteration on a device with two copy streams.
 
-        Functions run in order on one stream, copies to the device in order on a second, copies to
-        the host on a third; streams wait for each other exactly as the plan says. Iterations are
-        repeated until two in a row take the same time, and the last is returned.
+        Functions run in order on one stream, copies to the device on a second, copies to the host
+        on a third; streams wait for each other exactly as the plan says. Iterations are repeated
+        until two in a row take the same time, and the last is returned.
 
         Args:
             compute_times: (n,) seconds of each function.
             bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-            latency_s: Seconds that each copy takes beside its bytes.
+            latency_s: Seconds that each copy takes whatever its size.
 
         Raises:
             ValueError: The number of times is not that of the functions, or a value is negative.
@@ -142,9 +145,221 @@ class SwapPlan:
         bandwidth: float | tuple[float, float],
         latency_s: float = 0.0,
     ) -> float:
-        """Return the seconds that no plan of this trace within this budget can beat.
+        """Return the seconds that no plan of this trace within this budget can beat: see `bounds`.
 
-        The arguments are those of `simulate`, whose `Simulation.time_s` it is never above: see
-        `bounds`.
+        The arguments are those of `simulate`, whose `Simulation.time_s` it is never above.
         """
         return bound(self.trace, self.budget_bytes, compute_times, bandwidth, latency_s)
+
+
+class Draft:
+    """A plan as a scheduler writes it, function by function."""
+
+    def __init__(self, trace: FunctionSequence, budget_bytes: int) -> None:
+        self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
+        self.n = len(trace.functions)
+        self.alive = set(trace.alive_at_start)
+        self.device: set[str] = set()  # those of them on the device
+        self.used = 0  # bytes there
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin an iteration."""
+        self.before: list[list[Action]] = [[] for _ in range(self.n)]
+        self.after: list[list[Action]] = [[] for _ in range(self.n)]
+
+    def allocate(self, name: str) -> None:
+        """Have a variable on the device."""
+        if name not in self.device:
+            self.device.add(name)
+            self.used += self.sizes[name]
+
+    def free(self, name: str) -> None:
+        """Have it there no more."""
+        if name in self.device:
+            self.device.discard(name)
+            self.used -= self.sizes[name]
+
+    def written(self, scheduler: str, resident: Iterable[str], valid: Iterable[str],
+                outgoing: Iterable[str] = (), **more: Any) -> SwapPlan:  # fmt: skip
+        """Return the plan; the arguments are those of `SwapPlan`."""
+        before, after = tuple(map(tuple, self.before)), tuple(map(tuple, self.after))
+        sets = frozenset(resident), frozenset(valid), frozenset(outgoing)
+        return SwapPlan(self.trace, self.budget, before, after, *sets, scheduler, **more)
+
+
+class _Check:
+    """The state of device and host as actions and functions follow each other.
+
+    Written apart from the schedulers, from the trace alone, so that a mistake of theirs is seen.
+    """
+
+    def __init__(self, plan: SwapPlan) -> None:
+        trace = plan.trace
+        self.plan, self.sizes, self.peak = plan, trace.sizes, 0
+        # For each variable its uses as (function, whether its value is read), ascending.
+        self.uses: dict[str, list[tuple[int, bool]]] = {}
+        for number, function in enumerate(trace.functions):
+            for name in function.variables:
+                self.uses.setdefault(name, []).append((number, name in function.inputs))
+        self.device = set(plan.resident)
+        self.held = sum(self.sizes[name] for name in self.device)
+        self.valid = set(plan.host_valid)  # the host's copy is right, or will be when it is done
+        self.outgoing, self.alive = set(plan.outgoing), set(trace.alive_at_start)
+        n = len(trace.functions)
+        if not len(plan.before) == len(plan.after) == n:
+            raise PlanError(
+                f"the trace has {n} functions, but the plan {len(plan.before)} lists of actions "
+                f"before and {len(plan.after)} after them"
+            )
+        lost = self.alive - self.device - self.valid
+        if lost:
+            raise PlanError(f"at the start {_list(lost)} is neither on the device nor on the host")
+        for what, names in (("resident", self.device), ("host_valid", self.valid)):
+            if names - self.alive:
+                raise PlanError(f"at the start {_list(names - self.alive)}, {what}, is not alive")
+        self.measure("at the start")
+
+    def allocate(self, name: str) -> None:
+        if name not in self.device:
+            self.device.add(name)
+            self.held += self.sizes[name]
+
+    def free(self, name: str) -> None:
+        if name in self.device:
+            self.device.discard(name)
+            self.held -= self.sizes[name]
+        self.outgoing.discard(name)
+
+    def end_lives(self, names: list[str]) -> None:
+        for name in names:
+            self.free(name)
+            self.alive.discard(name)
+            self.valid.discard(name)
+
+    def measure(self, where: str) -> None:
+        held = self.held
+        self.peak = max(self.peak, held)
+        if held > self.plan.budget_bytes:
+            raise PlanError(
+                f"{where} {held} bytes are held on the device, {held - self.plan.budget_bytes} "
+                f"more than the budget of {self.plan.budget_bytes}"
+            )
+
+    def needed(self, name: str, after: int) -> bool:
+        """Whether the value of an alive variable must survive function number `after` - 1.
+
+        It must unless the next use overwrites it whole.
+        """
+        uses, persists = self.uses[name], name in self.plan.trace.persistent
+        if after <= uses[0][0] and not persists:
+            return True  # left by the iteration before: alive without a use, as below
+        for number, read in uses:
+            if number >= after:
+                return read
+        # The next iteration's first use; or alive without a use: somebody may still look at it.
+        return uses[0][1] if persists else True
+
+    def act(self, actions: tuple[Action, ...], after: int, where: str) -> None:
+        for kind, name in actions:
+            what = f"{where} {kind.value} {name!r}"
+            needed = name in self.alive and self.needed(name, after)
+            if problem := self.problem(kind, name, needed):
+                raise PlanError(f"{what}: {problem}")
+            if kind is Kind.RELEASE:
+                self.free(name)
+            elif kind is Kind.SWAP_OUT:
+                self.valid.add(name)
+                self.outgoing.add(name)
+            else:
+                self.allocate(name)
+            self.measure(what)
+
+    def problem(self, kind: Kind, name: str, needed: bool) -> str:
+        """Return the rule that an action breaks, or nothing."""
+        there, valid = name in self.device, name in self.valid
+        comes, leaves = kind in (Kind.SWAP_IN, Kind.ALLOCATE), kind is Kind.SWAP_OUT
+        rules = {
+            "it is not alive": name not in self.alive,
+            "it is on the device already": comes and there,
+            "it is not on the device": not (comes or there),
+            "the host has no right copy": kind is Kind.SWAP_IN and not valid,
+            "its value is dead, for it is overwritten next": kind is Kind.SWAP_IN and not needed,
+            "its value is needed, so it must be copied": kind is Kind.ALLOCATE and needed,
+            "the host's copy is right already": leaves and valid and not self.plan.copies_again,
+            "its value is dead": leaves and not needed,
+            "its value is needed and the host has no right copy": (
+                kind is Kind.RELEASE and needed and not valid
+            ),
+        }
+        return next((rule for rule, broken in rules.items() if broken), "")
+
+    def execute(self, number: int, function: Function, where: str) -> None:
+        for name in function.variables:
+            if name not in self.alive:
+                if self.uses[name][0][0] != number:
+                    raise PlanError(f"{where} uses {name!r}, which is not alive")
+                self.alive.add(name)  # born here, or given from outside
+                self.allocate(name)
+            elif name not in self.device:
+                raise PlanError(f"{where} uses {name!r}, which is not on the device")
+        self.measure(f"while {where} runs")
+        for name in function.outputs:
+            if name in self.outgoing:
+                raise PlanError(f"{where} writes {name!r} while it is being copied to the host")
+            self.valid.discard(name)
+
+    def compare(self, cycle: int) -> None:
+        trace, n = self.plan.trace, len(self.plan.trace.functions)
+        # Those that die with the last function.
+        self.end_lives([name for name in trace.ending[0] if trace.lifetimes[name][1] == n])
+        for what, now, start in (
+            ("on the device", self.device, self.plan.resident),
+            ("under way to the host", self.outgoing, self.plan.outgoing),
+        ):
+            if now != start:
+                raise PlanError(
+                    f"iteration {cycle} ends with {_list(now ^ start)} {what} otherwise than it "
+                    "started: the plan cannot be repeated"
+                )
+        if not self.plan.host_valid <= self.valid:
+            raise PlanError(
+                f"iteration {cycle} ends without right copies of "
+                f"{_list(self.plan.host_valid - self.valid)} on the host, with which it started"
+            )
+
+
+def _list(names: set[str] | frozenset[str]) -> str:
+    shown = sorted(names)[:5]
+    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 5 else "")
+
+
+def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
+    """Return the requests for device memory, and their ends, when a plan is repeated.
+
+    A variable that is swapped in is a new request, as its memory comes from the allocator anew.
+    Variables of 0 bytes need none.
+
+    Args:
+        plan: Any plan; one without transfers gives the requests of training in core.
+        iterations: Number of runs; the first starts with the plan's resident variables.
+    """
+    return [event for _, event in by_function(plan, iterations)]
+
+
+def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
+    """Return the requests of `requests`, each with the number of the function that makes it.
+
+    Functions are counted on through the iterations; resident variables are of the first.
+    """
+    sizes, resident = plan.trace.sizes, {*plan.resident}
+    if plan.trace.peak_bytes <= plan.budget_bytes:
+        resident.update(plan.trace.held)
+    device = {name for name in resident if sizes[name]}
+    events = [(0, Event(name, sizes[name])) for name in sorted(device)]
+    for number, changes in enumerate(phases(plan, iterations)):
+        for name, comes in chain(*changes):
+            if sizes[name] and (name in device) is not comes:
+                (device.add if comes else device.discard)(name)
+                events.append((number, Event(name, sizes[name] if comes else None)))
+    return events

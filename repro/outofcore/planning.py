@@ -1,40 +1,100 @@
-"""The plan of a recorded iteration: one at once, and better ones while training goes on.
+"""The schedules by name, and the plan of a recorded iteration: one at once, better ones later.
 
-Which schedule takes least time is found by simulating many plans, which for a long iteration takes
-far longer than a step. So the first plan is followed as soon as it is made; once it has run
-through, others are tried between iterations, a bounded time after each. No thread of its own: it
-would take Python's lock from every operation of the training.
+The fastest schedule is found by simulating many plans, which for a long iteration takes far longer
+than a step. So the first plan is followed as soon as it is made; once it has run through, others
+are tried between iterations, a bounded time after each. No thread of its own: it would take
+Python's lock from every operation of the training.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.packing import packed_plans
-from repro.outofcore.plan import SwapPlan
+from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.literal import plan_literally
+from repro.outofcore.packing import packed_plans, plan_packed
+from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.recording import Recording
-from repro.outofcore.schedule import plan_swaps, windows
-from repro.outofcore.schedules import Name, Scheduler, make_plan
+from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
+from repro.outofcore.sequence import FunctionSequence
 from repro.outofcore.trace import Trace
 
 AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
 SHARE = 0.05  # of the training's time for better plans after that
-_COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation
+_COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
 _MARGIN = 0.01  # of an iteration, that a better plan has to win
 _OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
 _TUNED = {"auto", "window", "packed"}
 
+Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
+# Given a trace, a budget in bytes, seconds of each function, and bytes/s (to the device, to the
+# host), returns a plan of that trace within that budget.
+Scheduler = Callable[[Trace, int, Sequence[float], tuple[float, float]], SwapPlan]
+
+
+def check_schedule(schedule: object) -> None:
+    """Raise a ValueError where a schedule is none of the names and cannot be called."""
+    if not callable(schedule) and schedule not in get_args(Name):
+        raise ValueError(
+            f"schedule is {schedule!r}: give one of {', '.join(get_args(Name))}, or a function of "
+            "a trace, a budget, times and rates that returns a SwapPlan"
+        )
+
+
+def make_plan(
+    schedule: Name | Scheduler,
+    trace: Trace,
+    budget_bytes: int,
+    times: Sequence[float],
+    rates: tuple[float, float],
+    latency_s: float = 0.0,
+    window_bytes: int | None = None,
+) -> SwapPlan:
+    """Return the plan of a schedule by its name, or of a function, whose plan is checked.
+
+    "auto" is the faster of packed plans and of all windows when simulated; "lms" is at the
+    distances that take least time. The arguments are those of `plan_packed`; `window_bytes` is of
+    "window" and "paper", None for 1.5 times the budget.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        DoesNotFit: "lms" or "vdnn" holds more than the budget, which they do not know.
+        PlanError: A function's plan breaks a rule, or is of another trace or a larger budget.
+    """
+    given = trace, budget_bytes, times, rates, latency_s
+    if schedule == "auto":
+        both = (plan(*given) for plan in (plan_packed, tune_window))
+        best = fastest(both, np.asarray(times, dtype=np.float64), rates, latency_s)
+        assert best is not None  # there are two
+        return best
+    check_schedule(schedule)
+    if not callable(schedule):
+        return {
+            "window": lambda: plan_swaps(trace, budget_bytes, window_bytes),
+            "packed": lambda: plan_packed(*given),
+            "paper": lambda: plan_literally(trace, budget_bytes, window_bytes),
+            "lms": lambda: tune_fixed_distance(*given),
+            "vdnn": lambda: vdnn(trace, budget_bytes),
+            "on_demand": lambda: on_demand(trace, budget_bytes),
+        }[schedule]()
+    plan = schedule(trace, budget_bytes, times, rates)
+    if plan.trace != trace or plan.budget_bytes > budget_bytes:
+        raise PlanError(
+            f"the schedule's plan is of {len(plan.trace.functions)} functions within "
+            f"{plan.budget_bytes} bytes: plan the given trace, of {len(trace.functions)} "
+            f"functions, within {budget_bytes}"
+        )
+    plan.verify()
+    return plan
+
 
 class Planner:
-    """Plans iterations by a schedule.
+    """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
     Args:
-        schedule: As of `OutOfCore`.
-        window_bytes: As of `OutOfCore`.
-        budget_bytes: Device memory that may be taken at any time.
         rates: Returns bytes/s of the copies (to the device, to the host), as measured so far.
         clock: Returns seconds.
 
@@ -58,16 +118,11 @@ class Planner:
         self._times: NDArray[np.float64] = np.zeros(0)
         self._link = (1.0, 1.0)
         self._credit_s = 0.0
-        self._guess_s = 0.0  # what the next plan takes, until one was tried
-        self._longest_s = 0.0  # what the longest plan took
+        self._guess_s = 0.0  # of the next plan, until one was tried
+        self._longest_s = 0.0  # of the longest plan
 
     def plan(self, recorded: Recording) -> SwapPlan:
-        """Return a plan of an iteration, soon.
-
-        Raises:
-            BudgetTooSmall: One function alone needs more than the budget.
-            DoesNotFit, PlanError: As of `make_plan`.
-        """
+        """Return a plan of an iteration, soon; errors are those of `make_plan`."""
         self._candidates = None
         began = self._clock()
         trace, window = recorded.trace, self.window_bytes
@@ -96,10 +151,9 @@ class Planner:
         self._guess_s, self._longest_s = _OF_FIRST * self._longest_s, 0.0
 
     def better(self, elapsed_s: float) -> SwapPlan | None:
-        """Try other plans for a while, and return the best where it beats the one at hand.
+        """Try other plans, and return the best where it beats the one at hand.
 
-        Args:
-            elapsed_s: Seconds of training since this was called last.
+        They get a share of `elapsed_s`, the seconds of training since the last call.
         """
         if self._candidates is None:
             return None
@@ -125,7 +179,7 @@ class Planner:
         result = plan.simulate(self._times, self._link, _COPY_LATENCY_S)
         return round(result.time_s, 9), result.bytes_moved
 
-    def _plans(self, trace: Trace) -> Iterator[SwapPlan]:
+    def _plans(self, trace: FunctionSequence) -> Iterator[SwapPlan]:
         if self.schedule != "window":
             given = trace, self.budget_bytes, self._times, self._link, _COPY_LATENCY_S
             yield from packed_plans(*given)

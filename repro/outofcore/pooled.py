@@ -7,6 +7,7 @@ from repro.outofcore.allocator import (
     PAPER_CHUNK_BYTES,
     AllocatorError,
     BestFitAllocator,
+    Block,
     ChunkedAllocator,
 )
 
@@ -25,11 +26,8 @@ class PooledChunkedAllocator(ChunkedAllocator):
 
     Args:
         chunk_bytes: m_c.
-        capacity_bytes: What the device has for chunks; None for no limit.
+        capacity_bytes: Bytes that the device has for chunks; None for no limit.
         small_bytes: Requests up to it share chunks; None for half a chunk.
-
-    Attributes:
-        shared_chunks: Chunks that are shared now.
     """
 
     def __init__(
@@ -68,40 +66,32 @@ class PooledChunkedAllocator(ChunkedAllocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of what is live, by number; several small blocks may have the same."""
+        """The chunks of each live block, by number; several small ones may have the same."""
         return {name: self._chunks(taken) for name, (taken, _) in self._live.items()}
 
     def _chunks(self, taken: Any) -> tuple[int, ...]:
-        return taken if isinstance(taken, tuple) else self._shared[self._segment(taken.address)]
-
-    @property
-    def _largest_piece(self) -> int:
-        pieces = self._pool._free[True]
-        return pieces[-1][0] if pieces else 0
-
-    def _segment(self, address: int) -> int:
-        return address - address % self._pool.small_segment_bytes
+        return self._shared[taken.segment] if isinstance(taken, Block) else taken
 
     def _take(self, nbytes: int) -> tuple[Any, int]:
         if nbytes > self.small_bytes:
             return super()._take(nbytes)
-        pool, chunks, allocated = self._pool, None, 0
-        if nbytes > self._largest_piece:
+        chunks, allocated = None, 0
+        if nbytes > self._pool._free[True].largest:
             chunks, allocated = super()._take(self.chunk_bytes)
-        block, _ = pool._take(nbytes)
+        block, _ = self._pool._take(nbytes)
         if chunks is not None:
-            self._shared[self._segment(block.address)] = chunks
+            self._shared[block.segment] = chunks
         return block, allocated
 
     def _give(self, taken: Any) -> int:
-        if isinstance(taken, tuple):
+        if not isinstance(taken, Block):
             return super()._give(taken)
         self._pool._give(taken)
-        if taken.before or taken.after:
+        if not self._pool.is_free(taken.segment, small=True):
             return 0
         self._pool.release_cached()
-        return super()._give(self._shared.pop(self._segment(taken.address)))
+        return super()._give(self._shared.pop(taken.segment))
 
     def _largest(self, capacity: int) -> int:
         largest = super()._largest(capacity)
-        return largest if largest > 0 else min(self.small_bytes, self._largest_piece)
+        return largest if largest > 0 else min(self.small_bytes, self._pool._free[True].largest)

@@ -1,17 +1,22 @@
-"""From the operations that ran in an iteration to its trace."""
+"""Operations as their schemas tell, sums of gradients, and the trace of those that ran."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
 from repro.outofcore.residency import Variable
-from repro.outofcore.sums import ADD_INTO
-from repro.outofcore.trace import Function, Trace
+from repro.outofcore.sequence import Function
+from repro.outofcore.trace import Trace
 
+ADD: OpOverload = torch.ops.aten.add.Tensor
+ADD_INTO: OpOverload = torch.ops.aten.add_.Tensor
+_OURS = ("repro.outofcore.", "torch._dynamo", "torch._compile")
 _SKIPPED = 16  # functions at the start of an iteration that may belong to the one before
 # They make a tensor of a storage without looking at the storage, even where it has no bytes now.
 _WITHOUT_ACCESS = frozenset(
@@ -24,14 +29,12 @@ _WITHOUT_TENSORS = frozenset(
     + [f"Optional[List[{kind}]]" for kind in _KINDS]
 )
 # Their schemas do not say that they write the running statistics.
-_WRITES_UNSAID = {
-    "aten.native_batch_norm": ("running_mean", "running_var"),
-    "aten.cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten.miopen_batch_norm": ("running_mean", "running_var"),
-    "aten.batch_norm_gather_stats": ("running_mean", "running_var"),
-    "aten.batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
-}
-
+_NORMS = frozenset(
+    {f"aten.{by}_batch_norm" for by in ("native", "cudnn", "miopen")}
+    | {"aten.batch_norm_gather_stats", "aten.batch_norm_gather_stats_with_counts"}
+)
+_WRITES_UNSAID = ("running_mean", "running_var")
+_ONE_FOR_ALL = ("scalars", "weight")
 # The sizes of their results depend on values; of "index" where masks choose.
 _BY_VALUES = frozenset(
     {"nonzero", "argwhere", "masked_select", "index", "repeat_interleave", "bincount"}
@@ -42,45 +45,27 @@ _BY_VALUES = frozenset(
 
 
 class Signature(NamedTuple):
-    """What is known of an operation from its schema.
+    """An operation by its schema."""
 
-    Attributes:
-        name: Without the overload, such as ``"aten.convolution"``.
-        ignored: It does not touch what its tensors hold.
-        takes: The positions of arguments that may be or hold tensors, ascending.
-        takes_named: Their names.
-        writes: For each argument by position, whether it is written.
-        writes_named: Names of arguments that are written.
-        grouped: It works on lists of tensors one by one, so that it can be run in parts.
-        makes: It may return tensors of storages that it was not given.
-        view: It makes a tensor of a storage that it was given.
-        resizes: It may change the size of a storage that it was given.
-        collective: It works on with other processes after it has returned.
-        awaited: Its results come from other processes, and are to be waited for.
-        by_values: The size of its result may depend on values.
-        has_meta: It can be run on the device meta, where it computes nothing and draws no number.
-        takes_device: It may be told by name where to make its result.
-    """
-
-    name: str
-    ignored: bool
-    takes: tuple[int, ...]
-    takes_named: frozenset[str]
-    writes: tuple[bool, ...]
-    writes_named: frozenset[str]
-    grouped: bool
-    makes: bool
-    view: bool
-    resizes: bool
-    collective: bool
-    awaited: bool
-    by_values: bool
-    has_meta: bool
-    takes_device: bool
+    name: str  # without the overload, such as "aten.convolution"
+    ignored: bool  # it does not touch the values of its tensors
+    takes: tuple[int, ...]  # the positions of arguments that may be or hold tensors, ascending
+    takes_named: frozenset[str]  # their names
+    writes: tuple[bool, ...]  # for each argument by position, whether it is written
+    writes_named: frozenset[str]  # names of arguments that are written
+    grouped: bool  # it works on lists of tensors one by one, so that it can be run in parts
+    makes: bool  # it may return tensors of storages that it was not given
+    view: bool  # it makes a tensor of a storage that it was given
+    resizes: bool  # it may change the size of a storage that it was given
+    collective: bool  # it works on with other processes after it has returned
+    awaited: bool  # its results come from other processes, and are to be waited for
+    by_values: bool  # the size of its result may depend on values
+    has_meta: bool  # it can be run on the device meta, which computes and draws nothing
+    takes_device: bool  # it may be told by name where to make its result
 
 
 def signature(operation: OpOverload) -> Signature:
-    """Return what is known of an operation."""
+    """Return the signature of an operation."""
     # By its address: its own hash is computed in Python at every look.
     cached = _SIGNATURES.get(id(operation))
     if cached is None:
@@ -92,52 +77,47 @@ _SIGNATURES: dict[int, tuple[OpOverload, Signature]] = {}
 
 
 def _signature(operation: OpOverload) -> Signature:
-    schema = operation._schema
-    name = f"{operation.namespace}.{operation._opname}"
-    unsaid = _WRITES_UNSAID.get(name, ())
-    writes = tuple(
-        bool(argument.alias_info is not None and argument.alias_info.is_write)
-        or argument.name in unsaid
-        or operation.namespace == "c10d"  # whose schemas do not say it either
-        for argument in schema.arguments
+    arguments, returns = operation._schema.arguments, operation._schema.returns
+    space, short = operation.namespace, operation._opname
+    name = f"{space}.{short}"
+    said = [bool(a.alias_info is not None and a.alias_info.is_write) for a in arguments]
+    unsaid = _WRITES_UNSAID if name in _NORMS else ()
+    writes = tuple(  # the schemas of collectives do not say it either
+        write or a.name in unsaid or space == "c10d"
+        for a, write in zip(arguments, said, strict=True)
     )
-    named = frozenset(a.name for a, write in zip(schema.arguments, writes, strict=True) if write)
-    grouped = operation._opname.startswith(("_foreach_", "_fused_")) and not any(
-        "Tensor" in str(a.type) and "List" not in str(a.type) and a.name in ("scalars", "weight")
-        for a in schema.arguments
-    )
-    in_place = all(
-        r.alias_info is not None and r.alias_info.is_write for r in schema.returns
-    ) and any(writes)
-    ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
-    # What has no memory is never given to an operation: torch fills it with zeros before.
-    makes = not (in_place or operation.is_view or name == "aten._efficientzerotensor")
-    changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
-    # By exclusion: what may hold a tensor in a way that no name here says is looked at.
-    takes = [n for n, a in enumerate(schema.arguments) if str(a.type) not in _WITHOUT_TENSORS]
+    in_place = any(writes) and all(r.alias_info and r.alias_info.is_write for r in returns)
+    ignored = name in _WITHOUT_ACCESS or space in ("prim", "profiler")
+    # By exclusion: arguments of any other type may hold tensors.
+    takes = [n for n, a in enumerate(arguments) if str(a.type) not in _WITHOUT_TENSORS]
     return Signature(
-        name,
-        ignored,
-        tuple(takes),
-        frozenset(schema.arguments[n].name for n in takes),
-        writes,
-        named,
-        grouped,
-        makes,
-        operation.is_view,
-        resizes=not changes_values
-        and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments),
-        collective=operation.namespace == "c10d",
-        awaited=operation.namespace == "_c10d_functional" and operation._opname != "wait_tensor",
+        name=name,
+        ignored=ignored,
+        takes=tuple(takes),
+        takes_named=frozenset(arguments[n].name for n in takes),
+        writes=writes,
+        writes_named=frozenset(a.name for a, w in zip(arguments, writes, strict=True) if w),
+        grouped=short.startswith(("_foreach_", "_fused_"))
+        and not any(
+            "Tensor" in str(a.type) and "List" not in str(a.type) and a.name in _ONE_FOR_ALL
+            for a in arguments
+        ),
+        # Its result has no memory, and torch fills it with zeros before an operation takes it.
+        makes=not (in_place or operation.is_view or name == "aten._efficientzerotensor"),
+        view=operation.is_view,
+        # One whose name ends so changes values alone.
+        resizes=any(said) and (not short.endswith("_") or short.startswith("resize")),
+        collective=space == "c10d",
+        awaited=space == "_c10d_functional" and short != "wait_tensor",
         by_values=name.removeprefix("aten.") in _BY_VALUES
         and operation._overloadname != "self_Tensor",
         # One that is registered for all devices at once would compute there, too.
         has_meta=not ignored
         and (
-            operation.namespace in ("aten", "prims")
+            space in ("aten", "prims")
             or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "Meta")
         ),
-        takes_device=any(a.name == "device" and a.kwarg_only for a in schema.arguments),
+        takes_device=any(a.name == "device" and a.kwarg_only for a in arguments),
     )
 
 
@@ -151,7 +131,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors in which a sparse or nested tensor keeps what it holds; else none."""
+    """Return the tensors that a sparse or nested tensor consists of; of others none."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -184,50 +164,134 @@ class Entry:
 
 @dataclass
 class Recording:
-    """One iteration as it ran.
-
-    Attributes:
-        trace: It, at storage granularity.
-        order: The variable behind each of the trace's, in the order of `trace.accesses`.
-        times: Seconds of each function.
-        operations: What each function ran.
-    """
+    """One iteration as it ran."""
 
     trace: Trace
-    order: list[Variable]
-    times: list[float]
-    operations: list[OpOverload] = field(repr=False)
+    order: list[Variable]  # the one behind each of the trace's, in the order of `trace.accesses`
+    times: list[float]  # seconds of each function
+    operations: list[OpOverload] = field(repr=False)  # of each function
+
+
+# ---- sums of gradients made in place, as plain autograd makes them. Where a tensor is used twice,
+# autograd sums two gradients of it: into the first, where nobody else holds that, but under a
+# dispatch mode always into a new tensor, so that an iteration would hold one more. Such a sum is
+# found in the iteration that is recorded, by the end of one operand right after it, and made in
+# place in those that follow the plan: a + b = b + a to the last bit. The other operand may be a
+# slice of something larger.
+
+
+class _Holders(NamedTuple):
+    """Numbers of holders of a tensor in C++ and in Python, and of its storage."""
+
+    tensor: int
+    wrapper: int
+    storage: int
+
+
+def _holders(args: tuple[Any, ...], position: int) -> _Holders:
+    storage = args[position].untyped_storage()
+    return _Holders(
+        args[position]._use_count(),
+        sys.getrefcount(args[position]),
+        torch._C._storage_Use_Count(storage._cdata),
+    )
+
+
+def _in_the_engine() -> bool:
+    """Whether autograd runs an operation in a backward pass, and none of the user's code does."""
+    if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+class _Probe(TorchDispatchMode):
+    """Counts the holders of the operands of a sum that autograd alone holds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.holders: list[tuple[_Holders, _Holders]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ADD and _in_the_engine():
+            self.holders.append((_holders(args, 0), _holders(args, 1)))
+        return func(*args, **(kwargs or {}))
+
+
+class Sums:
+    """Tells the sums that can be made in place.
+
+    The number of holders of a tensor is torch's own affair, so it is measured on a small graph on
+    the device first: where that shows nothing, no sum is made in place.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._alone: tuple[_Holders, _Holders] | None = None
+        probe = _Probe()
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                x = torch.zeros(2, device=device, requires_grad=True)
+                y = x * 1.0
+                end = (y * 2.0 + y * 3.0).sum()  # two gradients of y, neither held elsewhere
+                with probe:
+                    torch.autograd.grad(end, x)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return
+        if len(probe.holders) == 1:
+            self._alone = probe.holders[0]
+
+    def into(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return which operand a sum of two gradients may go into, or None."""
+        if self._alone is None or kwargs or len(args) != 2 or not _in_the_engine():
+            return None
+        if any(not isinstance(v, torch.Tensor) or v.layout is not torch.strided for v in args):
+            return None
+        alone = [_holders(args, i) == self._alone[i] for i in (0, 1)]  # before we hold them
+        one, other = args
+        if (
+            not any(alone)
+            or one.dtype != other.dtype
+            or one.shape != other.shape
+            or any(t.is_conj() or t.is_neg() for t in args)
+        ):
+            return None
+        if alone[0] and _dense(one):  # where plain autograd does it, too
+            return 0
+        return 1 if alone[1] and one.stride() == other.stride() and _dense(other) else None
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return torch._debug_has_internal_overlap(tensor) == 0  # it is dense, too
 
 
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
-    """Return operations as they are once sums of gradients go into what ends with them.
+    """Return operations with sums of gradients made in place, where an operand ends with them.
 
-    The result of such a sum stands for the operand that it goes into from that one's birth on.
-
-    Args:
-        entries: The operations in order.
-        origin: The clock at the start of the iteration.
+    The result of such a sum takes the place of that operand from its birth on. `origin` is the
+    clock at the start of the iteration.
     """
-    stands: dict[Variable, Variable] = {}
+    totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
         entry = entries[number]
         into = entry.into
         if into is None or len(entry.made) != 1 or into.died != origin + number + 1:
             continue
-        total = stands.get(entry.made[0], entry.made[0])
+        total = totals.get(entry.made[0], entry.made[0])
         if into.since >= origin and total.nbytes == into.nbytes:
-            stands[into] = total
+            totals[into] = total
             total.since = into.since
-    if not stands:
+    if not totals:
         return list(entries)
 
     def now(variables: list[Variable]) -> list[Variable]:
-        return [stands.get(variable, variable) for variable in variables]
+        return [totals.get(variable, variable) for variable in variables]
 
     result = []
     for entry in entries:
         inputs, written, made = now(entry.inputs), now(entry.written), now(entry.made)
-        if entry.into in stands and stands[entry.into] in made:
+        if entry.into in totals and totals[entry.into] in made:
             position = inputs.index(made[0])
             inputs = [made[0], *inputs[:position], *inputs[position + 1 :]]
             entry = replace(entry, operation=ADD_INTO, inputs=inputs, written=made, made=[])
@@ -237,17 +301,15 @@ def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
     return result
 
 
+# ---- traces
+
+
 def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> Recording:
     """Return an iteration as a trace.
 
     A variable that is alive at the end dies in the next iteration where its counterpart of the
     iteration before died in this one, as far as both ran the same functions; where that is not
-    known, it lives until its successor comes.
-
-    Args:
-        entries: The operations in order; at least one.
-        origin: The clock at the start of the iteration.
-        previous: The iteration before.
+    known, it lives until its successor comes. `origin` is the clock at the start of the iteration.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -300,10 +362,10 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 def _twins(
     previous: Recording, functions: list[Function], sizes: dict[str, int]
 ) -> dict[str, Variable]:
-    """Return the variables of the iteration before that did what some of this one do, by name.
+    """Return the counterparts in the iteration before of variables of this one, by name.
 
-    The two are laid beside each other for as long as they run the same functions. What ran after
-    the end of the iteration before, such as reading its loss, stands at the start of this one.
+    The two are compared for as long as they run the same functions. Operations after the end of the
+    iteration before, such as reading its loss, are at the start of this one.
     """
     variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
     best: dict[str, str] = {}

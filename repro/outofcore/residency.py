@@ -2,8 +2,8 @@
 
 A storage is swapped out by resizing it to nothing: autograd, views and the user go on holding it,
 and their values are back once it has its bytes again. On a CPU it keeps its size and lies where its
-copy on the host is: whoever reads it without a word to us (a forked process, a serialiser, C++
-code) reads what it holds.
+copy on the host is: readers that we do not see (a forked process, a serialiser, C++ code) read its
+values.
 """
 
 import gc
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -23,47 +24,38 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Variable:
-    """One storage, known by a weak reference: nothing here prolongs its life.
-
-    Attributes:
-        nbytes: Its bytes while it is on the device.
-        resident: Whether it takes device memory.
-        place: Its place on the host, where it has one.
-        valid: Whether the host's copy is right, or will be once `outgoing` is done.
-        incoming: The copy to the device that nobody has waited for, with the storage.
-        outgoing: The copy to the host, likewise.
-        fresh: On a CPU, the memory that the copy to the device goes to.
-        locked: It is never swapped out: somebody has its address.
-        fixed: Likewise, for good: its memory is not torch's own, or other processes share it.
-        raw: Native code may write it by its address, as far as is known: no copy of it is trusted.
-        pins: How many operations of other threads, and collectives, are at work on it.
-        used: The number of the operation that used it last, over all iterations.
-        died: Likewise, the operation before which it was gone; None while it is alive.
-        kind: What is known of it, one of `trace.KINDS`, or empty.
-    """
+    """One storage, known by a weak reference: nothing here prolongs its life."""
 
     # Defaults of the class: one is made for every result of an operation.
-    resident, valid, locked = True, False, False
-    fixed = raw = unlocked = False
+    resident = True  # it takes device memory
+    valid = False  # the host's copy is right, or will be once `outgoing` is done
+    locked = False  # it is never swapped out: somebody has its address
+    fixed = False  # likewise, for good: its memory is not torch's own, or processes share it
+    raw = False  # native code may write it by its address: no copy of it is trusted
+    unlocked = False  # it was locked
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
-    place: Place | None = None
-    incoming: tuple[object, torch.UntypedStorage] | None = None
-    outgoing: tuple[object, torch.UntypedStorage] | None = None
-    fresh: torch.UntypedStorage | None = None
-    pins = 0
-    died: int | None = None
-    kind = ""
-    bound = -1  # the trace's variable that it stands for in this iteration
+    place: Place | None = None  # on the host, where it has one
+    # The copies that nobody has waited for, with the storage.
+    incoming: tuple[Any, torch.UntypedStorage] | None = None
+    outgoing: tuple[Any, torch.UntypedStorage] | None = None
+    fresh: torch.UntypedStorage | None = None  # on a CPU, where the copy to the device goes
+    pins = 0  # operations of other threads, and collectives, that work on it
+    died: int | None = None  # the operation before which it was gone
+    kind = ""  # one of `sequence.KINDS`, if known
+    bound = -1  # the trace's variable that it is in this iteration
 
     def __init__(self, nbytes: int, since: int) -> None:
-        self.nbytes = nbytes
-        self.used = self.since = since
+        self.nbytes = nbytes  # while it is on the device
+        self.used = self.since = since  # the operations that used it last and first, counted on
+
+    def peek(self) -> torch.UntypedStorage | None:
+        """Return its storage, or None where it has ended."""
+        return self.storage_ref() if self.storage_ref else None
 
     def storage(self) -> torch.UntypedStorage:
         """Return its storage, which must be alive."""
-        storage = self.storage_ref() if self.storage_ref else None
-        if storage is None:
-            raise RuntimeError("a storage was used after its end")
+        storage = self.peek()
+        assert storage is not None
         return storage
 
 
@@ -73,16 +65,11 @@ _UNKNOWN = Variable(0, 0)
 class Residency:
     """All managed storages of one device, and the bytes that they take there.
 
-    Args:
-        budget_bytes: What `used_bytes` never exceeds.
-        device: Storages of this device are managed; others are left alone.
-        store: Where swapped-out ones lie.
-        mover: What copies them.
-        excluded: Storages to leave alone.
+    Those of other devices, and the excluded ones, are left alone.
 
     Attributes:
-        uncounted: Bytes by address of what is left alone, since operations began with a part of it.
-        lock: To be held by whoever changes anything here.
+        uncounted: Bytes by address of storages left alone, as operations began with a part of them.
+        lock: To be held by the caller of anything here.
         wait: Waits until an operation of another thread or a collective has ended; returns whether
             one has.
     """
@@ -98,8 +85,9 @@ class Residency:
         self.budget_bytes, self.device, self.store, self.mover = budget_bytes, device, store, mover
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
         self.clock = 0  # operations so far
+        self.on_demand = 0  # swap-ins that somebody waited for, since no plan had asked for them
         self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
-        self.ended: deque[Variable] = deque()  # what is still to be counted as such
+        self.ended: deque[Variable] = deque()  # not counted as such yet
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self.uncounted: dict[int, int] = {}
         self._aliases_met = False
@@ -117,12 +105,8 @@ class Residency:
         """Return a tensor's variable, made known where it is new; None where it is left alone.
 
         A storage from outside of which the first operation sees only a part, such as a slice of a
-        dataset, is left alone until an operation writes to it.
-
-        Args:
-            tensor: Any tensor.
-            made: An operation within the block has just made it.
-            named: It counts even where it is a part, since the user or an optimizer has named it.
+        dataset, is left alone until an operation writes to it. One that is `made` by an operation
+        of the block counts, and one that is `named` by the user or an optimizer.
         """
         try:
             storage = tensor.untyped_storage()
@@ -142,7 +126,7 @@ class Residency:
             return None
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
-        """Count what was left alone so far, as an operation writes to a part of it."""
+        """Count a storage that was left alone so far, as an operation writes to a part of it."""
         if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -154,8 +138,7 @@ class Residency:
     def _meet(
         self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool, named: bool
     ) -> Variable | None:
-        nbytes = storage.nbytes()
-        if nbytes == 0:
+        if (nbytes := storage.nbytes()) == 0:
             return None  # it may grow yet
         managed = storage.device == self.device and key not in self._excluded
         fixed = managed and not storage.resizable()
@@ -179,22 +162,21 @@ class Residency:
                 variable.locked = variable.fixed = True
         return variable
 
-    def _shared(self, storage: torch.UntypedStorage) -> bool:
+    def _shared(self, storage: Any) -> bool:
         return self.device.type == "cpu" and storage.is_shared()
 
     def _beside_aliases(self, storage: torch.UntypedStorage, fixed: bool) -> tuple[bool, bool]:
         """Return whether a storage from outside counts, and whether it stays where it is.
 
-        Others may lie at the same address, such as what DLPack made of it: then all of them stay.
+        Others may lie at the same address, such as by DLPack: then all of them stay.
         """
         start = storage.data_ptr()
         end = start + storage.nbytes()
-        foreign = fixed
-        counts = True
+        counts, foreign = True, fixed
         for variable in self.variables():
             if not (fixed or variable.fixed) or variable.died is not None or not variable.resident:
                 continue
-            other = variable.storage_ref() if variable.storage_ref else None
+            other = variable.peek()
             if other is None or other is storage:
                 continue
             at = other.data_ptr()
@@ -204,16 +186,13 @@ class Residency:
         return counts, fixed
 
     def _meet_aliases(self) -> None:
-        """Find, before anything leaves, what lies in the memory of others and is not known yet.
+        """Find, before anything leaves, tensors in the memory of others that are not known yet.
 
-        A tensor that DLPack or an address made before the block may first be used when what it is
-        an alias of has left.
+        One that DLPack or an address made may first be used when the tensor below it has left.
         """
         self._aliases_met = True
-        if self.device.type != "cpu":
-            return
         with torch._C.DisableTorchFunction():
-            for tensor in gc.get_objects():
+            for tensor in gc.get_objects() if self.device.type == "cpu" else ():
                 if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                     continue
                 if tensor.device.type != "cpu" or tensor._is_zerotensor():
@@ -238,14 +217,13 @@ class Residency:
             self.ended.append(variable)
 
     def bury(self) -> None:
-        """Count no more what ended while another thread was at work here."""
+        """Count no more the variables that ended while another thread was at work here."""
         while self.ended:
             self._end(self.ended.popleft())
 
     def _end(self, variable: Variable) -> None:
-        if variable.resident:
-            self.used_bytes -= variable.nbytes
-            variable.resident = False
+        self.used_bytes -= variable.nbytes if variable.resident else 0
+        variable.resident = False
         self._forget_place(variable)
 
     def _forget_place(self, variable: Variable) -> None:
@@ -257,24 +235,19 @@ class Residency:
         """Return all managed variables that are alive."""
         return [v for v in tuple(self.known.values()) if v is not None]
 
-    def note_peak(self) -> None:
-        """Take the present bytes into the peak."""
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
     def swap_in(self, variable: Variable) -> None:
         """Take device memory for a variable and start its copy; the room must be there."""
         if variable.resident or variable.died is not None:
             return
-        if variable.place is None:
-            raise RuntimeError("a variable is neither on the device nor on the host")
+        assert variable.place is not None
         storage = target = variable.storage()
-        if self.lies:  # who reads it until the copy is done, reads the host's
+        if self.lies:  # until the copy is done, readers read the host's
             target = variable.fresh = torch.UntypedStorage(variable.nbytes)
         else:
             storage.resize_(variable.nbytes)
         variable.resident = True
         self.used_bytes += variable.nbytes
-        self.note_peak()
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         variable.incoming = self.mover.start_in(target, variable.place), storage
         self.bytes_in += variable.nbytes
 
@@ -302,7 +275,7 @@ class Residency:
             self._meet_aliases()
         if variable.locked:
             return
-        storage = variable.storage_ref() if variable.storage_ref else None
+        storage = variable.peek()
         if storage is None:
             return  # it ends just now, in another thread
         if variable.place is None:
@@ -326,7 +299,7 @@ class Residency:
         """Let the device wait for a variable's copy to the host; it stays on the device.
 
         Raises:
-            OSError: The copy failed, such as on a full disk; the value on the device stands.
+            OSError: The copy failed, such as on a full disk; the device has the value.
         """
         if variable.outgoing is not None:
             ticket, variable.outgoing = variable.outgoing[0], None
@@ -343,7 +316,7 @@ class Residency:
         if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
         self.arrive(variable)  # while it lies on the host, torch does not own its memory either
-        storage: Any = variable.storage_ref() if variable.storage_ref else None
+        storage: Any = variable.peek()
         if storage is None:
             return
         if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
@@ -354,7 +327,7 @@ class Residency:
             self.written(variable)
         self.swap_out(variable)
         self.settle(variable)
-        storage = variable.storage_ref() if variable.storage_ref else None
+        storage = variable.peek()
         if variable.died is not None or storage is None:  # the copy held its storage until now
             return
         if self.lies:
@@ -391,13 +364,12 @@ class Residency:
         strict: bool = True,
         patient: bool = True,
     ) -> None:
-        """Free device memory for `nbytes`, of what was used longest ago and is not to `keep`.
+        """Free device memory for `nbytes`: of variables not to `keep`, those used longest ago.
 
-        Where all that may be released is not enough, wait for others if `patient`; they move other
-        things meanwhile.
+        Where that is not enough, wait for other threads if `patient`, and raise if `strict`.
 
         Raises:
-            BudgetTooSmall: All that may be released is not enough, where `strict`.
+            BudgetTooSmall: All that may be released is not enough.
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
@@ -407,18 +379,13 @@ class Residency:
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
                 self.settle(self.leaving.popleft())
                 self.bury()
-            candidates = sorted(
-                (
-                    v
-                    for v in self.variables()
-                    if v.resident and not (v.locked or v.pins) and v not in kept
-                ),
-                key=lambda v: (v.bound >= 0, v.used),  # first what no plan knows
-            )
-            for variable in candidates:
+            movable = (v for v in self.variables() if v.resident and not (v.locked or v.pins))
+            # First those that no plan knows.
+            for variable in sorted(movable, key=lambda v: (v.bound >= 0, v.used)):
                 if self.used_bytes + nbytes <= self.budget_bytes:
                     return
-                self.release(variable)
+                if variable not in kept:
+                    self.release(variable)
             for variable in self.variables():
                 if variable.locked:
                     self.resized(variable)
@@ -428,28 +395,29 @@ class Residency:
                 break
         else:
             return
-        name, needed = what(), self.used_bytes + nbytes
-        held = sum(v.nbytes for v in self.variables() if v.locked)
-        because = ""
-        if held:
+        raise self._too_small(nbytes, what())
+
+    def _too_small(self, nbytes: int, name: str) -> BudgetTooSmall:
+        because, variables = "", self.variables()
+        if held := sum(v.nbytes for v in variables if v.locked):
             because = f", {held} of them of variables whose address is in use"
-            if any(v.fixed for v in self.variables()):
+            if any(v.fixed for v in variables):
                 because += " or whose memory is not torch's own"
-        busy = sum(v.nbytes for v in self.variables() if v.pins)
-        if busy:
+        if busy := sum(v.nbytes for v in variables if v.pins):
             because += f", {busy} of them in use by other threads or collectives"
-        raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
+        needed = self.used_bytes + nbytes
+        return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:
         """Bring every variable back, whatever the budget, and wait until all are there.
 
         Raises:
-            OSError: One could not be read back; all others are there.
-            RuntimeError: Likewise, as the device has no more memory.
+            OSError, RuntimeError: One cannot be read back, or the device has no more memory; all
+                others are there.
         """
         failed: Exception | None = None
         for variable in self.variables():
-            with suppress(OSError):  # what could not be written is still on the device
+            with suppress(OSError):  # one that could not be written is still on the device
                 self.settle(variable)
             try:
                 self.swap_in(variable)
@@ -459,3 +427,69 @@ class Residency:
         self.mover.finish()
         if failed is not None:
             raise failed
+
+
+class Addresses:
+    """Tensors whose bytes are read by their address, of which no operation tells.
+
+    The residency's lock is to be held by the caller.
+
+    Attributes:
+        kept: Copies that serialisers read by address; to be cleared when anything is written.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
+            WeakValueDictionary()
+        )
+        self.kept: dict[Variable, torch.UntypedStorage] = {}
+
+    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
+        """Have a tensor's bytes on the device, and for good where `lock`."""
+        residency = self._residency
+        variable = residency.find(tensor)
+        if variable is None:
+            return
+        if not variable.resident:
+            residency.on_demand += 1
+            residency.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
+            residency.swap_in(variable)
+        residency.arrive(variable)
+        residency.written(variable)  # it may be, without a word to us
+        variable.used = residency.clock
+        variable.locked = variable.locked or lock
+
+    def unlock(self, tensor: torch.Tensor | None) -> None:
+        """Let a tensor, or all of them, be swapped out again."""
+        known = self._residency.look_up(tensor) if tensor is not None else None
+        for variable in [known] if tensor is not None else self._residency.variables():
+            if variable is not None and variable.locked:
+                self._residency.resized(variable)
+                variable.locked, variable.unlocked = variable.fixed, True
+
+    def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host, in `kept` where to `keep`."""
+        residency = self._residency
+        variable = residency.find(tensor)
+        if variable is None:
+            return tensor.untyped_storage()
+        key = id(variable), residency.clock
+        saved = self.kept.get(variable) if keep else self._saved.get(key)
+        if saved is not None:
+            return saved
+        if variable.resident:
+            residency.arrive(variable)
+            saved = variable.storage().cpu()
+            if residency.device.type == "cpu":
+                saved = saved.clone()
+        else:
+            assert variable.place is not None
+            residency.mover.finish()
+            saved = torch.UntypedStorage(variable.nbytes)
+            residency.store.read(variable.place, saved.data_ptr())
+        if keep:
+            self.kept[variable] = saved
+        else:
+            self._saved[key] = saved
+        return saved

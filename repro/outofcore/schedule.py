@@ -1,42 +1,36 @@
 """Swap schedules by a window of bytes that slides over the variable-sequence.
 
-Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what enters
-the window; (b) where that exceeds the budget, wait for the oldest swap-outs first; then run f_i;
-(c) reserve swap-outs of what leaves the window; (d) nothing is scheduled that is dead or that is
-there already.
+Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `_Window.iteration`.
 
 Differs from the paper: the window counts a variable once, and takes one in only where all functions
-up to its use keep fitting the budget, so that no prefetch is taken back. A reserved swap-out is
+up to its use stay within the budget, so that no prefetch is taken back. A reserved swap-out is
 carried out only where the budget will ask for its memory before the variable enters the window
-again. What the host has unchanged is released without a copy. The iteration is planned as a cycle.
+again. Values that the host has unchanged are not copied. The iteration is planned as a cycle.
 """
 
-from __future__ import annotations
-
 import gc
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Action, Kind
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import SwapPlan
-
-if TYPE_CHECKING:
-    from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Action, FunctionSequence, Kind
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
 Reach = list[int]  # for each function, the first one that a window of it does not reach
-_DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the window in any case
+_DEFAULT_SHARE = 1.5  # of the budget; variables without room wait outside the window in any case
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
 
 
-def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
+def plan_swaps(
+    trace: FunctionSequence, budget_bytes: int, window_bytes: int | None = None
+) -> SwapPlan:
     """Schedule the swaps of an iteration by a sliding window (section 3).
 
     Args:
@@ -56,14 +50,14 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
     if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         none: tuple[tuple[Action, ...], ...] = ((),) * len(trace.functions)
-        resident = _alive_at_start(trace)
-        return SwapPlan(
-            trace, budget_bytes, none, none, resident, frozenset(), window_bytes=window_bytes
-        )
+        sets = trace.alive_at_start, frozenset[str]()
+        return SwapPlan(trace, budget_bytes, none, none, *sets, window_bytes=window_bytes)
     return _schedule(trace, budget_bytes, window_bytes, None)
 
 
-def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
+def _schedule(
+    trace: FunctionSequence, budget_bytes: int, window_bytes: int, reach: Reach | None
+) -> SwapPlan:
     # Planning makes no cycles, and the collector would walk a long trace again and again.
     collecting = gc.isenabled()
     gc.disable()
@@ -71,13 +65,13 @@ def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach |
         run = _Window(trace, budget_bytes, window_bytes, reach)
         for _ in range(_PASSES):
             start = run.state()
-            run.run_pass(closed=False)
+            run.iteration()
             if run.state() == start:
                 return run.plan(start)
         run = _Window(trace, budget_bytes, window_bytes, reach)
-        run.run_pass(closed=True)
+        run.iteration(closed=True)
         start = run.state()
-        run.run_pass(closed=True)
+        run.iteration(closed=True)
         return run.plan(start)
     finally:
         if collecting:
@@ -85,7 +79,7 @@ def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach |
 
 
 def tune_window(
-    trace: Trace,
+    trace: FunctionSequence,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
@@ -128,7 +122,9 @@ def fastest(
     return best[1] if best else None
 
 
-def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
+def windows(
+    trace: FunctionSequence, budget_bytes: int, times: NDArray[np.float64]
+) -> Iterator[SwapPlan]:
     """Yield the plans of which `tune_window` returns the fastest."""
     for share in WINDOW_SHARES:
         yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
@@ -145,12 +141,6 @@ def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iter
         )
 
 
-def _alive_at_start(trace: Trace) -> frozenset[str]:
-    n = len(trace.functions)
-    left = {name for name, (_, death) in trace.lifetimes.items() if death > n}
-    return trace.persistent | left
-
-
 class _Window:
     """The state of one iteration after another, planned without end.
 
@@ -159,8 +149,49 @@ class _Window:
     Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
     """
 
+    at: int
+    alive: list[bool]
+
+    def iteration(self, closed: bool = False) -> None:
+        """Plan one iteration (section 3, figure 2).
+
+        Args:
+            closed: Keep the window within the iteration, and empty the device after it.
+        """
+        n, size = self.n, self.size
+        self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
+        self.after: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
+        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
+        self.start = start = self.at
+        for a in range(start, start + n):
+            self.at, number = a, a - start
+            actions = self.before[number]
+            for v in self.ending[number]:  # of this iteration or of the one before
+                self._die(self._instance(v, (a - self.death[v]) // n))
+            # (a) Swap in the variables that enter the window,
+            end = a + n if self.reach is None else start + self.reach[number]
+            for kind, x in self._entering(a, min(end, start + n) if closed else end):
+                # (b) and where that exceeds the budget, wait for the oldest swap-outs first.
+                self._make_room(size[x], actions)
+                actions.append((kind, x))
+                self._allocate(x)
+            # Run f_a.
+            for x in self._run(a):
+                self._make_room(size[x], actions)
+                self.alive[x] = True
+                self._allocate(x)
+            # (c) Reserve the swap-outs of the variables that leave the window,
+            for x, use in self._leaving(a):
+                # (d) but of none that is dead.
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                    self.reserved[x] = use
+                    self.queue.append(use)
+        self.at = start + n
+        while closed and self.queue:
+            self._release_oldest(self.after[-1])
+
     def __init__(
-        self, trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None
+        self, trace: FunctionSequence, budget_bytes: int, window_bytes: int, reach: Reach | None
     ) -> None:
         self.trace, self.budget, self.window, self.reach = trace, budget_bytes, window_bytes, reach
         self.n = n = len(trace.functions)
@@ -169,9 +200,7 @@ class _Window:
         self.persists = [name in trace.persistent for name in self.names]
         self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
-        self.deaths: dict[int, list[int]] = defaultdict(list)
-        for name, (_, death) in trace.lifetimes.items():
-            self.deaths[death % n].append(number[name])
+        self.ending = [[number[name] for name in names] for names in trace.ending]
         # The variable-sequence in flat lists, an entry a use; entries first[a] to first[a + 1] are
         # those of f_a. Flat, because planning many small objects would mostly feed the collector.
         self.first = [0]
@@ -180,6 +209,8 @@ class _Window:
         self.born: list[bool] = []
         self.read: list[bool] = []
         self.written: list[bool] = []
+        self.value_used: list[bool] = []  # whether the value is still needed after the use
+        needed = {(gap.variable, gap.use): gap.needed for gap in trace.gaps}
         for a, function in enumerate(trace.functions):
             inputs, outputs = set(function.inputs), set(function.outputs)
             for name in function.variables:
@@ -190,24 +221,15 @@ class _Window:
                 self.born.append(not self.persists[v] and trace.accesses[name][0] == a)
                 self.read.append(name in inputs)
                 self.written.append(name in outputs)
+                self.value_used.append(needed[name, a])
             self.first.append(len(self.function))
-        # Whether a variable's value is still needed after this use of it.
-        self.value_used = [True] * len(self.function)
-        following: dict[int, int] = {}
-        for entry in reversed(range(len(self.function))):
-            v = self.instances[0][entry]
-            if v in following:  # without a next use, somebody may still look at it
-                self.value_used[entry] = self.read[following[v]]
-            following[v] = entry
         # State. Everything that persists starts on the host.
         total = 2 * len(self.names)
-        self.at = 0
-        self.head = 0  # the next entry to take into the window, counted on
-        self.window_used = 0
-        self.used = 0
-        self.alive = [False] * total
+        self.at = self.head = 0  # the function, and the next entry to take into the window
+        self.window_used = self.used = 0
+        self.alive = [x % 2 == 0 and self.persists[x // 2] for x in range(total)]
+        self.valid = self.alive.copy()
         self.device = [False] * total
-        self.valid = [False] * total
         self.last_seen = [-1] * total  # the last use within the window
         # Reserved swap-outs: by variable the use after which, counted on; and these uses, oldest
         # first, among them some that were cancelled.
@@ -218,57 +240,36 @@ class _Window:
         self.offset = 0
         self.most = 0  # the largest of committed[at : frontier + 1]
         self.frontier = -1
-        for v, persists in enumerate(self.persists):
-            if persists:
-                self.alive[2 * v] = self.valid[2 * v] = True
 
-    def state(self) -> tuple[object, ...]:
+    def state(self) -> tuple[Any, ...]:
         """Return all that decides the next iteration, counted from its start."""
         cycle = self.at // self.n
 
+        def relative(x: int) -> tuple[int, int]:
+            return x // 2, 0 if self.persists[x // 2] else (x - cycle) % 2
+
         def turned(flags: list[bool]) -> frozenset[tuple[int, int]]:
-            return frozenset(self._relative(x, cycle) for x, flag in enumerate(flags) if flag)
+            return frozenset(relative(x) for x, flag in enumerate(flags) if flag)
 
         passed = cycle * len(self.function)
         reserved = set(self.reserved.values())
+        seen = enumerate(self.last_seen)
         return (
             turned(self.device),
             turned(self.valid),
             turned(self.alive),
             tuple(use - passed for use in self.queue if use in reserved),
             self.head - passed,
-            frozenset(
-                (self._relative(x, cycle), seen - self.at)
-                for x, seen in enumerate(self.last_seen)
-                if seen >= self.at
-            ),
+            frozenset((relative(x), last - self.at) for x, last in seen if last >= self.at),
             (self.committed[self.at : self.frontier + 1] + self.offset).tobytes(),
         )
-
-    def _relative(self, x: int, cycle: int) -> tuple[int, int]:
-        v = x // 2
-        return v, 0 if self.persists[v] else (x - cycle) % 2
 
     def _instance(self, v: int, cycle: int) -> int:
         return 2 * v if self.persists[v] else 2 * v + cycle % 2
 
-    def run_pass(self, closed: bool) -> None:
-        """Plan one iteration; `closed` keeps the window within it and empties the device after."""
-        self.before: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
-        self.after: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
-        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
-        self.start = start = self.at
-        for a in range(start, start + self.n):
-            self.at = a
-            for v in self.deaths.get(a - start, ()):  # of this iteration or of the one before
-                self._die(self._instance(v, (a - self.death[v]) // self.n))
-            end = a + self.n if self.reach is None else start + self.reach[a - start]
-            self._extend(a, min(end, start + self.n) if closed else end)
-            self._execute(a)
-        self.at = start + self.n
-        if closed:
-            while self.queue:
-                self._release_oldest(self.after[self.n - 1])
+    def _allocate(self, x: int) -> None:
+        self.device[x] = True
+        self.used += self.size[x]
 
     def _die(self, x: int) -> None:
         if self.device[x]:
@@ -276,64 +277,63 @@ class _Window:
         self.alive[x] = self.device[x] = self.valid[x] = False
         self.reserved.pop(x, None)
 
-    def _extend(self, a: int, end: int) -> None:
-        """Take into the window what fits it and the budget: figure 2 (a) and (b)."""
-        function, size, born = self.function, self.size, self.born
-        last_seen, committed, count = self.last_seen, self.committed, len(self.function)
+    def _entering(self, a: int, end: int) -> list[tuple[Kind, int]]:
+        """Take variables into the window while there is room; return those that have to come.
+
+        None of the window may be released for another, so that nothing is moved here.
+        """
+        function, size, last_seen = self.function, self.size, self.last_seen
+        count = len(function)
         incoming: list[tuple[Kind, int]] = []
-        if a and committed[a - 1] >= self.most:  # the function that needed most has run
-            self.most = int(committed[a : self.frontier + 1].max(initial=-self.offset))
+        if a and self.committed[a - 1] >= self.most:  # the function that needed most has run
+            self.most = int(self.committed[a : self.frontier + 1].max(initial=-self.offset))
         cycle, position = divmod(self.head, count)
         instances, shift = self.instances[cycle % 2], cycle * self.n
-        while True:
-            j = function[position] + shift
-            if j >= end:
-                break
-            x, birth = instances[position], born[position]
-            nbytes = size[x]
+        while (j := function[position] + shift) < end:
+            x, birth = instances[position], self.born[position]
             seen = last_seen[x] >= a
-            if j > a and not seen and self.window_used + nbytes > self.window:
+            if j > a and not seen and self.window_used + size[x] > self.window:
                 break
-            if j > self.frontier:
-                committed[self.frontier + 1 : j + 1] = -self.offset
-                self.frontier = j
-                self.most = max(self.most, -self.offset)
-            if seen or birth:  # it takes memory from within the window on
-                low = last_seen[x] + 1 if seen else j
-                if low <= j:
-                    most = int(committed[low : j + 1].max()) + nbytes
-                    if j > a and most + self.offset > self.budget:
-                        break
-                    committed[low : j + 1] += nbytes
-                    self.most = max(self.most, most)
-            else:  # it takes memory from now on
-                if j > a and self.most + self.offset + nbytes > self.budget:
-                    break
-                self.offset += nbytes
+            if not self._commit(x, j, a, seen, birth):
+                break
             last_seen[x] = j
             if not seen:
-                self.window_used += nbytes
+                self.window_used += size[x]
             if not (seen or birth):
                 self.reserved.pop(x, None)  # it is there, and stays: step (d)
-                if not self.device[x]:  # step (a)
+                if not self.device[x]:
                     incoming.append((Kind.SWAP_IN if self.read[position] else Kind.ALLOCATE, x))
             position += 1
             if position == count:
                 cycle, position = cycle + 1, 0
                 instances, shift = self.instances[cycle % 2], cycle * self.n
         self.head = cycle * count + position
-        # Only now: none of the window may be released for another.
-        self._swap_in(incoming, self.before[a - self.start])
+        return incoming
 
-    def _swap_in(self, incoming: list[tuple[Kind, int]], actions: list[tuple[Kind, int]]) -> None:
-        """Swap in what entered the window; wait for the oldest swap-outs first: figure 2 (b)."""
-        for kind, x in incoming:
-            nbytes = self.size[x]
-            while self.used + nbytes > self.budget:
-                self._release_oldest(actions)
-            actions.append((kind, x))
-            self.device[x] = True
-            self.used += nbytes
+    def _commit(self, x: int, j: int, a: int, seen: bool, birth: bool) -> bool:
+        """Commit memory to a variable of the window up to f_j; return whether the budget has it."""
+        committed, nbytes = self.committed, self.size[x]
+        if j > self.frontier:
+            committed[self.frontier + 1 : j + 1] = -self.offset
+            self.frontier = j
+            self.most = max(self.most, -self.offset)
+        if seen or birth:  # it takes memory from within the window on
+            low = self.last_seen[x] + 1 if seen else j
+            if low <= j:
+                most = int(committed[low : j + 1].max()) + nbytes
+                if j > a and most + self.offset > self.budget:
+                    return False
+                committed[low : j + 1] += nbytes
+                self.most = max(self.most, most)
+        else:  # it takes memory from now on
+            if j > a and self.most + self.offset + nbytes > self.budget:
+                return False
+            self.offset += nbytes
+        return True
+
+    def _make_room(self, nbytes: int, actions: list[tuple[Kind, int]]) -> None:
+        while self.used + nbytes > self.budget:
+            self._release_oldest(actions)
 
     def _release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
         use = self.queue.popleft()
@@ -351,48 +351,35 @@ class _Window:
         self.device[x] = False
         self.used -= self.size[x]
 
-    def _execute(self, a: int) -> None:
-        """Run f_a, then reserve the swap-outs of what leaves the window: figure 2 (c) and (d)."""
+    def _run(self, a: int) -> Iterator[int]:
+        """Run f_a: yield the variables that are born there, and note those that are written."""
         cycle, number = divmod(a, self.n)
-        size, instances = self.size, self.instances[cycle % 2]
-        passed = cycle * len(self.function)
-        entries = range(self.first[number], self.first[number + 1])
-        for entry in entries:
+        instances = self.instances[cycle % 2]
+        for entry in range(self.first[number], self.first[number + 1]):
             x = instances[entry]
             if self.born[entry]:
-                while self.used + size[x] > self.budget:
-                    self._release_oldest(self.before[number])
-                self.alive[x] = self.device[x] = True
-                self.used += size[x]
+                yield x
             if self.written[entry]:
                 self.valid[x] = False
-        for entry in entries:
+
+    def _leaving(self, a: int) -> Iterator[tuple[int, int]]:
+        """Yield the variables that leave the window with f_a, and the uses after which."""
+        cycle, number = divmod(a, self.n)
+        instances, passed = self.instances[cycle % 2], cycle * len(self.function)
+        for entry in range(self.first[number], self.first[number + 1]):
             x = instances[entry]
             if self.last_seen[x] == a:
-                self.window_used -= size[x]
-                if self.persists[x // 2] or self.death[x // 2] != number + 1:  # steps (c) and (d)
-                    self.reserved[x] = use = passed + entry
-                    self.queue.append(use)
+                self.window_used -= self.size[x]
+                yield x, passed + entry
 
-    def plan(self, start: tuple[object, ...]) -> SwapPlan:
+    def plan(self, start: tuple[Any, ...]) -> SwapPlan:
         """Return the plan of the last iteration, which started and ended in state `start`."""
-        resident, valid = start[0], start[1]
-        assert isinstance(resident, frozenset) and isinstance(valid, frozenset)
-        alive = _alive_at_start(self.trace)  # what dies with the last function is gone
+        alive = self.trace.alive_at_start  # those that die with the last function are gone
+        resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
         outgoing = alive & {self.names[x // 2] for x in self.carried}
-        return SwapPlan(
-            self.trace,
-            self.budget,
-            self._named(self.before),
-            self._named(self.after),
-            resident=alive & {self.names[v] for v, _ in resident},
-            host_valid=(alive & {self.names[v] for v, _ in valid}) | outgoing,
-            outgoing=outgoing,
-            window_bytes=self.window,
+        before, after = (
+            tuple(tuple(Action(kind, self.names[x // 2]) for kind, x in made) for made in actions)
+            for actions in (self.before, self.after)
         )
-
-    def _named(self, actions: dict[int, list[tuple[Kind, int]]]) -> tuple[tuple[Action, ...], ...]:
-        return tuple(
-            tuple(Action(kind, self.names[x // 2]) for kind, x in actions.get(number, ()))
-            for number in range(self.n)
-        )
+        sets = resident, valid | outgoing, outgoing
+        return SwapPlan(self.trace, self.budget, before, after, *sets, window_bytes=self.window)

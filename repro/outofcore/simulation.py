@@ -1,20 +1,20 @@
-"""What a swap plan takes on a device with one compute stream and two copy streams."""
+"""The times of a swap plan on a device with one compute stream and two copy streams."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.actions import Kind
+from repro.outofcore.sequence import FunctionSequence, Kind
 
 if TYPE_CHECKING:
     from repro.outofcore.plan import SwapPlan
-    from repro.outofcore.trace import Trace
 
 _CYCLES = 8  # iterations after which a time that still alternates is taken as it is
 
@@ -30,14 +30,14 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What one iteration of a plan takes once it repeats.
+    """One iteration of a plan once it repeats.
 
     Attributes:
         time_s: Seconds of the iteration.
         compute_s: Seconds of its functions alone.
         bytes_in: Bytes copied to the device; bytes_out: to the host.
-        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and what
-            is under way in either direction included.
+        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and
+            copies under way in either direction included.
         starts_s: (n,) when each function starts, from the start of the iteration.
         ends_s: (n,) when it ends.
         transfers: The copies that begin in the iteration.
@@ -101,7 +101,7 @@ def simulate(
 
 
 def checked_times(
-    trace: Trace, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
+    trace: FunctionSequence, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
 ) -> NDArray[np.float64]:
     """Return the times of a trace's functions, (n,), if they are such."""
     times = np.asarray(compute_times, dtype=np.float64)
@@ -128,10 +128,10 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
 
 
 class _Device:
-    """Three streams: each does its work in order, from when it and what it waits for are free.
+    """Three streams, each of which works in order, and waits for others as the plan says.
 
-    What ends while its copy to the host is under way takes its memory until that is done; where the
-    memory is needed sooner, the functions wait.
+    A variable that ends while it is copied to the host takes its memory until the copy is done;
+    where the memory is needed sooner, the functions wait.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class _Device:
             self.act(self.plan.after[number])
 
     def linger(self, number: int) -> None:
-        """Keep what ends before a function while it is copied, but wait where room is needed."""
-        for name in self.ends_before.get(number, ()):
+        """Keep variables that end before a function while they are copied, if there is room."""
+        for name in self.ends_before[number]:
             if name in self.leaves:
                 size = self.plan.trace.sizes[name]
                 heappush(self.lingering, (self.leaves.pop(name), size))
@@ -189,19 +189,20 @@ class _Device:
             elif kind is Kind.SWAP_IN:
                 # Its memory is free for it once the compute stream has come this far.
                 begin = max(self.in_free, self.compute_free)
-                self.in_free = begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[0]
-                self.arrives[name] = self.in_free
-                self.moved.append(Transfer(kind, name, begin, self.in_free))
+                self.in_free = self.arrives[name] = self.copy(kind, name, begin, self.rates[0])
             elif kind is Kind.SWAP_OUT:
                 begin = max(self.out_free, self.compute_free, self.arrives.get(name, 0.0))
-                self.out_free = begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[1]
-                self.leaves[name] = self.out_free
-                self.moved.append(Transfer(kind, name, begin, self.out_free))
+                self.out_free = self.leaves[name] = self.copy(kind, name, begin, self.rates[1])
+
+    def copy(self, kind: Kind, name: str, begin: float, rate: float) -> float:
+        """Note a copy, and return when it ends."""
+        end = begin + self.latency_s + self.plan.trace.sizes[name] / rate
+        self.moved.append(Transfer(kind, name, begin, end))
+        return end
 
 
-def _ends_while_it_leaves(plan: SwapPlan) -> dict[int, list[str]]:
-    """Return by function what ends before it with a swap-out that no release waits for."""
-    n, lifetimes = len(plan.trace.functions), plan.trace.lifetimes
+def _ends_while_it_leaves(plan: SwapPlan) -> list[list[str]]:
+    """Return for each function the variables that end before it, while they are copied."""
     leaving = set(plan.outgoing)
     for before, after in zip(plan.before, plan.after, strict=True):
         for kind, name in (*before, *after):
@@ -209,37 +210,34 @@ def _ends_while_it_leaves(plan: SwapPlan) -> dict[int, list[str]]:
                 leaving.add(name)
             elif kind is Kind.RELEASE:
                 leaving.discard(name)
-    ends: dict[int, list[str]] = {}
-    for name in leaving:
-        if name in lifetimes:
-            ends.setdefault(lifetimes[name][1] % n, []).append(name)
-    return ends
+    return [[name for name in names if name in leaving] for names in plan.trace.ending]
+
+
+Changes = list[tuple[str, bool]]  # a variable, and whether it is on the device from then on
+
+
+def phases(plan: SwapPlan, iterations: int = 1) -> Iterator[tuple[Changes, Changes]]:
+    """Yield for each function the changes on the device before it runs, and after."""
+    trace = plan.trace
+    for _ in range(iterations):
+        for f, function in enumerate(trace.functions):
+            before, after = (
+                [(name, kind is not Kind.RELEASE) for kind, name in actions]
+                for actions in (plan.before[f], plan.after[f])
+            )
+            before = [(name, False) for name in trace.ending[f]] + before
+            yield before + [(name, True) for name in function.variables], after
 
 
 def _memory(plan: SwapPlan) -> list[int]:
     """Return the bytes held on the device while each function runs."""
-    size = plan.trace.sizes
-    n = len(plan.trace.functions)
-    deaths: dict[int, list[str]] = {}
-    for name, (_, death) in plan.trace.lifetimes.items():
-        deaths.setdefault(death % n, []).append(name)
-    device = set(plan.resident)
-    held = sum(size[name] for name in device)
-    memory = []
-
-    def change(names: Sequence[str], on_device: bool) -> None:
-        nonlocal held
-        for name in names:
-            if (name in device) is not on_device:
-                held += size[name] if on_device else -size[name]
-                (device.add if on_device else device.discard)(name)
-
-    for number, function in enumerate(plan.trace.functions):
-        change(deaths.get(number, ()), False)
-        for kind, name in plan.before[number]:
-            change([name], kind is not Kind.RELEASE)
-        change(function.variables, True)
-        memory.append(held)
-        for kind, name in plan.after[number]:
-            change([name], kind is not Kind.RELEASE)
+    size, device = plan.trace.sizes, set(plan.resident)
+    held, memory = sum(size[name] for name in device), []
+    for number, changes in enumerate(chain.from_iterable(phases(plan))):
+        for name, comes in changes:
+            if (name in device) is not comes:
+                held += size[name] if comes else -size[name]
+                (device.add if comes else device.discard)(name)
+        if number % 2 == 0:
+            memory.append(held)
     return memory

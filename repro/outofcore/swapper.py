@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Literal, Self, TypeVar
@@ -13,36 +13,35 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
-from repro.outofcore import forks
-from repro.outofcore.addresses import Addresses
+from repro.outofcore import guards
 from repro.outofcore.bounds import BudgetTooSmall
+from repro.outofcore.guards import Beside, Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
     Mover,
+    PacedMover,
     StreamMover,
     ThreadMover,
     give_back_freed_memory,
 )
-from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
-from repro.outofcore.kinds import classify, meet_module, meet_optimizer, parameters_of, variable_of
+from repro.outofcore.operands import (
+    classify,
+    meet_module,
+    meet_optimizer,
+    parameters_of,
+    variable_of,
+)
 from repro.outofcore.operations import Operations, RawAccess, say_once
-from repro.outofcore.others import Others
-from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.planning import Planner
+from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
-from repro.outofcore.residency import Residency
-from repro.outofcore.running import Running
-from repro.outofcore.schedules import Name, Scheduler, check_schedule
-from repro.outofcore.threads import Beside, watch
+from repro.outofcore.residency import Addresses, Residency
+from repro.outofcore.running import Others, Running
 from repro.outofcore.trace import Trace
 
 _T = TypeVar("_T")
@@ -57,37 +56,46 @@ def _all_of(kind: type[_T], given: object, name: str, allowed: str) -> tuple[_T,
     raise ValueError(f"{name} is {given!r:.200}: give {allowed}, one or some")
 
 
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = accelerator.resolve(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device is {device!r}: choose cpu or an accelerator") from error
+    if found.type != "cpu" and not accelerator.is_accelerator(found):
+        raise ValueError(f"the device {found} is not supported: choose cpu or an accelerator")
+    return found
+
+
 class OutOfCore:
-    """Train within a budget of device memory: what does not fit is swapped to the host.
+    """Train within a budget of device memory, by swapping tensors to the host.
 
     Within the block every operation of this thread, of its backward passes and of its optimizers is
     seen. The first two iterations run by swapping on demand and are recorded: an optimizer makes
     its state in the first. The following ones run by the schedule that the recording gives
-    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. What
-    runs otherwise (a changed step, an evaluation) swaps on demand, and is planned anew where it
-    recurs. Values are those of ordinary training, bit for bit.
-
-    Differs from the paper: one more iteration runs on demand, so that one plan is enough.
+    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. Any
+    other operations (a changed step, an evaluation) swap on demand, and are planned anew where they
+    recur. Values are those of ordinary training, bit for bit.
 
     Threads that are started within the block, and work that is submitted to pools of threads, are
     seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
     what is not supported.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
-    `step` where that does not fit, such as without an optimizer.
+    `step` for any other end, such as without an optimizer.
+
+    Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
     Args:
-        budget_bytes: Bytes of tensor storages that may be on the device at once. What operations
-            take inside for themselves comes on top.
+        budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
+            operations comes on top.
         window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
             ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
             of the training's.
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
-            with less memory; None keeps them in memory beside the budget, so that the process takes
-            more than ordinary training does. With a folder, this
-            process returns what it frees to the system from then on, which costs page faults.
+            with less memory; None keeps them in memory, on top of the budget. With a folder, this
+            process returns freed memory to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
             `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
@@ -96,13 +104,13 @@ class OutOfCore:
             those of another one count from its first use on (of the first one that is called, from
             that call on).
         optimizer: An optimizer, or some, whose parameters and state count from the start.
-        schedule: What plans the iterations: ``"window"``, the paper's with our changes;
+        schedule: The scheduler of the iterations: ``"window"``, the paper's with our changes;
             ``"packed"``, which looks at the whole iteration; ``"auto"``, the faster of these when
             simulated, or the window where `window_bytes` gives one; ``"paper"`` to the letter,
             ``"lms"``, ``"vdnn"`` or ``"on_demand"``, to compare with; or a function
-            (`schedules.Scheduler`).
+            (`planning.Scheduler`).
         link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
-            of what a link costs; None for as fast as the memory.
+            of a link's cost; None for as fast as the memory.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -127,36 +135,27 @@ class OutOfCore:
         schedule: Name | Scheduler = "auto",
         link_bytes_per_s: float | None = None,
     ) -> None:
-        if not is_whole(budget_bytes, 1):
-            raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
-        if not (window_bytes is None or window_bytes == "auto" or is_whole(window_bytes, 0)):
-            raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
-        if host_bytes is not None and not is_whole(host_bytes, 0):
-            raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
+        self.device = _device(device)
+        on_cpu, rate, folder = self.device.type == "cpu", link_bytes_per_s, swap_folder
+        for right, message in (
+            (is_whole(budget_bytes, 1),
+             f"budget_bytes is {budget_bytes!r}: give whole bytes above 0"),
+            (window_bytes in (None, "auto") or is_whole(window_bytes, 0),
+             f'window_bytes is {window_bytes!r}: give bytes, None or "auto"'),
+            (host_bytes is None or is_whole(host_bytes, 0),
+             f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None"),
+            (folder != "" and isinstance(folder, str | os.PathLike | None),
+             f"swap_folder is {folder!r}: give a folder's path, or None"),
+            (folder is None or on_cpu,
+             f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"),
+            (rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
+             f"link_bytes_per_s is {rate!r} on {self.device}: give bytes/s above 0 on a CPU, or "
+             "None"),
+        ):  # fmt: skip
+            if not right:
+                raise ValueError(message)
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
-        try:
-            self.device = accelerator.resolve(device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device is {device!r}: choose cpu or an accelerator") from error
-        if self.device.type != "cpu" and not accelerator.is_accelerator(self.device):
-            raise ValueError(
-                f"the device {self.device} is not supported: choose cpu or an accelerator"
-            )
-        if swap_folder == "" or not isinstance(swap_folder, str | os.PathLike | None):
-            raise ValueError(f"swap_folder is {swap_folder!r}: give a folder's path, or None")
-        if swap_folder is not None and self.device.type != "cpu":
-            raise ValueError(
-                f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
-            )
-        rate = link_bytes_per_s
-        if rate is not None and not (
-            self.device.type == "cpu" and isinstance(rate, int | float) and rate > 0
-        ):
-            raise ValueError(
-                f"link_bytes_per_s is {link_bytes_per_s!r} on {self.device}: give bytes/s above 0 "
-                "on a CPU, or None"
-            )
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
@@ -181,7 +180,7 @@ class OutOfCore:
 
     @property
     def statistics(self) -> Statistics:
-        """What happened so far."""
+        """Counts so far."""
         if self._stack is not None:
             self._count()
         return self._statistics
@@ -189,20 +188,7 @@ class OutOfCore:
     def __enter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("this OutOfCore block is entered already: leave it first")
-        for mode in _get_current_dispatch_mode_stack():
-            if not isinstance(mode, Operations) or mode.owner.device != self.device:
-                continue
-            if not isinstance(mode.owner, Beside):
-                raise RuntimeError(
-                    f"another OutOfCore block of {self.device} is entered here already: leave it "
-                    "first, as both would move the same tensors"
-                )
-            if mode.owner.block.entered:
-                raise RuntimeError(
-                    f"another OutOfCore block of {self.device} is entered in the thread that "
-                    "started this one, and sees what this one does: train here without a block of "
-                    "its own, or start this thread before that block"
-                )
+        self._check_no_other()
         try:
             excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         except (RuntimeError, ValueError) as error:
@@ -210,7 +196,7 @@ class OutOfCore:
                 "a tensor in exclude= has no storage of its own, such as a sparse or lazy one: it "
                 "is not swapped; name there what it consists of, such as its values()"
             ) from error
-        # What lies on the host stays readable on a CPU, by torch 2.13's way to exchange pointers.
+        # Copies on the host stay readable on a CPU, as torch 2.13 can exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
         self._store = HostStore(self.device, self.swap_folder, whole=whole)
         try:
@@ -220,19 +206,17 @@ class OutOfCore:
             raise
         if self.swap_folder is not None:
             give_back_freed_memory()
-        mover: Mover
+        mover: Mover = ThreadMover(self._store)
         if accelerator.is_accelerator(self.device):
             mover = StreamMover(self._store, self.device)
         elif self.link_bytes_per_s is not None:
             mover = PacedMover(self._store, self.link_bytes_per_s)
-        else:
-            mover = ThreadMover(self._store)
-        self._process, self._thread = forks.process, get_ident()
+        self._process, self._thread = guards.process, get_ident()
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         self._statistics = Statistics()
         self._residency, self._lock = residency, residency.lock
-        self._addresses = Addresses(residency, self._statistics)
+        self._addresses = Addresses(residency)
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
@@ -241,9 +225,9 @@ class OutOfCore:
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
-        running = Running(residency, self._addresses, self._iterations, self._statistics)
+        running = Running(residency, self._addresses, self._iterations)
         self._follow = running.follow  # bound once: it is called at every operation
-        self._others = Others(running, residency, self._statistics, guard)
+        self._others = Others(running, residency, guard)
         residency.wait = self._others.wait
         guard.install()
         try:
@@ -261,6 +245,21 @@ class OutOfCore:
             self._close()
             raise
         return self
+
+    def _check_no_other(self) -> None:
+        another = f"another OutOfCore block of {self.device} is entered"
+        for mode in _get_current_dispatch_mode_stack():
+            if not isinstance(mode, Operations) or mode.owner.device != self.device:
+                continue
+            if not isinstance(mode.owner, Beside):
+                raise RuntimeError(
+                    f"{another} here already: leave it first, as both would move the same tensors"
+                )
+            if mode.owner.block.entered:
+                raise RuntimeError(
+                    f"{another} in the thread that started this one, and sees what this one does: "
+                    "train here without a block of its own, or start this thread before that block"
+                )
 
     def __exit__(self, *exception: object) -> None:
         """Bring everything back.
@@ -309,15 +308,17 @@ class OutOfCore:
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
         statistics.bytes_in, statistics.bytes_out = residency.bytes_in, residency.bytes_out
-        residency.note_peak()
-        statistics.peak_bytes = residency.peak_bytes
+        statistics.on_demand = residency.on_demand
+        statistics.peak_bytes = residency.peak_bytes = max(
+            residency.peak_bytes, residency.used_bytes
+        )
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
-    # ---- what is there before
+    # ---- tensors from before the block
 
     def _take_in(self) -> None:
-        """Count what the user has named, and hold the budget."""
+        """Count the modules and optimizers that the user has named, and hold the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for model in self._models:
                 meet_module(self._residency, model)
@@ -339,7 +340,7 @@ class OutOfCore:
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
-        """Count what the first module that is called has, before its first operation."""
+        """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
             meet_module(self._residency, module)
@@ -349,21 +350,17 @@ class OutOfCore:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         with self._guard:
-            self._end_step(optimizer)
-
-    def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._lock:
-            parameters = parameters_of(optimizer)
-            if not (self._mine() and any(p.device == self.device for p in parameters)) and not any(
-                variable_of(self._residency, p) for p in parameters
-            ):
-                return  # it has stepped out of our sight
-            if self._iterations.log is not None:
-                classify(self._residency, optimizer)
-        if self._leader is None:
-            self._leader = optimizer
-        if self._leader is optimizer:
-            self._end_iteration()
+            with self._lock:
+                parameters = parameters_of(optimizer)
+                ours = self._mine() and any(p.device == self.device for p in parameters)
+                if not ours and not any(variable_of(self._residency, p) for p in parameters):
+                    return  # it has stepped out of our sight
+                if self._iterations.log is not None:
+                    classify(self._residency, optimizer)
+            if self._leader is None:
+                self._leader = optimizer
+            if self._leader is optimizer:
+                self._end_iteration()
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
@@ -402,7 +399,7 @@ class OutOfCore:
         return plan
 
     def _follow_better(self) -> None:
-        """Try other plans of what repeats, for a bounded time, and follow one that is better."""
+        """Try other plans of the same iteration, for a bounded time, and follow a better one."""
         now = time.perf_counter()
         plan = self._planner.better(now - self._ended)
         self._ended = time.perf_counter()
@@ -418,9 +415,9 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
-        if forks.process != self._process:  # such as a loader's worker
-            self._check_readable([*args, *kwargs.values()])
-            return operation(*args, **kwargs)
+        if guards.process != self._process:  # such as a loader's worker
+            with self._reading([*args, *kwargs.values()]):
+                return operation(*args, **kwargs)
         if get_ident() != self._thread and torch._C._current_graph_task_id() < 0:
             return self.run_beside(operation, args, kwargs)  # as of torch.jit.fork
         guard = self._guard
@@ -441,7 +438,7 @@ class OutOfCore:
         self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
-        if forks.process != self._process:
+        if guards.process != self._process:
             return operation(*args, **kwargs)
         try:
             return self._others.run(operation, args, kwargs)
@@ -449,24 +446,29 @@ class OutOfCore:
             self._failed = error
             raise
 
-    def _check_readable(self, values: list[Any]) -> None:
-        forks.check_readable(self._residency, values, self.swap_folder is not None)
-
     # ---- addresses
 
-    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes on the device for who reads its address."""
-        if forks.process != self._process:
-            self._check_readable([tensor])
+    @contextmanager
+    def _reading(self, values: list[Any]) -> Iterator[bool]:
+        """Within it tensors are read by their address; yield whether this is a forked process."""
+        if guards.process != self._process:
+            guards.check_readable(self._residency, values, self.swap_folder is not None)
+            yield True
             return
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
-            self._addresses.bring(tensor, lock)
+            yield False
+
+    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
+        """Have a tensor's bytes on the device for readers of its address."""
+        with self._reading([tensor]) as forked:
+            if not forked:
+                self._addresses.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Let a tensor be swapped out again whose address was asked for, or all such tensors.
 
-        Whoever asked for its address (``data_ptr``, ``numpy``, DLPack) must not use it any more: on
-        an accelerator, what was given it must have run.
+        The address (of ``data_ptr``, ``numpy``, DLPack) must not be used any more: on an
+        accelerator, the work that was given it must have run.
         """
         if self._stack is None:
             raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
@@ -477,26 +479,21 @@ class OutOfCore:
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
-        for value in values:
-            if (
-                isinstance(value, torch.Tensor)
-                and not value.dtype.is_floating_point
-                and value.device == self.device
-                and self.device.type == "cpu"
-            ):
+        for value in values if self.device.type == "cpu" else ():
+            if not isinstance(value, torch.Tensor) or value.device != self.device:
+                continue
+            if not value.dtype.is_floating_point:
                 self.bring(value, lock=True)
 
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, for whoever pickles it.
+        """Return a copy of a tensor's storage on the host, for serialisers.
 
-        Args:
-            tensor: Any tensor.
-            keep: The copy stands until the iteration ends or an operation writes to some tensor.
+        It stays for as long as it is used, or, with `keep`, until the iteration ends or an
+        operation writes to some tensor.
         """
-        if forks.process != self._process:
-            self._check_readable([tensor])
-            return tensor.untyped_storage()
-        with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
+        with self._reading([tensor]) as forked:
+            if forked:
+                return tensor.untyped_storage()
             return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:

@@ -1,191 +1,23 @@
-"""One training iteration as a sequence of functions and the variables that they use.
-
-Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks with
-adaptive window-based scheduling", section 3: the function-sequence [f_1, ..., f_n], the variables
-that each function uses, and the bytes b_v of each variable. A variable is one storage: views and
-in-place results of a tensor are the same variable.
-"""
+"""A recorded iteration: its function-sequence, as JSON, and the host memory that it needs."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from repro.measure.checks import is_whole
-
-# Schedulers name `Trace` in annotations alone: `Trace.host_bytes` calls them.
 from repro.outofcore.baselines import DoesNotFit, on_demand
 from repro.outofcore.host import SLAB_BYTES
 from repro.outofcore.schedule import plan_swaps
-
-KINDS = ("parameter", "buffer", "gradient", "optimizer state", "activation", "input")
-
-
-class TraceError(ValueError):
-    """A trace contradicts itself."""
+from repro.outofcore.sequence import Function, FunctionSequence, TraceError
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One operation, and the variables that it reads and writes.
-
-    Attributes:
-        name: Any name, such as ``"aten.convolution"``.
-        inputs: Variables whose values it reads.
-        outputs: Variables that it writes. One that is an output alone is new, or is overwritten
-            whole; one that is changed in place is both an input and an output.
-    """
-
-    name: str
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for which in ("inputs", "outputs"):
-            given = getattr(self, which)
-            if isinstance(given, str):
-                raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
-            # dict.fromkeys: each variable once, in order.
-            object.__setattr__(self, which, tuple(dict.fromkeys(given)))
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """All its variables, each once, inputs first."""
-        return tuple(dict.fromkeys(self.inputs + self.outputs))
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The function-sequence of one iteration, which is repeated.
-
-    A variable that is first read was there before the iteration and stays (`persistent`: a
-    parameter, a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew
-    each iteration (a batch). A variable that is first written is born there. One of `sizes` that no
-    function uses is `held`: it is there all the time, unless it is swapped out for good.
-
-    Args:
-        functions: In the order in which they run.
-        sizes: Bytes of each variable.
-        kinds: One of `KINDS` for any of the variables.
-        deaths: For variables that do not persist: the number of the function before which the
-            variable is gone, counted from 0. Without an entry a variable dies after its last use.
-            A number beyond the last function, n + d, means function d of the next iteration.
-
-    Raises:
-        TraceError: There is no function, a size is missing or negative, or a death does not lie
-            between the variable's last use and one iteration after its birth.
-    """
-
-    functions: tuple[Function, ...]
-    sizes: Mapping[str, int]
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    deaths: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", tuple(self.functions))
-        if not self.functions:
-            raise TraceError("a trace needs at least one function: there is none")
-        for name in self.accesses:
-            if name not in self.sizes:
-                raise TraceError(f"the variable {name!r} has no size: add it to sizes, in bytes")
-        for name, size in self.sizes.items():
-            if not is_whole(size, 0):
-                raise TraceError(f"the size of {name!r} is {size!r}: give whole bytes, 0 or more")
-        for name, kind in self.kinds.items():
-            if kind not in KINDS:
-                raise TraceError(f"{name!r} is a {kind!r}: choose one of {', '.join(KINDS)}")
-        for name, death in self.deaths.items():
-            used = self.accesses.get(name)
-            if used is None:
-                raise TraceError(f"{name!r} dies, but no function uses it")
-            last, limit = used[-1] + 1, used[0] + len(self.functions)
-            if not is_whole(death, last, limit):
-                raise TraceError(
-                    f"{name!r} dies before function {death!r}, but it is last used by function "
-                    f"{used[-1]} and comes anew in function {limit}: give {last} to {limit}"
-                )
-
-    @cached_property
-    def accesses(self) -> dict[str, list[int]]:
-        """For each variable the numbers of the functions that use it, ascending."""
-        uses: dict[str, list[int]] = {}
-        for number, function in enumerate(self.functions):
-            for name in function.variables:
-                uses.setdefault(name, []).append(number)
-        return uses
-
-    @cached_property
-    def persistent(self) -> frozenset[str]:
-        """Variables that are there before the iteration and after it."""
-        return frozenset(
-            name
-            for name, used in self.accesses.items()
-            if name in self.functions[used[0]].inputs and name not in self.deaths
-        )
-
-    @cached_property
-    def held(self) -> tuple[str, ...]:
-        """Variables that no function uses, such as the weights of a layer that is left out."""
-        return tuple(name for name in self.sizes if name not in self.accesses)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of what no function uses."""
-        return sum(self.sizes[name] for name in self.held)
-
-    @cached_property
-    def lifetimes(self) -> dict[str, tuple[int, int]]:
-        """For each variable that does not persist, (birth, death): it is there in [birth, death).
-
-        The death may lie beyond the last function: see `deaths`.
-        """
-        return {
-            name: (used[0], self.deaths.get(name, used[-1] + 1))
-            for name, used in self.accesses.items()
-            if name not in self.persistent
-        }
-
-    @cached_property
-    def needs_bytes(self) -> list[int]:
-        """For each function the bytes of its own variables: what it cannot run without."""
-        return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
-
-    @cached_property
-    def live_bytes(self) -> list[int]:
-        """For each function the bytes of everything alive while it runs, as trained in core."""
-        change = [0] * (len(self.functions) + 1)
-        base = sum(self.sizes[name] for name in self.persistent) + self.held_bytes
-        for name, (birth, death) in self.lifetimes.items():
-            change[birth] += self.sizes[name]
-            if death <= len(self.functions):
-                change[death] -= self.sizes[name]
-            else:  # the instance of the iteration before is still there at the start
-                base += self.sizes[name]
-                change[death - len(self.functions)] -= self.sizes[name]
-        live = []
-        for number in range(len(self.functions)):
-            base += change[number]
-            live.append(base)
-        return live
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes that training in core needs."""
-        return max(self.live_bytes)
-
-    @property
-    def smallest_budget(self) -> int:
-        """Bytes below which no schedule exists: the largest need of one function."""
-        return max(self.needs_bytes)
+class Trace(FunctionSequence):
+    """The function-sequence of one iteration; the arguments are those of `FunctionSequence`."""
 
     def host_bytes(self, budget_bytes: int) -> int:
         """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
 
-        It is the larger of what the default schedule takes and of what demand paging does, by which
-        the first iteration runs, beside all that no function uses. 0 where everything fits.
+        They are the larger of the default schedule's and of demand paging's, by which the first
+        iteration runs, with all that no function uses; 0 where there is room for all.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
@@ -197,36 +29,18 @@ class Trace:
             needed += self.held_bytes
         return -(-needed // SLAB_BYTES) * SLAB_BYTES
 
-    @property
-    def variables(self) -> list[str]:
-        """The variable-sequence of section 3, flattened: a variable stands once for each use."""
-        return [name for function in self.functions for name in function.variables]
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Return the bytes of all variables of each kind; ``unknown`` where none was given."""
-        total: dict[str, int] = {}
-        for name in self.sizes:
-            kind = self.kinds.get(name, "unknown")
-            total[kind] = total.get(kind, 0) + self.sizes[name]
-        return total
-
     def to_json(self) -> str:
         """Return the trace as JSON text, which `from_json` reads."""
-        return json.dumps(
-            {
-                "functions": [[f.name, list(f.inputs), list(f.outputs)] for f in self.functions],
-                "sizes": dict(self.sizes),
-                "kinds": dict(self.kinds),
-                "deaths": dict(self.deaths),
-            }
-        )
+        functions = [[f.name, list(f.inputs), list(f.outputs)] for f in self.functions]
+        more = {"sizes": dict(self.sizes), "kinds": dict(self.kinds), "deaths": dict(self.deaths)}
+        return json.dumps({"functions": functions, **more})
 
     @classmethod
     def from_json(cls, text: str | Path) -> "Trace":
         """Read a trace from JSON text, or from a file by its Path.
 
-        The text is an object with ``functions``, a list of ``[name, inputs, outputs]`` or of
-        objects with these keys, and ``sizes``; ``kinds`` and ``deaths`` may be left out.
+        The text is an object with ``functions``, a list of ``[name, inputs, outputs]``, and
+        ``sizes``; ``kinds`` and ``deaths`` may be left out.
 
         Raises:
             TraceError: It is no JSON, or not such an object.
@@ -234,27 +48,14 @@ class Trace:
         source = text.read_text(encoding="utf-8") if isinstance(text, Path) else text
         try:
             data = json.loads(source)
-            functions = [_function(entry) for entry in data["functions"]]
-            return cls(
-                tuple(functions), data["sizes"], data.get("kinds", {}), data.get("deaths", {})
+            functions = tuple(
+                Function(name, inputs, outputs) for name, inputs, outputs in data["functions"]
             )
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            return cls(functions, data["sizes"], data.get("kinds", {}), data.get("deaths", {}))
+        except TraceError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TraceError(
                 f"this is no trace ({type(error).__name__}: {error}): give an object with "
                 '"functions": [[name, inputs, outputs], ...] and "sizes": {variable: bytes}'
             ) from error
-
-
-def _function(entry: Sequence[Any] | Mapping[str, Any]) -> Function:
-    if isinstance(entry, Mapping):
-        return Function(entry["name"], _names(entry["inputs"]), _names(entry["outputs"]))
-    if len(entry) != 3:
-        raise TypeError(f"a function has {len(entry)} parts")
-    name, inputs, outputs = entry
-    return Function(name, _names(inputs), _names(outputs))
-
-
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError(f"{names!r} is a text where a list of variables is needed")
-    return tuple(names)

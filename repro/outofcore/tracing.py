@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.outofcore.kinds import meet_module, meet_optimizer
+from repro.outofcore.operands import meet_module, meet_optimizer
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
 from repro.outofcore.swapper import OutOfCore
@@ -33,15 +33,15 @@ def record(
     the same iteration on a CPU, as long as no step depends on values; gradients of views that were
     changed in place may go through other copies.
 
-    What no operation uses is in the trace where a module that is called or an optimizer that steps
-    has it. Of anything else, such as an average of the weights that is updated elsewhere, nothing
-    is known but by `model` and `optimizer`.
+    Tensors that no operation uses are in the trace where a module that is called or an optimizer
+    that steps has them. Others, such as an average of the weights that is updated elsewhere, are
+    known by `model` and `optimizer` alone.
 
     Args:
         step: One training iteration: forward, backward, optimizer.
         budget_bytes: Stay within it by swapping on demand; None for no limit.
-        warmup: Iterations to run before, so that an optimizer has its state, and so that it is seen
-            when what an iteration leaves behind dies in the next.
+        warmup: Iterations to run before, so that an optimizer has its state, and so that the ends
+            of variables that an iteration leaves behind are seen.
         device: As of `OutOfCore`, or ``"meta"``.
         model: A module, or some, that are held on the device, whether the step uses them or not.
         optimizer: Likewise.
@@ -114,7 +114,7 @@ def _with_held(
     modules: Iterable[nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> Recording:
-    """Return a recording with what modules and optimizers hold and no operation uses."""
+    """Return a recording with the tensors of modules and optimizers that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         for module in modules:
             meet_module(block._residency, module)

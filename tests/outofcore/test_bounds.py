@@ -145,10 +145,6 @@ class TestBound:
         assert seconds == sorted(seconds, reverse=True)
         assert seconds[-1] == pytest.approx(sum(times))
 
-    def test_too_small_a_budget(self):
-        with pytest.raises(BudgetTooSmall):
-            bound(chain(3), 1, [1.0] * 10, 1.0)
-
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.5])
 def test_packed_plans_come_close_to_the_bound(share):
@@ -160,7 +156,9 @@ def test_packed_plans_come_close_to_the_bound(share):
     assert plan.simulate(times, 8.0).time_s <= 1.05 * plan.bound(times, 8.0)
 
 
-def test_margins_that_are_none():
+def test_what_is_refused():
+    with pytest.raises(BudgetTooSmall):
+        bound(chain(3), 1, [1.0] * 10, 1.0)
     for margins in ((), (1.0,), (-0.1,)):
         with pytest.raises(ValueError, match="margins is"):
             plan_packed(chain(4), 50, [1.0] * 13, 1.0, margins=margins)

@@ -9,7 +9,7 @@ from repro.experiments.saving import save_pinned
 from repro.mbs.staging import Stager
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, OutOfCore, Trace, on_demand, plan_swaps
+from repro.outofcore import Function, OutOfCore, Trace
 from repro.outofcore.host import SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
@@ -39,37 +39,22 @@ class TestPlaces:
         assert store.total_bytes == -(-store.peak_bytes // 1024) * 1024
         for place, _ in live.values():
             store.give_back(place)
-        assert store._free == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
+        assert store._free.by_size == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
         store.close()
 
     def test_slabs_are_what_torch_pins(self):
         assert accelerator.pinned_bytes(SLAB_BYTES) == SLAB_BYTES
 
 
-def chain(sizes, n: int) -> Trace:
-    """Forward and backward over activations, of one weight's product."""
+def test_host_memory_that_swapping_takes():
+    """Forward and backward over activations, of one weight's product, with room for two of them."""
     functions = [Function("first", ("w",), ("a0",))]
-    functions += [Function("forward", (f"a{i}",), (f"a{i + 1}",)) for i in range(n)]
-    functions += [Function("backward", (f"a{i}",), (f"g{i}",)) for i in reversed(range(n))]
-    names = dict.fromkeys(v for f in functions for v in f.variables)
-    return Trace(tuple(functions), {v: sizes(i) for i, v in enumerate(names)})
-
-
-class TestPrediction:
-    def test_a_chain_by_hand(self):
-        """With room for two activations, the others are away."""
-        size, trace = SLAB_BYTES, chain(lambda i: SLAB_BYTES, 5)
-        # After the forward functions w and a0 to a4 are alive; a5 has ended.
-        assert trace.host_bytes(2 * size) == 5 * size  # w, a0 to a3, and a4 as g4 comes
-        assert trace.host_bytes(trace.peak_bytes) == 0
-
-    def test_it_is_what_the_schedules_take(self):
-        trace = chain(lambda i: (i % 5 + 1) * MIB, 9)
-        for budget in range(trace.smallest_budget, trace.peak_bytes, 3 * MIB):
-            plans = plan_swaps(trace, budget), on_demand(trace, budget)
-            most = max(plan.host_bytes for plan in plans)
-            assert most <= trace.peak_bytes
-            assert 0 <= trace.host_bytes(budget) - most < SLAB_BYTES
+    functions += [Function("forward", (f"a{i}",), (f"a{i + 1}",)) for i in range(5)]
+    functions += [Function("backward", (f"a{i}",), (f"g{i}",)) for i in reversed(range(5))]
+    trace = Trace(tuple(functions), {v: SLAB_BYTES for f in functions for v in f.variables})
+    # After the forward functions w and a0 to a4 are alive; a5 has ended.
+    assert trace.host_bytes(2 * SLAB_BYTES) == 5 * SLAB_BYTES  # w, a0 to a3, and a4 as g4 comes
+    assert trace.host_bytes(trace.peak_bytes) == 0
 
 
 def swapped(device, host_bytes=None, n=6):

@@ -160,30 +160,10 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
 
 
 class TestMapping:
-    def test_chunks_go_on_with_what_was_written_and_others_stay(self, memory):
-        kept, old = memory.malloc(5 * PAGE), memory.malloc(2 * PAGE)
-        write(kept, 77, 5 * PAGE)
-        write(old, 5, 2 * PAGE)
-        memory.free(old)
-        new = memory.malloc(3 * PAGE)
-        assert sorted(read(new + n * PAGE) for n in range(3)) == [0, 5, 5]
-        assert memory.counters().chunks_created == 8 and memory.counters().unmaps == 2
-        assert holds(kept, 77, 5 * PAGE)
-
-    def test_a_range_of_the_same_size_is_reused_as_it_is(self, memory):
-        first, second = memory.malloc(2 * PAGE), memory.malloc(2 * PAGE)
-        memory.free(first)
-        memory.free(second)
-        assert memory.malloc(PAGE + 1) == second  # the latest
-        assert memory.malloc(2 * PAGE) == first
-        c = memory.counters()
-        assert (c.ranges_reused, c.maps, c.unmaps) == (2, 4, 0)
-        assert memory.malloc(0) == 0  # nothing takes nothing
-        memory.free(0)
-        assert memory.counters().mallocs == c.mallocs
-
     def test_the_limit_is_hard(self):
         with ChunkedMemory("posix", PAGE, limit_bytes=4 * PAGE + 1) as memory:
+            assert memory.malloc(0) == 0  # nothing takes nothing
+            memory.free(0)
             held = [memory.malloc(1) for _ in range(3)]
             with pytest.raises(NativeOutOfMemory) as caught:
                 memory.malloc(PAGE + 1)
@@ -548,7 +528,7 @@ class TestBuild:
         if fault in contents:
             library.write_bytes(contents[fault])
         elif fault == "writable":
-            library.chmod(0o722)
+            library.chmod(0o702)
         elif fault == "another's":
             if os.geteuid() != 0:
                 pytest.skip("only root gives files away")

@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -150,7 +151,8 @@ def test_operations_on_lists_run_in_parts(optimizer):
 
 
 @pytest.mark.slow
-def test_the_steady_state_moves_what_the_plan_says():
+@pytest.mark.parametrize("schedule", ["auto", "packed"])
+def test_the_steady_state_moves_what_the_plan_says(schedule):
     low = run(AMPLE).block.trace.smallest_budget
     on_demand, moved = [], []
 
@@ -158,7 +160,7 @@ def test_the_steady_state_moves_what_the_plan_says():
         on_demand.append(block.statistics.on_demand)
         moved.append(block.statistics.bytes_in)
 
-    with OutOfCore(2 * low) as block:
+    with OutOfCore(2 * low, schedule=schedule) as block:
         Training().loop(8, watch)
     # At most the batch, which the loop lets go of late, is not as planned.
     assert on_demand[-1] - on_demand[-3] <= 2
@@ -423,10 +425,8 @@ def test_a_compiled_model(monkeypatch):
 class TestRecord:
     def step(self, network: str = "small") -> Callable[[], None]:
         torch.manual_seed(0)
-        model, batch = (
-            nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
-            (4,),
-        )
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
+        batch: tuple[int, ...] = (4,)
         if network != "small":
             model = resnet20(width=4) if network == "resnet20" else unet(width=4, depth=2)
             batch = (3, 16, 16)
@@ -442,7 +442,9 @@ class TestRecord:
 
     def test_kinds_sizes_and_lifetimes(self):
         trace = record(self.step(), warmup=2)
-        total, parameters = trace.bytes_by_kind(), 4 * (4 * 8 + 8 + 8)
+        parameters, total = 4 * (4 * 8 + 8 + 8), Counter()
+        for name, kind in trace.kinds.items():
+            total[kind] += trace.sizes[name]
         assert total["parameter"] == total["gradient"] == parameters
         assert total["optimizer state"] == parameters
         assert total["buffer"] == 4 * (8 + 8) + 8 + 4 * 6 * 4  # statistics, count, the one batch
@@ -465,12 +467,6 @@ class TestRecord:
             assert record(self.step(network), warmup=2, device="meta") == computed
         within = record(self.step(network), budget_bytes=computed.smallest_budget, warmup=2)
         assert (within.functions, within.sizes) == (computed.functions, computed.sizes)
-
-    def test_what_no_memory_could_hold(self):
-        with FakeTensorMode():
-            model = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
-            trace = record(lambda: model(torch.randn(2, 1 << 20)).sum().backward(), device="meta")
-        assert trace.peak_bytes > 2 * 4 << 40  # the weight and its gradient
 
     def test_errors(self):
         step = self.step()

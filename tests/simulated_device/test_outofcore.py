@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
-from repro.outofcore import OutOfCore, addresses, host, operations, residency, running
+from repro.outofcore import OutOfCore, host, operations, residency, running
+from repro.outofcore import residency as addresses
 from repro.outofcore.host import HostStore, StreamMover
 from repro.outofcore.residency import Residency
 from simulated_device.mutations import Omission, noticed

@@ -30,8 +30,8 @@ from repro.outofcore.allocator import (
     replay,
 )
 from repro.outofcore.packing import packed_plans
+from repro.outofcore.plan import by_function, requests
 from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
-from repro.outofcore.requests import by_function, requests
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB

@@ -42,7 +42,7 @@ from repro.measure.machine import machine
 from repro.measure.precision import without_tf32
 from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace
 from repro.outofcore.native import Installed, install
-from repro.outofcore.schedules import Name
+from repro.outofcore.planning import Name
 
 _SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one

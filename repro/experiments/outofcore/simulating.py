@@ -28,7 +28,7 @@ from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
-from repro.outofcore.requests import requests
+from repro.outofcore.plan import requests
 
 Config = Mapping[str, Any]
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets

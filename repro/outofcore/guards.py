@@ -1,0 +1,229 @@
+"""Interrupts, forked processes and other threads: none of them finds a tensor half moved."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Self
+
+import torch
+import torch.utils.dlpack
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from repro.outofcore.host import MOVER
+from repro.outofcore.operations import Operations, RawAccess
+from repro.outofcore.recording import tensors_in
+from repro.outofcore.residency import Residency
+
+# ---- interrupts
+
+
+class Uninterrupted:
+    """Between `__enter__` and `__exit__` an interrupt from the keyboard is kept, then delivered.
+
+    Python raises KeyboardInterrupt between any two steps of the main thread, so also while bytes
+    are counted or pointers change. `install` has it wait until nothing is half done, and `remove`
+    gives the signal back to its earlier owner. In other threads nothing is interrupted or changed.
+
+    Args:
+        code: Of functions that are not interrupted before they could enter this.
+
+    Attributes:
+        depth: How many things are under way, one within the other.
+        pending: The signal and frame of an interrupt that waits.
+    """
+
+    def __init__(self, *code: CodeType) -> None:
+        self._code = code
+        self.depth = 0
+        self.pending: tuple[int, FrameType | None] | None = None
+        self._before: Any = None
+        self._installed = False
+
+    def install(self) -> None:
+        """Take the signal, where this is the main thread and it would raise something."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if callable(self._before):
+                signal.signal(signal.SIGINT, self._handle)
+                self._installed = True
+
+    def remove(self) -> None:
+        """Give the signal back; the caller delivers what is pending."""
+        if self._installed:
+            self._installed = False
+            if signal.getsignal(signal.SIGINT) == self._handle:
+                signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        inside, at = self.depth > 0, frame
+        while at is not None and not inside:
+            inside, at = at.f_code in self._code, at.f_back
+        if inside:
+            self.pending = number, frame
+        else:
+            self._before(number, frame)
+
+    def deliver(self) -> None:
+        """Raise the interrupt that waits, if there is one."""
+        if self.pending is not None and not self.depth:
+            given, self.pending = self.pending, None
+            self._before(*given)
+
+    def __enter__(self) -> Self:
+        self.depth += 1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.depth -= 1
+        if self.pending is not None:
+            self.deliver()
+
+
+# ---- processes that are forked within a block: they read what it has, and never move it
+
+process = os.getpid()
+
+
+def _forked() -> None:
+    global process
+    process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
+
+
+class SwappedOutError(RuntimeError):
+    """A value is asked for where it cannot be brought to."""
+
+
+def check_readable(residency: Residency, values: list[Any], from_file: bool) -> None:
+    """Refuse tensors that a forked process cannot read: it has a copy of memory, not of a file.
+
+    Args:
+        residency: Its copy of the block's.
+        values: Tensors that it reads, lists of them, and others.
+        from_file: Tensors are swapped out to a file.
+
+    Raises:
+        SwappedOutError: A tensor was swapped out when the process was forked.
+    """
+    if residency.lies and not from_file:
+        return
+    for tensor in tensors_in(values):
+        variable = residency.look_up(tensor)
+        if variable is not None and not (variable.resident and variable.incoming is None):
+            raise SwappedOutError(
+                f"a process that was forked within an OutOfCore block reads a tensor of "
+                f"{variable.nbytes} bytes that is swapped out"
+                f"{' to a file' if from_file else ''}: name it in exclude=, or start "
+                "such processes (a DataLoader's workers) before the block, or by "
+                'multiprocessing_context="spawn"'
+            )
+
+
+# ---- threads. A mode of torch holds in one thread alone. While a block is entered, threads that
+# are started and work that is submitted to pools therefore begin by entering modes of their own.
+# Threads that run since before the block are not seen.
+
+# The names of torch's to_dlpack; unlike the others that give addresses, no mode sees it.
+_DLPACK: tuple[Any, ...] = (
+    (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch._C, "_to_dlpack")
+)  # fmt: skip
+_to_dlpack = torch._C._to_dlpack
+_start, _submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+
+_blocks: list[Any] = []  # of `OutOfCore`, entered
+
+
+class Beside:
+    """Sees the operations of another thread, until the block is left."""
+
+    def __init__(self, block: Any) -> None:
+        self.block, self.device = block, block.device
+
+    def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation."""
+        run = self.block.run_beside if self.block.entered else None
+        return run(operation, args, kwargs) if run else operation(*args, **kwargs)
+
+    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
+        """Have a tensor's bytes where its address says."""
+        if self.block.entered:
+            self.block.bring(tensor, lock)
+
+    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host."""
+        storage: torch.UntypedStorage = (
+            self.block.snapshot(tensor, keep) if self.block.entered else tensor.untyped_storage()
+        )
+        return storage
+
+    def hold_sizes(self, values: Iterable[object]) -> None:
+        """Keep tensors of whole numbers where they are."""
+        if self.block.entered:
+            self.block.hold_sizes(values)
+
+
+def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    owners = [m.owner for m in _get_current_dispatch_mode_stack() if isinstance(m, Operations)]
+    seen = [owner.block if isinstance(owner, Beside) else owner for owner in owners]
+    with ExitStack() as stack:
+        for block in tuple(_blocks):
+            if not any(block is other for other in seen):
+                beside = Beside(block)
+                stack.enter_context(RawAccess(beside))
+                stack.enter_context(Operations(beside))
+        return call(*args, **kwargs)
+
+
+def _start_within(thread: threading.Thread) -> None:
+    if thread.name.startswith(MOVER):
+        return _start(thread)
+    run = thread.run
+
+    def begin() -> None:
+        del thread.run  # as it was
+        _within(run)
+
+    thread.run = begin  # type: ignore[method-assign]
+    return _start(thread)
+
+
+def _submit_within(
+    pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    return _submit(pool, partial(_within, fn), *args, **kwargs)
+
+
+def _to_dlpack_within(tensor: torch.Tensor) -> object:
+    for block in tuple(_blocks):
+        block.bring(tensor, lock=True)
+    return _to_dlpack(tensor)
+
+
+def _patch(start: Any, submit: Any, export: Any) -> None:
+    patched: Any = threading.Thread, ThreadPoolExecutor
+    patched[0].start, patched[1].submit = start, submit
+    for owner, name in _DLPACK:
+        setattr(owner, name, export)
+
+
+def watch(block: Any) -> Callable[[], None]:
+    """Have threads see a block from now on; return a function that ends it."""
+    _blocks.append(block)
+    _patch(_start_within, _submit_within, _to_dlpack_within)
+
+    def end() -> None:
+        _blocks.remove(block)
+        if not _blocks:
+            _patch(_start, _submit, _to_dlpack)
+
+    return end

@@ -1,0 +1,231 @@
+"""One training iteration as a sequence of functions, the variables that they use, and actions.
+
+Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks with
+adaptive window-based scheduling", section 3: the function-sequence [f_1, ..., f_n], the variables
+that each function uses, and the bytes b_v of each variable. A variable is one storage: views and
+in-place results of a tensor are the same variable.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from repro.measure.checks import is_whole
+
+KINDS = ("parameter", "buffer", "gradient", "optimizer state", "activation", "input")
+
+
+class Kind(Enum):
+    """The effect of an action on one variable."""
+
+    SWAP_IN = "swap in"  # take device memory and start the copy from the host
+    ALLOCATE = "allocate"  # take device memory; the next function overwrites it whole
+    SWAP_OUT = "swap out"  # start the copy to the host; the device memory stays taken
+    RELEASE = "release"  # wait for its copy to the host, if one runs, and free the device memory
+
+
+class Action(NamedTuple):
+    """One action of a swap plan on one variable."""
+
+    kind: Kind
+    variable: str
+
+
+class TraceError(ValueError):
+    """A trace contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One operation, and the variables that it reads and writes.
+
+    Attributes:
+        name: Any name, such as ``"aten.convolution"``.
+        inputs: Variables whose values it reads.
+        outputs: Variables that it writes. One that is an output alone is new, or is overwritten
+            whole; one that is changed in place is both an input and an output.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for which in ("inputs", "outputs"):
+            given = getattr(self, which)
+            if isinstance(given, str):
+                raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
+            # dict.fromkeys: each variable once, in order.
+            object.__setattr__(self, which, tuple(dict.fromkeys(given)))
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All its variables, each once, inputs first."""
+        return tuple(dict.fromkeys(self.inputs + self.outputs))
+
+
+class Gap(NamedTuple):
+    """From a use of a variable to the next one, or from the last one to the variable's end."""
+
+    variable: str
+    use: int  # the function before the gap
+    then: int  # the one after it, or before which the variable is gone; n + f in the next iteration
+    ends: bool  # the variable is gone after it
+    needed: bool  # its value outlives the gap, or may be looked at within it
+
+
+@dataclass(frozen=True)
+class FunctionSequence:
+    """The functions of one iteration, which is repeated.
+
+    A variable that is first read was there before the iteration and stays (`persistent`: a
+    parameter, a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew
+    each iteration (a batch). A variable that is first written is born there. One of `sizes` that no
+    function uses is `held`: it is there all the time, unless it is swapped out for good.
+
+    Args:
+        functions: In the order in which they run.
+        sizes: Bytes of each variable.
+        kinds: One of `KINDS` for any of the variables.
+        deaths: For variables that do not persist: the number of the function before which the
+            variable is gone, counted from 0. Without an entry a variable dies after its last use.
+            A number beyond the last function, n + d, means function d of the next iteration.
+
+    Raises:
+        TraceError: There is no function, a size is missing or negative, or a death does not lie
+            between the variable's last use and one iteration after its birth.
+    """
+
+    functions: tuple[Function, ...]
+    sizes: Mapping[str, int]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    deaths: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "functions", tuple(self.functions))
+        if not self.functions:
+            raise TraceError("a trace needs at least one function: there is none")
+        for name in self.accesses:
+            if name not in self.sizes:
+                raise TraceError(f"the variable {name!r} has no size: add it to sizes, in bytes")
+        for name, size in self.sizes.items():
+            if not is_whole(size, 0):
+                raise TraceError(f"the size of {name!r} is {size!r}: give whole bytes, 0 or more")
+        for name, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise TraceError(f"{name!r} is a {kind!r}: choose one of {', '.join(KINDS)}")
+        for name, death in self.deaths.items():
+            used = self.accesses.get(name)
+            if used is None:
+                raise TraceError(f"{name!r} dies, but no function uses it")
+            last, limit = used[-1] + 1, used[0] + len(self.functions)
+            if not is_whole(death, last, limit):
+                raise TraceError(
+                    f"{name!r} dies before function {death!r}, but it is last used by function "
+                    f"{used[-1]} and comes anew in function {limit}: give {last} to {limit}"
+                )
+
+    @cached_property
+    def accesses(self) -> dict[str, list[int]]:
+        """For each variable the numbers of the functions that use it, ascending."""
+        uses: dict[str, list[int]] = {}
+        for number, function in enumerate(self.functions):
+            for name in function.variables:
+                uses.setdefault(name, []).append(number)
+        return uses
+
+    @cached_property
+    def persistent(self) -> frozenset[str]:
+        """Variables that are there before the iteration and after it."""
+        return frozenset(
+            name
+            for name, used in self.accesses.items()
+            if name in self.functions[used[0]].inputs and name not in self.deaths
+        )
+
+    @cached_property
+    def held(self) -> tuple[str, ...]:
+        """Variables that no function uses, such as the weights of a layer that is left out."""
+        return tuple(name for name in self.sizes if name not in self.accesses)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the variables that no function uses."""
+        return sum(self.sizes[name] for name in self.held)
+
+    @cached_property
+    def lifetimes(self) -> dict[str, tuple[int, int]]:
+        """For each variable that does not persist, (birth, death): it is there in [birth, death).
+
+        The death may lie beyond the last function: see `deaths`.
+        """
+        return {
+            name: (used[0], self.deaths.get(name, used[-1] + 1))
+            for name, used in self.accesses.items()
+            if name not in self.persistent
+        }
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """The gaps of each variable in turn, in order."""
+        n, inputs = len(self.functions), [frozenset(f.inputs) for f in self.functions]
+        gaps = []
+        for name, used in self.accesses.items():
+            persists = name in self.persistent
+            then = [*used[1:], used[0] + n if persists else self.lifetimes[name][1]]
+            for a, b in zip(used, then, strict=True):
+                ends = a == used[-1] and not persists
+                gaps.append(Gap(name, a, b, ends, ends or name in inputs[b % n]))
+        return gaps
+
+    @cached_property
+    def ending(self) -> list[list[str]]:
+        """For each function the variables that are gone before it, of this iteration or the last.
+
+        Those that end with the last function are gone before the first.
+        """
+        ending: list[list[str]] = [[] for _ in self.functions]
+        for name, (_, death) in self.lifetimes.items():
+            ending[death % len(ending)].append(name)
+        return ending
+
+    @cached_property
+    def alive_at_start(self) -> frozenset[str]:
+        """Variables that persist, or that the iteration before has left."""
+        n = len(self.functions)
+        return self.persistent | {v for v, (_, death) in self.lifetimes.items() if death > n}
+
+    @cached_property
+    def needs_bytes(self) -> list[int]:
+        """For each function the bytes of its own variables, without which it cannot run."""
+        return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
+
+    @cached_property
+    def live_bytes(self) -> list[int]:
+        """For each function the bytes of everything alive while it runs, as trained in core."""
+        n = len(self.functions)
+        change = [0] * (n + 1)
+        change[0] = self.held_bytes + sum(self.sizes[name] for name in self.alive_at_start)
+        for name, (birth, death) in self.lifetimes.items():
+            change[birth] += self.sizes[name]
+            # Beyond the end, the instance of the iteration before is still there at the start.
+            change[death if death <= n else death - n] -= self.sizes[name]
+        return list(accumulate(change))[:n]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that training in core needs."""
+        return max(self.live_bytes)
+
+    @property
+    def smallest_budget(self) -> int:
+        """Bytes below which no schedule exists: the largest need of one function."""
+        return max(self.needs_bytes)
+
+    @property
+    def variables(self) -> list[str]:
+        """The variable-sequence of section 3: a variable once for each use."""
+        return [name for function in self.functions for name in function.variables]
