@@ -1,5 +1,6 @@
 """Measure the candidates of a kernel: step 1 of WR (section III-B), through the cache."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,17 +17,18 @@ from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
 from repro.microconv.conv import call_overhead
 from repro.microconv.cudnn import UnsupportedError
-from repro.microconv.kernels import Convolution, Kernel, precision
+from repro.microconv.kernels import Convolution, Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
 
-# An algorithm this many times slower than one that needs no more workspace is timed once: no noise
-# makes it win.
+# An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
 _ENOUGH_S = 1.0  # of rounds over all of them
 _ROUNDS = (5, 9)
 _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
+
+Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Trial:
 
     @property
     def slower(self) -> int:
-        """In how many rounds the division was not faster."""
+        """Number of rounds in which the division was not faster."""
         return sum(a >= b for a, b in zip(self.division_s, self.native_s, strict=True))
 
     @property
@@ -91,16 +93,14 @@ class Bench:
         max_error: float | None = None,
         devices: Sequence[str] = (),
     ) -> None:
-        self.choice = choice
-        self.cache = cache
-        self.max_error = max_error
+        self.choice, self.cache, self.max_error = choice, cache, max_error
         self.devices = tuple(devices)
         self.counts = Counts()
 
     def candidates(
         self, kernel: Kernel, batch: int, sizes: Iterable[int], cap_bytes: int | None = None
     ) -> dict[int, list[Candidate]]:
-        """Return the candidates of a kernel by micro-batch size.
+        """The candidates of a kernel by micro-batch size (step 1 of WR).
 
         Args:
             kernel: What is computed.
@@ -119,7 +119,7 @@ class Bench:
             ]
             for b in sorted(sizes)
         }
-        known: dict[int, dict[str, list[float]]] = {}
+        known: dict[int, Samples] = {}
         for b, listing in listings.items():
             known[b] = {}
             for key in dict.fromkeys(key for key, _, _ in listing):
@@ -128,31 +128,27 @@ class Bench:
             b: {name: size for _, name, size in listing if name not in known[b]}
             for b, listing in listings.items()
         }
-        self.counts.measured += sum(map(len, missing.values()))
-        self.counts.cached += sum(map(len, listings.values())) - sum(map(len, missing.values()))
-        if any(missing.values()):
-            for b, measured in self._time_at_once(kernel, missing, batch).items():
-                for key in dict.fromkeys(key for key, _, _ in listings[b]):
-                    names = [name for k, name, _ in listings[b] if k == key and name in measured]
-                    self.cache.store_times(key, b, {name: measured[name] for name in names})
-                known[b] |= measured
+        count = sum(map(len, missing.values()))
+        self.counts.measured += count
+        self.counts.cached += sum(map(len, listings.values())) - count
+        for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
+            for key in dict.fromkeys(key for key, _, _ in listings[b]):
+                names = [name for k, name, _ in listings[b] if k == key and name in measured]
+                self.cache.store_times(key, b, {name: measured[name] for name in names})
+            known[b] |= measured
         return {
             b: [
-                Candidate(
-                    name,
-                    statistics.median(known[b][name]),
-                    self._needs(kernel, batch, b, name, size),
-                )
+                Candidate(name, statistics.median(taken), self._needs(kernel, batch, b, name, size))
                 for _, name, size in listing
-                if known[b].get(name)
+                if (taken := known[b].get(name))
             ]
             for b, listing in listings.items()
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
-        """Return the smallest workspace that a division of these sizes takes, of all that is there.
+        """The smallest workspace of any division into these sizes, by any algorithm, untimed.
 
-        Torch's own convolution counts, divided as well; nothing is timed.
+        Torch's own convolution counts, divided as well.
         """
         known = {
             b: [
@@ -165,9 +161,9 @@ class Bench:
 
     @staticmethod
     def _needs(kernel: Kernel, batch: int, b: int, name: str, size: int) -> int:
-        """Return the workspace of an algorithm for `b` samples as a part of the mini-batch."""
+        """Workspace of an algorithm for `b` samples as a part of the mini-batch."""
         if b == batch:
-            # Of a whole mini-batch, what torch's own convolution returns is the output itself.
+            # Torch's own convolution of a whole mini-batch returns the output itself.
             output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
             return max(0, size - output) if name == backends.NATIVE else size
         return size + backends.summing_bytes(kernel)
@@ -196,7 +192,7 @@ class Bench:
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
-    ) -> dict[int, dict[str, list[float]]]:
+    ) -> dict[int, Samples]:
         """Time as `_time`, the sizes shared out among the devices, each in a thread of its own."""
         devices = self.devices or (kernel.device,)
         work = {b: b * len(needs) for b, needs in missing.items() if needs}
@@ -212,7 +208,7 @@ class Bench:
         jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
         if len(jobs) == 1:
             return dict(measure(*jobs[0]))
-        # What holds for the whole process is set once, and not undone by the first to end.
+        # Settings of the whole process are set once, and not undone by the first to end.
         with precision(kernel), _undisturbed(kernel), ThreadPoolExecutor(len(jobs)) as pool:
             parts = [pool.submit(measure, *job) for job in jobs]
             return {b: times for part in parts for b, times in part.result().items()}
@@ -221,8 +217,8 @@ class Bench:
         self,
         kernel: Kernel,
         wanted: Mapping[int, Mapping[str, int]],
-        buffers: Sequence[torch.Tensor],
-    ) -> dict[int, dict[str, list[float]]]:
+        buffers: Operands,
+    ) -> dict[int, Samples]:
         """Time algorithms of several micro-batch sizes in turns, so that none has a slow spell.
 
         Given their workspace by size and name. One that does not run after all gets no sample.
@@ -231,7 +227,7 @@ class Bench:
         given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
         workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
         calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
-        samples: dict[int, dict[str, list[float]]] = {b: {} for b in wanted}
+        samples: dict[int, Samples] = {b: {} for b in wanted}
         with precision(kernel), _undisturbed(kernel):
             for (b, name), call in calls.items():
                 try:
@@ -271,31 +267,22 @@ class Bench:
         )
 
     @staticmethod
-    def _once(call: Callable[[], object], kernel: Kernel) -> float:
-        timed = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device, queued=True)
+    def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
+        timed = time_interleaved(
+            {"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued
+        )
         return timed[""].samples_s[0]
 
     @staticmethod
     def _call(
-        name: str, kernel: Kernel, b: int, buffers: Sequence[torch.Tensor], workspace: torch.Tensor
+        name: str, kernel: Kernel, b: int, buffers: Operands, workspace: torch.Tensor
     ) -> Callable[[], object]:
         first, second, out = buffers
-        accumulates = kernel.kind == "backward_filter"
-        pieces = max(1, len(first) // b)
-        turn = 0
+        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         if name == backends.NATIVE and b == len(first):
             return lambda: native(kernel, first, second, like=out)  # as it runs where left to torch
 
-        def call() -> None:
-            nonlocal turn
-            piece = slice(turn % pieces * b, turn % pieces * b + b)
-            turn += 1
-            if accumulates:
-                backends.run(name, kernel, first[piece], second[piece], out, workspace)
-            else:
-                backends.run(name, kernel, first[piece], second, out[piece], workspace)
-
-        return call
+        return lambda: backends.run(name, kernel, kernel.piece(buffers, next(starts), b), workspace)
 
     def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:
         """Time a division and the framework's own convolution in turns, as a step runs them.
@@ -303,37 +290,46 @@ class Bench:
         Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
         both sides; and all parts run after each other.
         """
-        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, _last_backend(parts)).text}")
+        # Of the backends in a division torch is one version, another library at most one more.
+        other = max((name.partition(":")[0] for _, name in parts), key=lambda n: (n != "torch", n))
+        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, other).text}")
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
-        known = self.cache.times(key, batch)
-        if all(name in known for name in names):
-            self.counts.cached += 2
-        else:
-            self.counts.measured += 2
-            known = self._compare(kernel, batch, parts, names)
-            self.cache.store_times(key, batch, known)
-        return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
 
-    def _compare(
-        self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]], names: tuple[str, str]
-    ) -> dict[str, list[float]]:
-        first, second, out = kernel.tensors(batch)
-        needs = [backends.given_bytes(name, kernel, b) for b, name in set(parts)]
-        workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
-        whole = list(parts) == [(batch, backends.NATIVE)]
-        calls: dict[str, Callable[[], object]] = {
-            names[0]: lambda: (
-                native(kernel, first, second, like=out)
-                if whole
-                else backends.run_division(
-                    parts, kernel, first, second, torch.empty_like(out), workspace
+        def measure() -> Samples:
+            first, second, out = kernel.tensors(batch)
+            needs = [backends.given_bytes(name, kernel, b) for b, name in set(parts)]
+            workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
+
+            def own() -> object:
+                return native(kernel, first, second, like=out)
+
+            def divided() -> None:
+                made = torch.empty_like(out)
+                backends.run_division(parts, kernel, first, second, made, workspace)
+
+            whole = list(parts) == [(batch, backends.NATIVE)]
+            calls = dict(zip(names, (own if whole else divided, own), strict=True))
+            with precision(kernel), _undisturbed(kernel):
+                timed = time_interleaved(
+                    calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
                 )
-            ),
-            names[1]: lambda: native(kernel, first, second, like=out),
-        }
-        with precision(kernel), _undisturbed(kernel):
-            timed = time_interleaved(calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device)
-        return {name: list(timing.samples_s) for name, timing in timed.items()}
+            return {name: list(timing.samples_s) for name, timing in timed.items()}
+
+        division_s, native_s = self._remembered(key, batch, names, measure)
+        return Trial(tuple(division_s), tuple(native_s))
+
+    def _remembered(
+        self, key: Key, batch: int, names: Sequence[str], measure: Callable[[], Samples]
+    ) -> list[list[float]]:
+        """Samples of several times from the cache, else measured and kept."""
+        known: Mapping[str, list[float]] = self.cache.times(key, batch)
+        if all(name in known for name in names):
+            self.counts.cached += len(names)
+        else:
+            self.counts.measured += len(names)
+            known = measure()
+            self.cache.store_times(key, batch, known)
+        return [known[name] for name in names]
 
     def compare_models(
         self,
@@ -353,39 +349,37 @@ class Bench:
         backend = self.choice.backends[-1].name if self.choice.backends else "torch"
         key = Key(f"{Key.of(one, 'torch').text} {Key.of(one, backend).text} {what}")
         names = ("model divided", "native model")
-        known = self.cache.times(key, 1)
-        if all(name in known for name in names):
-            self.counts.cached += 2
-            return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
-        self.counts.measured += 2
-        samples: dict[str, list[float]] = {name: [] for name in names}
-        with _undisturbed(one):
+
+        def measure() -> Samples:
+            samples: Samples = {name: [] for name in names}
             for turn in range(_MODEL_ROUNDS + 1):
                 pairs = list(zip(names, forms, strict=True))
                 for name, form in pairs if turn % 2 else reversed(pairs):
                     form()
-                    timed = time_interleaved({"": step}, warmup=0, repeats=1, device=one.device)
+                    seconds = self._once(step, one, queued=False)
                     if turn:  # the first round makes buffers and plans
-                        samples[name].append(timed[""].samples_s[0])
-                trial = Trial(tuple(samples[names[0]]), tuple(samples[names[1]]))
-                if trial.slower > 1 or (turn >= _TRIAL_ROUNDS and not trial.slower):
+                        samples[name].append(seconds)
+                slower = Trial(*map(tuple, samples.values())).slower
+                if slower > 1 or (turn >= _TRIAL_ROUNDS and not slower):
                     break
-        self.cache.store_times(key, 1, samples)
-        return trial
+            return samples
+
+        with _undisturbed(one):
+            divided_s, native_s = self._remembered(key, 1, names, measure)
+        return Trial(tuple(divided_s), tuple(native_s))
 
     def overhead_s(self, kernel: Kernel, training: bool) -> float:
-        """Return what a call of a tuned layer costs more than one of torch's, in seconds."""
+        """Seconds that a call of a tuned layer costs more than one of torch's."""
         pixel = replace(kernel, kind="forward", conv=Convolution(1, 1, 1, 1, (1, 1)))
-        key, name = Key.of(pixel, "torch"), f"call overhead, training {training}"
-        known = self.cache.times(key, 1)
-        if name in known:
-            self.counts.cached += 1
-        else:
-            self.counts.measured += 1
-            with _undisturbed(kernel):
-                known = {name: call_overhead(kernel.device, training)}
-            self.cache.store_times(key, 1, known)
-        return max(0.0, statistics.median(known[name]))
+        name = f"call overhead, training {training}"
+        with _undisturbed(kernel):
+            ((*samples,),) = self._remembered(
+                Key.of(pixel, "torch"),
+                1,
+                (name,),
+                lambda: {name: call_overhead(kernel.device, training)},
+            )
+        return max(0.0, statistics.median(samples))
 
 
 @contextmanager
@@ -398,8 +392,3 @@ def _undisturbed(kernel: Kernel) -> Iterator[None]:
         torch.autograd.set_detect_anomaly(False),
     ):
         yield
-
-
-def _last_backend(parts: Sequence[tuple[int, str]]) -> str:
-    # Of the backends in a division torch is one version, another library at most one more.
-    return sorted({name.partition(":")[0] for _, name in parts}, key=lambda n: n != "torch")[-1]

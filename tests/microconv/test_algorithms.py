@@ -88,7 +88,7 @@ def run_guarded(algorithm, kernel, b, size, seed=0):
     if kernel.kind == "forward" and seed % 2:
         bias = torch.linspace(-2, 2, kernel.conv.out_channels).to(out.dtype)
     copies = [tensor.clone() for tensor in (first, second)]
-    backends.run(algorithm, kernel, first, second, out, workspace, bias)
+    backends.run(algorithm, kernel, (first, second, out), workspace, bias)
     assert (memory[:GUARD] == 0xFF).all() and (memory[GUARD + size :] == 0xFF).all()
     assert whole[0].isnan().all() and whole[-1].isnan().all()
     assert torch.equal(first, copies[0]) and torch.equal(second, copies[1])
@@ -154,7 +154,7 @@ def test_stated_errors_hold_where_sums_are_long(kind, conv, b, algorithm):
     first, second, out = kernel.tensors(b)
     size = backends.given_bytes(f"torch:{algorithm}", kernel, b)
     workspace = torch.empty(size, dtype=torch.uint8)
-    backends.run(f"torch:{algorithm}", kernel, first, second, out, workspace)
+    backends.run(f"torch:{algorithm}", kernel, (first, second, out), workspace)
     error = error_of(out, reference(kernel, first, second))
     assert error <= stated_error(f"torch:{algorithm}", kernel)
 
@@ -212,7 +212,7 @@ def test_native_runs_in_many_groups_and_channels_last_alone(kind):
     check("torch:native", depthwise, 2, 0)
     first, second, out = last.tensors(2)
     assert first.is_contiguous(memory_format=torch.channels_last)
-    backends.run("torch:native", last, first, second, out, torch.empty(0, dtype=torch.uint8))
+    backends.run("torch:native", last, (first, second, out), torch.empty(0, dtype=torch.uint8))
     assert error_of(out, reference(last, first, second)) <= stated_error("torch:native", last)
 
 
@@ -224,7 +224,7 @@ def test_a_workspace_that_is_too_small_is_refused():
         first, second, out = kernel.tensors(2)
         short = torch.zeros(size - ALIGNMENT, dtype=torch.uint8)
         with pytest.raises((ValueError, RuntimeError), match="the workspace"):
-            backends.run(algorithm, kernel, first, second, out, short)
+            backends.run(algorithm, kernel, (first, second, out), short)
 
 
 ALLOCATING = [
@@ -252,7 +252,7 @@ def test_what_an_algorithm_allocates_besides_is_in_its_listing(kind, dtype, algo
         workspace = torch.zeros(given, dtype=torch.uint8)
 
         def run(kernel=kernel, operands=operands, workspace=workspace):
-            backends.run(f"torch:{algorithm}", kernel, *operands, workspace)
+            backends.run(f"torch:{algorithm}", kernel, operands, workspace)
 
         run()
         allocated = peak_allocation(run, "cpu")

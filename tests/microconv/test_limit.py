@@ -347,15 +347,6 @@ def test_the_policy_may_come_from_the_environment(monkeypatch):
         tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None)
 
 
-def test_progress_counts_kernels_and_estimates_the_rest(capsys):
-    reports = []
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    tune(model, images(3, 8), policy="all", cache=BenchmarkCache(None), progress=reports.append)
-    assert [p.done for p in reports] == [1, 2, 3, 4, 5] and {p.total for p in reports} == {5}
-    assert all(p.left_s > 0 for p in reports[:-1]) and reports[-1].left_s == 0
-    assert "about" in str(reports[0]) and capsys.readouterr().err == ""
-
-
 def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "shared.sqlite"
     BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})

@@ -56,7 +56,8 @@ class Invented:
             return 0
         return self.known[algorithm][1](b) - self.hidden.get(algorithm, 0)
 
-    def run(self, algorithm, kernel, first, second, out, workspace, bias=None):
+    def run(self, algorithm, kernel, operands, workspace, bias=None):
+        first, _, out = operands
         b = len(first)
         self.calls.append(SimpleNamespace(
             algorithm=algorithm, b=b, workspace=workspace.numel(), out=len(out),
@@ -91,7 +92,7 @@ def builtin(clock, monkeypatch):
     nothing = torch.empty(0)
 
     def native(kernel, first, second, bias=None, like=None):
-        builtin.run("native", kernel, first, second, first, nothing)
+        builtin.run("native", kernel, (first, second, first), nothing)
 
     monkeypatch.setattr(measuring, "native", native)  # of a whole mini-batch
     return builtin

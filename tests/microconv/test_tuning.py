@@ -948,7 +948,6 @@ def test_the_report(capsys):
         ({"devices": ["gpu0"]}, r"devices is \['gpu0'\]; give a list of names .*: Invalid"),
         ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give accelerators with their numbers"),
         ({"cache": 5}, "cache is 5; give a file, a BenchmarkCache, or None"),
-        ({"progress": 5}, "progress is 5; give a function of a Progress"),
     ],
 )
 def test_arguments_that_are_no_choice(options, message):
