@@ -387,7 +387,7 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     before = {kind: names(kind) for kind in KINDS}
     assert before["backward_filter"] > NONDETERMINISTIC
     kernel = Kernel("backward_data", CONVS[0])
-    first, second, out = kernel.tensors(2)
+    first, second, _ = kernel.tensors(2)
     tuned = TunedKernel(kernel, 2, [(2, "cudnn:ALGO_0")], {}, 0, 0, 0, Workspace("cpu"))
     tuned.run(first, second)
     assert len(log(stub, "run")) > 0

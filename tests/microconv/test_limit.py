@@ -4,7 +4,6 @@ import copy
 import gc
 import io
 import math
-import sqlite3
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from tuned_nets import tuned_layers
 from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import (
     BenchmarkCache,
-    CacheWarning,
     LayerGoneError,
     TunedConv2d,
     WorkspaceLimitError,
@@ -26,7 +24,6 @@ from repro.microconv import (
     find_kernels,
     tune,
 )
-from repro.microconv.cache import Key
 from repro.microconv.measuring import Bench, Trial
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
@@ -243,13 +240,6 @@ def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
     assert report.model is never and any(entry.needed for entry in report.kernels)
 
 
-def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven():
-    for won, lost, pays in ((5, 0, True), (4, 1, False), (6, 1, True), (5, 2, False)):
-        faster, slower = (1.0,) * won + (2.0,) * lost, (2.0,) * won + (1.0,) * lost
-        assert Trial(faster, slower).pays == pays
-    assert not Trial((1.0,) * 5, (1.0,) * 5).pays
-
-
 def tied(algorithm="torch:im2col"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 3))
@@ -345,29 +335,3 @@ def test_the_policy_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("REPRO_MICROCONV_POLICY", "half")
     with pytest.raises(ValueError, match="unknown policy 'half'"):
         tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None)
-
-
-def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
-    path = tmp_path / "shared.sqlite"
-    BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})
-    connect = sqlite3.connect
-
-    def read_only(name, **options):
-        if name == str(path):
-            return connect(f"file:{path}?mode=ro", uri=True, **options)
-        return connect(name, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", read_only)
-    cache = BenchmarkCache(path)
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    with pytest.warns(CacheWarning, match="cannot be written: .*; new results are kept in memory"):
-        cache.store_times(Key("new"), 1, {"torch:fft": [2.0]})
-    cache.store_listing(Key("new"), 1, [("torch:fft", 3)])  # told once
-    assert cache.times(Key("new"), 1) == {"torch:fft": [2.0]}
-    assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    assert BenchmarkCache(path).times(Key("new"), 1) == {}
-    monkeypatch.setenv("REPRO_CACHE", str(path / "below"))  # of the default cache
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
-        report = tune(nn.Conv2d(3, 4, 3), images(2, 6))
-    assert report.measured + report.cached > 0

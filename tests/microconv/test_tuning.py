@@ -160,7 +160,8 @@ def divided(model, x=None, algorithms=("torch:im2col",), **options):
 def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, policy):
     model = make_net()
     reference, report = divided(model, algorithms=algorithms, mode=mode, policy=policy)
-    assert_same(model, reference, images())
+    for num_samples in (BATCH, 3):
+        assert_same(model, reference, images(num_samples))
     assert report.measured == 0
     # Parts of 3, 2 and 2 take as long as the latter: which of them needs less workspace is taken.
     expected = [[BATCH]] if policy == "undivided" else [[2, 2, 2, 1], [3, 2, 2]]
@@ -175,18 +176,6 @@ def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, p
     layers = ["first", "grouped", "same"] if winograd or nnpack else list(ALL)
     assert tuned_layers(model) == layers
     assert all(module.untuned_calls == 0 for module in model.modules() if hasattr(module, "tuned"))
-
-
-@pytest.mark.parametrize("algorithms", [("torch:direct",), ("torch:winograd",), ("nnpack",)])
-def test_another_batch_size_than_tuned(algorithms):
-    model = make_net()
-    reference, _ = divided(model, algorithms=algorithms)
-    model.eval(), reference.eval()
-    for num_samples in (1, 6, 17):
-        assert_same(model, reference, images(num_samples))
-        parts = model.first.tuned[next(iter(model.first.tuned))]["forward"].division(num_samples)
-        assert [size for size, _ in parts] == [2] * (num_samples // 2) + [1] * (num_samples % 2)
-    assert model.first.untuned_calls == 0
 
 
 def test_what_was_not_tuned_is_left_to_torch():
@@ -236,20 +225,6 @@ def test_a_workspace_made_in_inference_mode_trains(copied):
     assert_same(model, reference, images())
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
-def test_what_lies_in_the_workspace_does_not_matter(name):
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    reference, _ = divided(model, algorithms=(name,))
-    for kernel in kernels_in(model):
-        kernel.workspace.allocate().fill_(255)  # a NaN of any type
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
-    try:
-        for num_samples in (BATCH, 2):
-            assert_same(model, reference, images(num_samples))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_operands_that_are_not_contiguous():
     model = nn.Conv2d(3, 4, 3, padding=1)
     x = images(6, (12, 12))
@@ -293,16 +268,8 @@ def test_calls_of_two_shapes_and_shared_modules(mode):
     assert model.conv is model.again and model.tied.weight is model.conv.weight
     calls = [(entry.layer, entry.kernel.conv.height, entry.kernel.kind) for entry in report.kernels]
     # The first call needs no data gradient, the second of the same shape does.
-    assert calls == [
-        ("conv", 12, "forward"),
-        ("conv", 12, "backward_data"),
-        ("conv", 12, "backward_filter"),
-        ("tied", 12, "forward"),
-        ("tied", 12, "backward_data"),
-        ("tied", 12, "backward_filter"),
-        ("conv", 6, "forward"),
-        ("conv", 6, "backward_filter"),
-    ]
+    whole = [(name, 12, kind) for name in ("conv", "tied") for kind in KINDS]
+    assert calls == [*whole, ("conv", 6, "forward"), ("conv", 6, "backward_filter")]
     assert len(model.conv.tuned) == 2 and not report.skipped
     assert_same(model, reference, images())
     assert model.conv.untuned_calls == model.tied.untuned_calls == 0
@@ -622,10 +589,8 @@ def test_parameters_state_and_hooks_are_the_models_own():
 def test_tuning_again_starts_from_the_untuned_model():
     model = make_net()
     reference, _ = divided(model)
-    workspace = model.first.tuned[next(iter(model.first.tuned))]["forward"].workspace
-    _, report = divided(model, images(size=(10, 9)), ("torch:direct",))
+    divided(model, images(size=(10, 9)), ("torch:direct",))
     assert len(model.first.tuned) == 1
-    assert all(kernel.workspace is not workspace for kernel in kernels_in(model))
     assert_same(model, reference, images(size=(10, 9)))
     _, report = divided(model, algorithms=("nnpack",))
     assert tuned_layers(model) == ["first", "grouped", "same"] and "strided" in report.skipped
@@ -850,21 +815,6 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_kernel_exceeds_its_limit(policy):
-    for limit in (0, 5000, 40_000, 2**26):
-        model = make_net()
-        options = {"algorithms": None, "policy": policy, "strict": False}
-        reference, report = divided(model, workspace_limit=limit, **options)
-        divisions = [entry.division for entry in report.kernels if entry.division]
-        assert all(division.workspace_bytes <= limit for division in divisions)
-        assert report.allocated_bytes <= limit
-        for kernel in kernels_in(model):
-            assert kernel.segment_bytes <= kernel.limit_bytes <= limit and kernel.offset == 0
-            assert kernel.workspace.size == report.allocated_bytes
-        assert_same(model, reference, images())
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_all_kernels_together_stay_within_the_limit(policy):
     chosen = []
     for limit in (0, 255, 256, 33_333, 81_920, 400_000, 2**26):
@@ -890,25 +840,21 @@ def test_the_report(capsys):
     assert (report.mode, report.policy, report.limit_bytes) == ("WD", "powerOfTwo", 2**22)
     every = [(name, kind) for name in ALL for kind in KINDS]
     every.remove(("first", "backward_data"))
-    found_ = report.kernels
-    assert [(entry.layer, entry.kernel.kind) for entry in found_] == every
+    entries = report.kernels
+    assert [(entry.layer, entry.kernel.kind) for entry in entries] == every
     assert report.skipped == {} and report.unavailable == []
     assert report.measured == 0 and report.cached > len(every)
     assert report.benchmark_s > 0 and report.optimise_s > 0
-    for entry in found_:
-        module = getattr(model, entry.layer)
-        assert entry.batch == BATCH and entry.kernel.conv.stride == module.stride
-        assert entry.native_bytes >= 0 and (entry.time_s, entry.native_s) == (1.0, 2.0)
+    for entry in entries:
+        assert entry.batch == BATCH and (entry.time_s, entry.native_s) == (1.0, 2.0)
         assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
-    given = [segment_bytes(entry.kernel, entry.division) for entry in found_]
+    given = [segment_bytes(entry.kernel, entry.division) for entry in entries]
     assert report.allocated_bytes == sum(given)
-    assert sum(given) <= sum(entry.division.workspace_bytes for entry in found_)
-    assert find_kernels(model, images()) == [(e.layer, e.kernel, e.batch) for e in found_]
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert sum(given) <= sum(entry.division.workspace_bytes for entry in entries)
+    found = [(e.layer, e.kernel, e.batch) for e in entries]
+    assert find_kernels(model, images()) == found
     forward = find_kernels(untune(model), images(), training=False)  # without tuning
-    assert forward == [(e.layer, e.kernel, e.batch) for e in found_ if e.kernel.kind == "forward"]
-    assert tuned_layers(model) == []
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert forward == [entry for entry in found if entry[1].kind == "forward"]
     # and as text
     model.grouped = nn.Conv2d(6, 6, 3, padding_mode="reflect", padding=1)
     _, report = divided(model, algorithms=None, training=False)
@@ -923,8 +869,7 @@ def test_the_report(capsys):
     for said in (
         "torch's own 10000.00 ms (2.00×)",
         "WR, policy powerOfTwo, limit 64 MiB for each kernel",
-        "0 times measured",
-        f"{report.cached} from the cache",
+        f"0 times measured in {report.benchmark_s:.2f} s, {report.cached} from the cache",
         "left as it is: grouped: its padding mode is 'reflect'",
         "not available: cudnn: runs on a CUDA device only, not on cpu",
     ):
@@ -994,22 +939,6 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     answer = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     expected = [str(entry.division) for entry in report.kernels]
     assert json.loads(answer.stdout) == [0, report.measured + report.cached, expected]
-
-
-def test_a_larger_limit_measures_only_what_is_new():
-    cache, x = BenchmarkCache(None), images(2, (6, 6))
-    layer = nn.Conv2d(3, 3, 3, padding=1)
-    options = {"cache": cache, "training": False, "min_gain": 0.999}  # without trials
-    few = tune(layer, x, workspace_limit=8000, **options).measured
-    more = tune(layer, x, workspace_limit=2**26, **options).measured
-    assert few > 0 and more > 0 and len(cache) == few + more
-    for limit in (8000, 30_000):
-        assert tune(layer, x, workspace_limit=limit, **options).measured == 0
-    equal = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
-    assert tune(equal, x, workspace_limit=8000, **options).measured == 0
-    assert tune(layer, x, **options | {"min_gain": -1.0}).measured > 0  # a trial, what a call costs
-    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0  # kept while the process lives
-    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
 
 
 @pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
