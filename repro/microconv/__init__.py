@@ -19,9 +19,9 @@ from repro.microconv.optimize import (
     micro_batch_sizes,
     pareto_front,
 )
-from repro.microconv.results import KernelReport, TuningReport
+from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
 from repro.microconv.sampling import NotTunableError
-from repro.microconv.tuner import WorkspaceLimitError, untune
+from repro.microconv.tuner import untune
 from repro.microconv.tuning import find_kernels, tune
 
 __all__ = [

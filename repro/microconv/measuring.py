@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,14 @@ class Counts:
 
     measured: int = 0
     cached: int = 0
+
+
+class _Listed(NamedTuple):
+    """An algorithm: where its times are kept, its workspace, and its need as a part."""
+
+    key: Key
+    size: int
+    need: int
 
 
 @dataclass(frozen=True)
@@ -109,40 +117,31 @@ class Bench:
             cap_bytes: Algorithms that need more workspace are not measured and not returned;
                 the framework's own convolution always is.
         """
-        listings = {
-            b: [
-                (key, name, size)
-                for key, name, size in self._listing(kernel, b)
-                if cap_bytes is None
-                or name == backends.NATIVE
-                or self._needs(kernel, batch, b, name, size) <= cap_bytes
-            ]
-            for b in sorted(sizes)
+        listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
+        keys = {b: dict.fromkeys(way.key for way in ways.values()) for b, ways in listings.items()}
+        known = {
+            b: {name: taken for key in keys[b] for name, taken in self.cache.times(key, b).items()}
+            for b in listings
         }
-        known: dict[int, Samples] = {}
-        for b, listing in listings.items():
-            known[b] = {}
-            for key in dict.fromkeys(key for key, _, _ in listing):
-                known[b] |= self.cache.times(key, b)
         missing = {
-            b: {name: size for _, name, size in listing if name not in known[b]}
-            for b, listing in listings.items()
+            b: {name: way.size for name, way in ways.items() if name not in known[b]}
+            for b, ways in listings.items()
         }
         count = sum(map(len, missing.values()))
         self.counts.measured += count
         self.counts.cached += sum(map(len, listings.values())) - count
         for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
-            for key in dict.fromkeys(key for key, _, _ in listings[b]):
-                names = [name for k, name, _ in listings[b] if k == key and name in measured]
+            for key in keys[b]:
+                names = [name for name in measured if listings[b][name].key == key]
                 self.cache.store_times(key, b, {name: measured[name] for name in names})
             known[b] |= measured
         return {
             b: [
-                Candidate(name, statistics.median(taken), self._needs(kernel, batch, b, name, size))
-                for _, name, size in listing
+                Candidate(name, statistics.median(taken), way.need)
+                for name, way in ways.items()
                 if (taken := known[b].get(name))
             ]
-            for b, listing in listings.items()
+            for b, ways in listings.items()
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
@@ -150,26 +149,19 @@ class Bench:
 
         Torch's own convolution counts, divided as well.
         """
+        listings = {b: self._listing(kernel, batch, b, None) for b in sizes}
         known = {
-            b: [
-                Candidate(name, 0.0, self._needs(kernel, batch, b, name, size))
-                for _, name, size in self._listing(kernel, b)
-            ]
-            for b in sizes
+            b: [Candidate(name, 0.0, way.need) for name, way in ways.items()]
+            for b, ways in listings.items()
         }
         return least_workspace(batch, known)
 
-    @staticmethod
-    def _needs(kernel: Kernel, batch: int, b: int, name: str, size: int) -> int:
-        """Workspace of an algorithm for `b` samples as a part of the mini-batch."""
-        if b == batch:
-            # Torch's own convolution of a whole mini-batch returns the output itself.
-            output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-            return max(0, size - output) if name == backends.NATIVE else size
-        return size + backends.summing_bytes(kernel)
-
-    def _listing(self, kernel: Kernel, b: int) -> list[tuple[Key, str, int]]:
-        listing = []
+    def _listing(
+        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None
+    ) -> dict[str, _Listed]:
+        """The algorithms for micro-batches of `b`, by name."""
+        listing = {}
+        output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         for backend in dict.fromkeys((backends.BACKENDS["torch"], *self.choice.backends)):
             key = Key.of(kernel, backend.name)
             listed = self.cache.listing(key, b)
@@ -178,17 +170,20 @@ class Bench:
                     algorithms = backend.algorithms(kernel, b)
                 listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
                 self.cache.store_listing(key, b, listed)
-            listing += [(key, name, size) for name, size in listed if self._admits(name, kernel)]
+            for name, size in listed:
+                need = size if b == batch else size + backends.summing_bytes(kernel)
+                if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
+                    need = max(0, size - output) if b == batch else need
+                elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
+                    continue
+                listing[name] = _Listed(key, size, need)
         return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
-        if name == backends.NATIVE:
-            return True
-        if not self.choice.admits(name):
-            return False
         backend, bare_name = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
-        return self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
+        exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
+        return exact and self.choice.admits(name)
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
@@ -240,20 +235,23 @@ class Bench:
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
             hopeful = {
-                f"{b} {name}": calls[b, name]
-                for b, name in pairs
+                (b, name): call
+                for (b, name), call in calls.items()
                 if samples[b].get(name) and self._hopeful(name, wanted[b], samples[b])
             }
             if not hopeful:
                 return samples
-            round_s = sum(samples[b][n][0] for b, n in pairs if f"{b} {n}" in hopeful)
+            round_s = sum(samples[b][name][0] for b, name in hopeful)
             rounds = min(max(math.ceil(_ENOUGH_S / max(round_s, 1e-9)), _ROUNDS[0]), _ROUNDS[1])
             timed = time_interleaved(
-                hopeful, warmup=0, repeats=rounds, device=kernel.device, queued=True
+                {f"{b} {name}": call for (b, name), call in hopeful.items()},
+                warmup=0,
+                repeats=rounds,
+                device=kernel.device,
+                queued=True,
             )
-        for b, name in pairs:
-            if f"{b} {name}" in timed:
-                samples[b][name] = list(timed[f"{b} {name}"].samples_s)
+        for b, name in hopeful:
+            samples[b][name] = list(timed[f"{b} {name}"].samples_s)
         return samples
 
     @staticmethod

@@ -10,6 +10,30 @@ from repro.microconv.optimize import Division
 MIB = 2**20
 
 
+class WorkspaceLimitError(ValueError):
+    """Kernels cannot be held to a workspace limit.
+
+    Attributes:
+        least_bytes: The smallest limit that would do.
+        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
+    """
+
+    def __init__(
+        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
+    ) -> None:
+        self.least_bytes, self.kernels = least, kernels
+        largest = sorted(kernels, key=lambda name: -kernels[name])
+        needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
+        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
+        each = "for each kernel" if mode == "WR" else "in all"
+        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
+        super().__init__(
+            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
+            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
+            f"give that, or strict=False to leave torch's own convolution without a limit"
+        )
+
+
 @dataclass(frozen=True)
 class KernelReport:
     """The outcome for one kernel of one layer.

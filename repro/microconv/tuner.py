@@ -26,7 +26,7 @@ from repro.microconv.optimize import (
     micro_batch_sizes,
     pareto_front,
 )
-from repro.microconv.results import KernelReport, TuningReport
+from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
 from repro.microconv.sampling import Call, Untunable, check_model, training_step, undisturbed
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
@@ -35,30 +35,6 @@ _MOST_TRIALS = 6  # of the whole model, to find the layers that pay
 
 _Key = tuple[Kernel, int]  # and its mini-batch size
 Layers = list[tuple[Call, dict[str, TunedKernel]]]
-
-
-class WorkspaceLimitError(ValueError):
-    """Kernels cannot be held to a workspace limit.
-
-    Attributes:
-        least_bytes: The smallest limit that would do.
-        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
-    """
-
-    def __init__(
-        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
-    ) -> None:
-        self.least_bytes, self.kernels = least, kernels
-        largest = sorted(kernels, key=lambda name: -kernels[name])
-        needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
-        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
-        each = "for each kernel" if mode == "WR" else "in all"
-        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
-        super().__init__(
-            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
-            f"give that, or strict=False to leave torch's own convolution without a limit"
-        )
 
 
 def untune(model: nn.Module) -> nn.Module:
