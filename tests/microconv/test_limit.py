@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
+from tuned_nets import InventedTimes, tuned_layers
 from tuned_nets import images as make_images
-from tuned_nets import tuned_layers
 
 from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import (
@@ -177,24 +177,6 @@ def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape
     }
 
 
-class Slow(BenchmarkCache):
-    """Kernels win every trial; what a whole model takes is invented, by the layers it has."""
-
-    def times(self, key, micro_batch):
-        listing = self.listing(key, micro_batch)
-        if listing is not None:
-            return {name: [10.0 if name == "torch:native" else 1.0] for name, _ in listing}
-        return Kernelwise()
-
-
-class Kernelwise(dict):
-    def __contains__(self, name):
-        return not name.startswith(("model", "native model"))
-
-    def __getitem__(self, name):
-        return [2.0 if name.startswith("native") else 0.0 if "overhead" in name else 1.0]
-
-
 @pytest.mark.parametrize("bad", [(), ("0",), ("2",), ("0", "2"), ("0", "2", "4")])
 def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     model = nn.Sequential(
@@ -212,7 +194,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
         return Trial((seconds[0],) * 5, (seconds[1],) * 5)
 
     monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
-    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow())
+    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=InventedTimes())
     good = [name for name in ("0", "2", "4") if name not in bad]
     tied = tuned_layers(model)
     # The best of all, or everything where that pays as a whole.
@@ -326,12 +308,3 @@ def test_what_a_division_takes_is_what_it_lists():
 
                 run()
                 assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
-
-
-def test_the_policy_may_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
-    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None).policy == "undivided"
-    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), policy="all", cache=None).policy == "all"
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "half")
-    with pytest.raises(ValueError, match="unknown policy 'half'"):
-        tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None)
