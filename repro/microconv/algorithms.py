@@ -39,7 +39,7 @@ class Algorithm:
 
     Attributes:
         error: Stated relative error in float32; see `backends.stated_error`.
-        dtypes: What it computes.
+        dtypes: Data types that it computes.
     """
 
     error = 2e-5
@@ -204,10 +204,9 @@ class Implicit(Im2col):
 class FFT(Algorithm):
     """Products in the frequency domain (Mathieu et al.), over whole padded images.
 
-    The three kernels differ in what is conjugated and summed over: forward correlates the input
-    with the filters, the data gradient convolves, the filter gradient correlates the input with
-    the output's gradient. A stride becomes zeros between the output's elements, a dilation zeros
-    between the filters'.
+    Forward correlates the input with the filters, the data gradient convolves, the filter gradient
+    correlates the input with the output's gradient. A stride becomes zeros between the output's
+    elements, a dilation zeros between the filters'.
     """
 
     @staticmethod

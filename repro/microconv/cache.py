@@ -1,4 +1,4 @@
-"""A file of benchmark results, so that what was measured once is not measured again."""
+"""A file of benchmark results, so that nothing is measured twice."""
 
 import json
 import os
@@ -135,7 +135,7 @@ class BenchmarkCache:
                 connection = sqlite3.connect(str(self.path), timeout=60)
                 with connection:
                     yield connection
-            except (sqlite3.Error, ValueError, TypeError) as error:  # of what a row holds
+            except (sqlite3.Error, ValueError, TypeError) as error:  # of the contents of a row
                 raise CacheError(self._problem(error)) from error
             finally:
                 if connection is not None:
@@ -193,7 +193,7 @@ class BenchmarkCache:
         self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
 
     def take(self, other: "BenchmarkCache") -> int:
-        """Take over what another cache has and this one has not; return how many times.
+        """Take over all that another cache has and this one has not; return the number of times.
 
         Keys name the device, so that caches of several machines make one.
         """

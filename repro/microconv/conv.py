@@ -1,4 +1,4 @@
-"""A convolution that runs its division: what `tune` makes of an ``nn.Conv2d``."""
+"""A convolution that runs its division: an ``nn.Conv2d`` after `tune`."""
 
 import weakref
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
         geometry: Stride, padding, dilation, groups and padding mode that were tuned for.
-        untuned_calls: How many calls torch computed for want of a tuning.
+        untuned_calls: Number of calls that torch computed for want of a tuning.
     """
 
     tuned: dict[Signature, TunedLayer]

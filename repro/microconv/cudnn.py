@@ -194,12 +194,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     for file in ("libcudnn.so.9", str(packaged)):
         try:
             library = declare(ctypes.CDLL(file))
-            problem = _problem(library)
+            if not (problem := _problem(library)):
+                return library, None
         except (OSError, AttributeError) as error:
             problem = str(error)
-        else:
-            if not problem:
-                return library, None
     return None, f"cudnn: no cuDNN 9 with the convolution functions was found ({problem})"
 
 

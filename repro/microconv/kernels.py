@@ -140,8 +140,8 @@ class Kernel:
         dtype: Of the tensors, such as ``float32``.
         device: ``cpu`` or an accelerator, with an index where there are several.
         layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
-        math: What a product of two float32 may be rounded to: ``ieee`` or ``tf32``; other
-            data types have only ``ieee``.
+        math: Rounding of a product of two float32: ``ieee`` or ``tf32``; other data types have
+            only ``ieee``.
 
     Raises:
         ValueError: A value is not one of these.

@@ -226,7 +226,7 @@ class Bench:
         with precision(kernel), _undisturbed(kernel):
             for (b, name), call in calls.items():
                 try:
-                    self._once(call, kernel)  # loads or compiles what the library needs
+                    self._once(call, kernel)  # the library loads or compiles its code
                     samples[b][name] = [self._once(call, kernel)]
                 except UnsupportedError:
                     samples[b][name] = []  # listed and yet refused: not asked again

@@ -139,14 +139,7 @@ def pareto_front(
     division is the maximum over its parts, so that WR at each distinct workspace gives the same
     set; all of them run at once on arrays.
 
-    Args:
-        batch: The mini-batch size B.
-        candidates: Micro-configurations by micro-batch size.
-        limit_bytes: Largest workspace of interest; None for no limit.
-        kernel: Named in errors.
-
-    Raises:
-        ValueError: As `best_division`.
+    Arguments and errors as `best_division`.
     """
     batch = batch_of(batch)
     if limit_bytes is not None:
@@ -229,7 +222,7 @@ def _configuration(
 
 
 def desirable(ways: Iterable[W]) -> list[W]:
-    """D(C) (section III-C1): what no other equals or beats in time and workspace, ascending."""
+    """D(C) (section III-C1): all that no other equals or beats in time and workspace, ascending."""
     kept: list[W] = []
     for way in sorted(
         ways, key=lambda way: (way.workspace_bytes, way.time_s, getattr(way, "algorithm", ""))
@@ -381,9 +374,9 @@ def _worth_considering(
     """Indices of the variables that a best assignment may hold, by a Lagrangian bound.
 
     Let a byte cost λ >= 0. An assignment within M bytes takes at least L = Σ_k p_k - λ M, with p_k
-    the cheapest T + λ M_k of kernel k; one that holds a division c, at least what c costs beyond
-    p_k more. Where that is more than a known assignment takes, no better one holds c. Any λ is
-    valid. That of the linear programme without equation 4 makes L highest, and its solution,
+    the cheapest T + λ M_k of kernel k; one that holds a division c takes more by at least the
+    excess of c over p_k. Where that exceeds a known assignment's time, no better one holds c. Any λ
+    is valid. That of the linear programme without equation 4 makes L highest, and its solution,
     rounded down to fewer bytes, is the known assignment. The solver alone takes ten times as long.
     """
     first = np.flatnonzero(np.diff(rows, prepend=-1))  # of each kernel, its smallest
@@ -398,7 +391,7 @@ def _worth_considering(
         held = np.flatnonzero(relaxed.x > 1e-6)
         rounded = held[np.unique(rows[held], return_index=True)[1]]
         known = rounded if needs[rounded].sum() <= room else known  # by its tolerance
-    while True:  # what is left of the workspace goes to the largest saving that fits
+    while True:  # the rest of the workspace goes to the largest saving that fits
         extra, saved = needs - needs[known][rows], costs[known][rows] - costs
         saved[extra > room - needs[known].sum()] = 0.0
         if not (saved > 0).any():

@@ -1,4 +1,4 @@
-"""What `tune` found and did, layer by layer."""
+"""The outcome of `tune`, layer by layer."""
 
 import math
 from dataclasses import dataclass, field
@@ -85,7 +85,7 @@ class KernelReport:
 
 @dataclass
 class TuningReport:
-    """What `tune` did.
+    """The outcome of `tune`.
 
     Attributes:
         mode: ``WR`` or ``WD``.

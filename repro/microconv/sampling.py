@@ -32,7 +32,7 @@ def check_model(model: Any, function: str) -> None:
     """Refuse anything but a module.
 
     Raises:
-        NotTunableError: The text says what to put into which.
+        NotTunableError: The text says what to do.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotTunableError(
@@ -52,7 +52,7 @@ def check_tunable(model: Any) -> None:
     """Refuse anything but a module, and modes in which times are not those of the convolutions.
 
     Raises:
-        NotTunableError: The text says what to put into which.
+        NotTunableError: The text says what to do.
     """
     check_model(model, "tune")
     if modes := _get_current_dispatch_mode_stack():
@@ -213,7 +213,7 @@ def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _run_first(model: nn.Module, sample_input: Any) -> None:
-    """Call the model; where that fails, say what a sample is.
+    """Call the model; where that fails, describe a sample.
 
     Raises:
         NotTunableError: Its `forward` takes other arguments, or there is no tensor among them.
@@ -281,7 +281,7 @@ def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
     deeper containers, or a function's cache or a file.
     """
     held = _Sample(sample)
-    # The first run of lazy modules makes what they are.
+    # Lazy modules are made by their first run.
     kept = [
         (vars(module), {name: (value, _elements(value)) for name, value in vars(module).items()})
         for module in model.modules()

@@ -76,6 +76,6 @@ def run(
         first.copy_(pieces[0])
         second.copy_(pieces[1])
         if kernel.kind == "backward_filter":
-            out.copy_(pieces[2])  # what micro-batches before have summed
+            out.copy_(pieces[2])  # the sum of the micro-batches before
         compute(one, (first, second, out))
         pieces[2].copy_(out)

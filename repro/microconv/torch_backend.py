@@ -31,9 +31,9 @@ class TorchBackend(Backend):
 
     Groups and 16 bits are staged for them; see `staging`.
 
-    What ``native`` allocates inside (reordered copies on a CPU, cuDNN's workspace on a GPU) cannot
-    be given: it is measured, and counts as its workspace. Every size is measured, since a library
-    may take another algorithm, with another need, at a smaller one.
+    Allocations inside ``native`` (reordered copies on a CPU, cuDNN's workspace on a GPU) are
+    measured, and count as its workspace. Every size is measured, since a library may take another
+    algorithm, with another need, at a smaller one.
     """
 
     name = "torch"

@@ -1,4 +1,4 @@
-"""`tune` a model's convolutions under a workspace limit, and what it reports."""
+"""`tune` a model's convolutions under a workspace limit."""
 
 import os
 import warnings
@@ -63,15 +63,15 @@ def tune(
             first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model is run with it, up to some dozens of times; what runs change in the model's
-            modules, in the sample and in generators is put back, also where one raises.
+            model is run with it, up to some dozens of times; changes to the model's modules, the
+            sample and generators are put back, also where a run raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
             as the sample's, of its mini-batch and smaller ones. See `per_sample`.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
-        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they take
-            what they like, and are reported.
+        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they are
+            not held, and reported.
         algorithms: Backends (``torch``, ``nnpack``, ``cudnn``) or single algorithms such as
             ``nnpack:ft8x8`` that divisions may be made of; None for all that are there. Under
             `strict` torch's own is divided where nothing of these fits.
@@ -92,7 +92,7 @@ def tune(
             cannot be used; None keeps them in memory until the process ends.
 
     Returns:
-        What was chosen for each kernel, what was left alone and why.
+        The choice for each kernel, the layers that were left alone and why.
 
     Raises:
         NotTunableError: It is no module, it cannot be called with the sample, or `tune` is called
@@ -138,7 +138,7 @@ def tune(
 
 
 def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
-    """Return the devices that measure at once by name.
+    """Names of the devices that measure at once.
 
     Raises:
         ValueError: They are not accelerators of one kind.
@@ -171,7 +171,7 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
 def find_kernels(
     model: nn.Module, sample_input: Any, training: bool = True
 ) -> list[tuple[str, Kernel, int]]:
-    """Return (layer, kernel, mini-batch size) of what `tune` would consider, in order of use.
+    """(layer, kernel, mini-batch size) of all that `tune` would consider, in order of use.
 
     Arguments and errors as `tune`; without `training` only forward passes.
     """

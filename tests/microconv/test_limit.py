@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
-from tuned_nets import InventedTimes, tuned_layers
+from tuned_nets import InventedTimes, kernels_in, tuned_layers
 from tuned_nets import images as make_images
 
-from repro.measure.allocations import peak_allocation, peak_inside
+from repro.measure.allocations import peak_inside
 from repro.microconv import (
-    BenchmarkCache,
     LayerGoneError,
     TunedConv2d,
     WorkspaceLimitError,
-    backends,
-    find_kernels,
     tune,
 )
-from repro.microconv.measuring import Bench, Trial
+from repro.microconv.measuring import Trial
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
 WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
@@ -90,10 +87,7 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
     assert report.workspace_bytes <= limit and report.allocated_bytes <= limit
     taken, _ = held(model, x)
     # A buffer that is given is not allocated inside.
-    given = max(
-        (k.segment_bytes for m in model.modules() if isinstance(m, TunedConv2d)
-         for layer in m.tuned.values() for k in layer.values()), default=0,
-    )  # fmt: skip
+    given = max((kernel.segment_bytes for kernel in kernels_in(model)), default=0)
     assert max(taken, given) <= limit
     assert share == 1.0 or any(entry.needed for entry in report.kernels)
     for got, want in zip(step(model, x), step(plain, x), strict=True):
@@ -288,23 +282,3 @@ def test_the_operators_keep_torchs_rules_and_its_count_of_operations():
             one(images(4, 9).requires_grad_()).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
-
-
-def test_what_a_division_takes_is_what_it_lists():
-    """Of 16 bits filter gradients are summed in float32, in a buffer of its own."""
-    for model in (net(), net().bfloat16()):
-        x = images().to(next(model.parameters()).dtype)
-        bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
-        for _, kernel, batch in find_kernels(model, x):
-            candidates = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
-            first, second, out = kernel.tensors(batch)
-            for sizes in ((3, 4, 1), (4, 4), (1,) * 8):
-                parts = [(size, backends.NATIVE) for size in sizes]
-                listed = max(candidates[size][0].workspace_bytes for size in sizes)
-                empty = torch.empty(0, dtype=torch.uint8)
-
-                def run(parts=parts, kernel=kernel, of=(first, second, out, empty)):
-                    backends.run_division(parts, kernel, *of)
-
-                run()
-                assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
