@@ -3,6 +3,7 @@
 import itertools
 import math
 from functools import cache
+from typing import Protocol
 
 import torch
 from scipy import fft as scipy_fft
@@ -34,7 +35,7 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
     return (out[0], out[1]), (source[0], source[1])
 
 
-class Algorithm:
+class Algorithm(Protocol):
     """Computes all three kernels of one group into buffers that it is given.
 
     Attributes:
@@ -42,8 +43,8 @@ class Algorithm:
         dtypes: Data types that it computes.
     """
 
-    error = 2e-5
-    dtypes = ("float32", "float64")
+    error: float = 2e-5
+    dtypes: tuple[str, ...] = ("float32", "float64")
 
     def supports(self, kernel: Kernel) -> bool:
         """Whether it computes a kernel: any stride, padding and dilation unless overridden."""
@@ -51,7 +52,6 @@ class Algorithm:
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """The buffers for a micro-batch of `b`."""
-        raise NotImplementedError
 
     def hidden(self, kernel: Kernel, b: int) -> int:
         """Bytes that torch allocates inside, besides the buffers."""
@@ -59,7 +59,6 @@ class Algorithm:
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `backends.run`."""
-        raise NotImplementedError
 
 
 class Direct(Algorithm):

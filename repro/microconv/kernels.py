@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +209,7 @@ class Kernel:
         return first[part], second, out[part]
 
 
-class Backend:
+class Backend(Protocol):
     """A library of convolution algorithms with explicit workspace: the interface.
 
     Attributes:
@@ -226,15 +226,12 @@ class Backend:
 
     def version(self, device: str) -> str:
         """Everything of the library that decides its times."""
-        raise NotImplementedError
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """The stated relative error of an algorithm in float32; see `backends.stated_error`."""
-        raise NotImplementedError
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """The algorithms for a micro-batch of `b` with their workspace in bytes."""
-        raise NotImplementedError
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
         """How much of the listed workspace the caller gives; the library allocates the rest."""
@@ -249,7 +246,6 @@ class Backend:
         bias: Tensor | None = None,
     ) -> None:
         """Compute a micro-batch; see `backends.run`."""
-        raise NotImplementedError
 
 
 def buffers_bytes(buffers: Buffers) -> int:

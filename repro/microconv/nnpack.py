@@ -31,10 +31,6 @@ ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
 # The tile of each transform, which a filter must fit into.
 _LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
 _STATUS = {
-    2: "invalid batch size",
-    3: "invalid channels",
-    10: "invalid input size",
-    12: "invalid padding",
     26: "unsupported algorithm",
     51: "unsupported hardware",
     52: "out of memory",

@@ -152,7 +152,7 @@ def pareto_front(
     # WR, steps 1 and 2, with M each of these limits.
     single, total = _wr(batch, usable, limits)
     if not np.isfinite(total[batch]).any():
-        least = _least_workspace(batch, usable, kernel)
+        least = least_workspace(batch, usable, kernel)
         raise ValueError(
             f"{kernel} fits no division of its mini-batch of {batch} into {limit_bytes} bytes "
             f"of workspace; the smallest limit that would work is {least} bytes"
@@ -249,22 +249,18 @@ def _usable(batch: int, candidates: Candidates, kernel: str) -> dict[int, list[C
     return {size: desirable(known[size]) for size in sorted(known)}
 
 
-def least_workspace(batch: int, candidates: Candidates) -> int:
+def least_workspace(batch: int, candidates: Candidates, kernel: str = "the kernel") -> int:
     """The smallest workspace in bytes into which a division of the mini-batch fits.
 
     Raises:
         ValueError: There are no candidates, or their sizes cannot sum to the mini-batch.
     """
-    return _least_workspace(batch, _usable(batch, candidates, "the kernel"), "the kernel")
-
-
-def _least_workspace(batch: int, usable: Candidates, kernel: str) -> int:
-    smallest = {size: ways[:1] for size, ways in usable.items()}
+    smallest = {s: ways[:1] for s, ways in _usable(batch, candidates, kernel).items()}
     limits = sorted({way.workspace_bytes for (way,) in smallest.values()})
     _, total = _wr(batch, smallest, limits)
     if not (fits := np.flatnonzero(np.isfinite(total[batch]))).size:
         raise ValueError(
-            f"no sum of the micro-batch sizes {sorted(usable)} of {kernel} gives the "
+            f"no sum of the micro-batch sizes {sorted(smallest)} of {kernel} gives the "
             f"mini-batch {batch}; add candidates of other sizes"
         )
     return int(limits[fits[0]])
