@@ -14,14 +14,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from tuned_nets import InventedTimes, kernels_in, tuned_layers
 from tuned_nets import images as make_images
 
-from repro.measure.allocations import peak_inside
+from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import (
+    BenchmarkCache,
+    Candidate,
+    Convolution,
+    Division,
+    Kernel,
     LayerGoneError,
     TunedConv2d,
+    TuningReport,
     WorkspaceLimitError,
+    backends,
+    find_kernels,
     tune,
 )
-from repro.microconv.measuring import Trial
+from repro.microconv.measuring import Bench, Trial
+from repro.microconv.tuner import Tuner
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
 WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
@@ -282,3 +291,32 @@ def test_the_operators_keep_torchs_rules_and_its_count_of_operations():
             one(images(4, 9).requires_grad_()).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+def test_what_a_division_takes_is_what_it_lists():
+    """Of 16 bits filter gradients are summed in float32, in a buffer of its own."""
+    for model in (net(), net().bfloat16()):
+        x = images().to(next(model.parameters()).dtype)
+        bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
+        for _, kernel, batch in find_kernels(model, x):
+            candidates = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
+            first, second, out = kernel.tensors(batch)
+            for sizes in ((3, 4, 1), (4, 4), (1,) * 8):
+                parts = [(size, backends.NATIVE) for size in sizes]
+                listed = max(candidates[size][0].workspace_bytes for size in sizes)
+                empty = torch.empty(0, dtype=torch.uint8)
+
+                def run(parts=parts, kernel=kernel, of=(first, second, out, empty)):
+                    backends.run_division(parts, kernel, *of)
+
+                run()
+                assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
+
+
+def test_wd_gives_spare_bytes_away_once():
+    tuner = Tuner(TuningReport("WD", "all", 0), BenchmarkCache(None), None, 1.0, 0.0)
+    kernel = Kernel("forward", Convolution(1, 3, 3, 1, (1, 1)))
+    tuner.measured[kernel, 1] = {1: [Candidate("torch:native", 1.0, 150)]}
+    tuner.spare = 100  # each division leaves torch's own 50 bytes short
+    needed = [tuner._needed((kernel, 1), Division(1.0, 100, [])) for _ in range(3)]
+    assert needed == [False, False, True]
