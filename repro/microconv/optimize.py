@@ -187,10 +187,13 @@ def _wr(
     # Step 2: T(0) = 0; T(b) = min over b_μ of T_μ(b_μ) + T(b - b_μ).
     total = np.full((batch + 1, len(limits)), np.inf)
     total[0] = 0.0
+    every = len(sizes) == sizes[-1]  # from 1 on: T(b - b_μ) is then a view, much faster
+    sums = np.empty_like(single)
     for b in range(1, batch + 1):
         count = int(np.searchsorted(sizes, b, side="right"))
         if count:
-            total[b] = (single[:count] + total[b - sizes[:count]]).min(axis=0)
+            rest = total[b - count : b][::-1] if every else total[b - sizes[:count]]
+            np.add(single[:count], rest, out=sums[:count]).min(axis=0, out=total[b])
     return single, total
 
 
