@@ -4,8 +4,6 @@
 `assign_workspaces` and `split_batch` are its optimisers, for anyone's own measurements.
 """
 
-from repro.microconv.asked import NotTunableError
-from repro.microconv.assignment import assign_workspaces
 from repro.microconv.backends import BackendMissingError, stated_error
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning
 from repro.microconv.cluster import cached_times, split_batch
@@ -16,12 +14,14 @@ from repro.microconv.optimize import (
     POLICIES,
     Candidate,
     Division,
+    assign_workspaces,
     best_division,
     micro_batch_sizes,
     pareto_front,
 )
-from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.tuner import Progress, WorkspaceLimitError, untune
+from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
+from repro.microconv.sampling import NotTunableError
+from repro.microconv.tuner import untune
 from repro.microconv.tuning import find_kernels, tune
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "KernelReport",
     "LayerGoneError",
     "NotTunableError",
-    "Progress",
     "TunedConv2d",
     "TuningReport",
     "WorkspaceLimitError",

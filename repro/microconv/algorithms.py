@@ -1,12 +1,9 @@
-"""Convolution algorithms written as tensor operations: the ``torch`` backend, on any device.
-
-Each algorithm computes all three kernels into buffers that it is given, at any stride, padding and
-dilation unless its class says otherwise. ``native`` is the framework's own convolution.
-"""
+"""Convolution algorithms written as tensor operations, for any device."""
 
 import itertools
 import math
 from functools import cache
+from typing import Protocol
 
 import torch
 from scipy import fft as scipy_fft
@@ -19,9 +16,9 @@ Carved = dict[str, Tensor]  # the buffers of `Buffers`, as `carve` gives them
 
 
 def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
-    """Return which outputs a filter's tap reaches, and the inputs that it reads for them.
+    """The outputs that a filter's tap reaches, and the inputs that it reads for them.
 
-    Taps reach into the padding at the borders: those outputs are left out.
+    Outputs at the borders whose taps read the padding are left out.
     """
     out, source = [], []
     for axis, tap in enumerate((row, column)):
@@ -38,96 +35,97 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
     return (out[0], out[1]), (source[0], source[1])
 
 
-class _Algorithm:
-    """What the algorithms share."""
+class Algorithm(Protocol):
+    """Computes all three kernels of one group into buffers that it is given.
 
-    def hidden(self, kernel: Kernel, b: int) -> int:
-        """Return the bytes that torch allocates inside, beside the buffers."""
-        return 0
+    Attributes:
+        error: Stated relative error in float32; see `backends.stated_error`.
+        dtypes: Data types that it computes.
+    """
 
-
-class Direct(_Algorithm):
-    """The loops of Algorithm 1, over filter taps; each tap is a product of matrices."""
-
-    error = 2e-5
-    dtypes = ("float32", "float64")
+    error: float = 2e-5
+    dtypes: tuple[str, ...] = ("float32", "float64")
 
     def supports(self, kernel: Kernel) -> bool:
-        """Any shape."""
+        """Whether it computes a kernel: any stride, padding and dilation unless overridden."""
         return True
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """The buffers for a micro-batch of `b`."""
+
+    def hidden(self, kernel: Kernel, b: int) -> int:
+        """Bytes that torch allocates inside, besides the buffers."""
+        return 0
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
+        """Compute one kernel; see `backends.run`."""
+
+
+class Direct(Algorithm):
+    """The loops of Algorithm 1, over filter taps; each tap is a product of matrices."""
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """One tap's inputs for every output, and the filters by tap."""
         conv, dtype = kernel.conv, kernel.torch_dtype
-        rows, columns = conv.out_size
-        filters = (conv.taps, conv.out_channels, conv.in_channels)
         return {
-            "taken": ((b, conv.in_channels, rows, columns), dtype),
-            "filters": (filters, dtype),
+            "taken": ((b, conv.in_channels, *conv.out_size), dtype),
+            "filters": ((conv.taps, conv.out_channels, conv.in_channels), dtype),
         }
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `TorchBackend.run`."""
+        """Compute one kernel; see `Algorithm.run`."""
         conv, taken = kernel.conv, t["taken"]
         b = len(taken)
         flat = taken.view(b, conv.in_channels, -1)
-        taps = [(v, u) for v in range(conv.kernel_size[0]) for u in range(conv.kernel_size[1])]
         by_tap = t["filters"]
+        filters = by_tap.view(*conv.kernel_size, conv.out_channels, -1)
         if kernel.kind == "backward_filter":
             by_tap.zero_()
-            gradient = second.view(b, conv.out_channels, -1)
         else:
-            by_tap.view(*conv.kernel_size, conv.out_channels, -1).copy_(second.permute(2, 3, 0, 1))
-        if kernel.kind == "forward":
+            filters.copy_(second.permute(2, 3, 0, 1))
             out.zero_()
-            result = out.view(b, conv.out_channels, -1)
-        elif kernel.kind == "backward_data":
-            out.zero_()
-            gradient = first.view(b, conv.out_channels, -1)
-        for tap, (v, u) in enumerate(taps):
-            (ys, xs), (rows, columns) = _window(conv, v, u)
+        whole = {"forward": out, "backward_data": first, "backward_filter": second}[kernel.kind]
+        of_output = whole.view(b, conv.out_channels, -1)  # the output, or its gradient
+        for tap in range(conv.taps):
+            (ys, xs), (rows, columns) = _window(conv, *divmod(tap, conv.kernel_size[1]))
             if kernel.kind == "backward_data":
-                torch.bmm(by_tap[tap].T.expand(b, -1, -1), gradient, out=flat)
+                torch.bmm(by_tap[tap].T.expand(b, -1, -1), of_output, out=flat)
                 out[:, :, rows, columns] += taken[:, :, ys, xs]
                 continue
             taken.zero_()
             taken[:, :, ys, xs] = first[:, :, rows, columns]
             if kernel.kind == "forward":
-                result.baddbmm_(by_tap[tap].expand(b, -1, -1), flat)
+                of_output.baddbmm_(by_tap[tap].expand(b, -1, -1), flat)
             else:
                 for n in range(b):
-                    by_tap[tap].addmm_(gradient[n], flat[n].T)
+                    by_tap[tap].addmm_(of_output[n], flat[n].T)
         if kernel.kind == "backward_filter":
-            out += by_tap.view(*conv.kernel_size, conv.out_channels, -1).permute(2, 3, 0, 1)
+            out += filters.permute(2, 3, 0, 1)
 
 
-class Im2col(_Algorithm):
+class Im2col(Algorithm):
     """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
-
-    error = 2e-5
-    dtypes = ("float32", "float64")
-
-    def supports(self, kernel: Kernel) -> bool:
-        """Any shape."""
-        return True
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """The columns; an unpadded 1×1 filter at stride 1 needs none."""
         conv = kernel.conv
         if self._identity(conv):
             return {}
-        rows, columns = conv.out_size
-        shape = (b, conv.in_channels * conv.taps, rows * columns)
+        shape = (b, conv.in_channels * conv.taps, math.prod(conv.out_size))
         return {"columns": (shape, kernel.torch_dtype)}
 
     @staticmethod
     def _identity(conv: Convolution) -> bool:
         return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
 
+    @staticmethod
+    def _geometry(conv: Convolution) -> tuple[list[int], ...]:
+        return tuple(map(list, (conv.kernel_size, conv.dilation, conv.padding, conv.stride)))
+
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `TorchBackend.run`."""
+        """Compute one kernel; see `Algorithm.run`."""
         conv, b = kernel.conv, len(first)
-        shape = (list(conv.kernel_size), list(conv.dilation), list(conv.padding), list(conv.stride))
+        window = self._geometry(conv)
         identity = self._identity(conv)
         if kernel.kind == "backward_data":
             columns = out.view(b, conv.in_channels, -1) if identity else t["columns"]
@@ -135,12 +133,12 @@ class Im2col(_Algorithm):
             torch.bmm(filters.expand(b, -1, -1), first.view(b, conv.out_channels, -1), out=columns)
             if not identity:
                 size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *shape, out=out)
+                torch.ops.aten.col2im.out(columns, size, *window, out=out)
             return
         if identity:
             columns = first.view(b, conv.in_channels, -1)
         else:
-            columns = torch.ops.aten.im2col.out(first, *shape, out=t["columns"])
+            columns = torch.ops.aten.im2col.out(first, *window, out=t["columns"])
         if kernel.kind == "forward":
             filters = second.view(conv.out_channels, -1).expand(b, -1, -1)
             torch.bmm(filters, columns, out=out.view(b, conv.out_channels, -1))
@@ -153,15 +151,14 @@ class Im2col(_Algorithm):
 class Implicit(Im2col):
     """GEMM in next to no workspace: the columns of one sample and some of its channels at a time.
 
-    What a library's implicit GEMM is to the explicit one: slower, and in the smallest memory.
+    Like a library's implicit GEMM it is slower than the explicit one, in the smallest memory.
     """
 
-    # Of columns, or those of one channel where they are more: small beside what other algorithms
-    # take, and enough for products that are not all calls.
+    # Of columns, at least those of one channel: small, and enough for products of some size.
     block_bytes = 2**18
 
     def _channels(self, kernel: Kernel) -> int:
-        """Return of how many input channels the columns are made at once."""
+        """Number of input channels whose columns are made at once."""
         conv = kernel.conv
         each = conv.taps * math.prod(conv.out_size) * kernel.torch_dtype.itemsize
         return min(conv.in_channels, max(1, self.block_bytes // each))
@@ -175,12 +172,12 @@ class Implicit(Im2col):
         return {"columns": (shape, kernel.torch_dtype)}
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `TorchBackend.run`."""
+        """Compute one kernel; see `Algorithm.run`."""
         conv = kernel.conv
         if self._identity(conv):
             super().run(kernel, first, second, out, t)
             return
-        shape = (list(conv.kernel_size), list(conv.dilation), list(conv.padding), list(conv.stride))
+        window = self._geometry(conv)
         gradients = kernel.kind == "backward_filter"
         matrix = (out if gradients else second).view(conv.out_channels, -1)
         for n, start in itertools.product(
@@ -192,9 +189,9 @@ class Implicit(Im2col):
             if kernel.kind == "backward_data":
                 torch.mm(filters.T, first[n].flatten(1), out=columns[0])
                 size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *shape, out=out[n : n + 1, channels])
+                torch.ops.aten.col2im.out(columns, size, *window, out=out[n : n + 1, channels])
                 continue
-            torch.ops.aten.im2col.out(first[n : n + 1, channels], *shape, out=columns)
+            torch.ops.aten.im2col.out(first[n : n + 1, channels], *window, out=columns)
             if gradients:
                 filters.addmm_(second[n].flatten(1), columns[0].T)
             elif start:
@@ -203,21 +200,13 @@ class Implicit(Im2col):
                 torch.mm(filters, columns[0], out=out[n].view(conv.out_channels, -1))
 
 
-class FFT(_Algorithm):
+class FFT(Algorithm):
     """Products in the frequency domain (Mathieu et al.), over whole padded images.
 
-    The three kernels differ in what is conjugated and summed over: forward correlates the input
-    with the filters, the data gradient convolves, the filter gradient correlates the input with
-    the output's gradient. A stride becomes zeros between the output's elements, a dilation zeros
-    between the filters'.
+    Forward correlates the input with the filters, the data gradient convolves, the filter gradient
+    correlates the input with the output's gradient. A stride becomes zeros between the output's
+    elements, a dilation zeros between the filters'.
     """
-
-    error = 2e-5
-    dtypes = ("float32", "float64")
-
-    def supports(self, kernel: Kernel) -> bool:
-        """Any shape."""
-        return True
 
     @staticmethod
     def _size(conv: Convolution) -> tuple[int, int]:
@@ -242,27 +231,22 @@ class FFT(_Algorithm):
         }
 
     def hidden(self, kernel: Kernel, b: int) -> int:
-        """Return what torch.fft and a complex product of matrices make on their way."""
+        """Copies that torch.fft and a complex product of matrices make."""
         buffers = self.buffers(kernel, b)
         made = buffers_bytes({name: buffers[name] for name in ("image", "staging")})
         return made + max(buffers_bytes({name: buffers[name]}) for name in "xwy")
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `TorchBackend.run`."""
+        """Compute one kernel; see `Algorithm.run`."""
         conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
-        pad, stride, dilation = conv.padding, conv.stride, conv.dilation
-        inside = (
-            slice(pad[0], pad[0] + conv.height),
-            slice(pad[1], pad[1] + conv.width),
-        )
-        spread = tuple(
-            slice(0, s * (count - 1) + 1, s) for s, count in zip(stride, conv.out_size, strict=True)
-        )
-        dilated = tuple(
-            slice(0, extent, d) for extent, d in zip(conv.extent, dilation, strict=True)
-        )
+        # By axis, where images, outputs and filters lie in a padded image.
+        axes = range(2)
+        sizes, counts = (conv.height, conv.width), conv.out_size
+        inside = [slice(conv.padding[a], conv.padding[a] + sizes[a]) for a in axes]
+        spread = [slice(0, conv.stride[a] * (counts[a] - 1) + 1, conv.stride[a]) for a in axes]
+        dilated = [slice(0, conv.extent[a], conv.dilation[a]) for a in axes]
 
-        def transform(source: Tensor, region: tuple[slice, ...], target: Tensor) -> None:
+        def transform(source: Tensor, region: list[slice], target: Tensor) -> None:
             count = source.shape[0] * source.shape[1]
             image = t["image"][:count].zero_()
             image.view(*source.shape[:2], rows, columns)[:, :, region[0], region[1]] = source
@@ -319,21 +303,14 @@ _AT = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 
 
 
 @cache
-def _winograd_matrices(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two-dimensional transforms of inputs, filters and outputs as matrices."""
+def _winograd_matrices(dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Two-dimensional transforms of inputs, filters and outputs: (36, 36), (36, 9), (16, 36)."""
     with torch.inference_mode(False):
-        return _kronecker(dtype, device)
+        matrices = [torch.tensor(m, dtype=torch.float64, device="cpu") for m in (_BT, _G, _AT)]
+        return [torch.kron(m, m).to(device=device, dtype=dtype).contiguous() for m in matrices]
 
 
-def _kronecker(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    matrices = (torch.tensor(m, dtype=torch.float64, device="cpu") for m in (_BT, _G, _AT))
-    inputs, filters, outputs = (
-        torch.kron(m, m).to(device=device, dtype=dtype).contiguous() for m in matrices
-    )
-    return inputs, filters, outputs  # (36, 36), (36, 9), (16, 36)
-
-
-class Winograd(_Algorithm):
+class Winograd(Algorithm):
     """Minimal filtering F(4×4, 3×3) (Lavin and Gray), for 3×3 filters at stride and dilation 1.
 
     The data gradient is a forward pass with flipped filters, the filter gradient the adjoint of
@@ -341,7 +318,6 @@ class Winograd(_Algorithm):
     """
 
     error = 5e-5
-    dtypes = ("float32", "float64")
 
     def supports(self, kernel: Kernel) -> bool:
         """3×3, stride 1, dilation 1, padding up to 2."""
@@ -354,7 +330,7 @@ class Winograd(_Algorithm):
 
     @staticmethod
     def _geometry(kernel: Kernel) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
-        """Return input channels, output channels, padding and tiles of the forward-like pass."""
+        """Input channels, output channels, padding and tiles of the forward-like pass."""
         conv = kernel.conv
         c, k, pad, size = conv.in_channels, conv.out_channels, conv.padding, conv.out_size
         if kernel.kind == "backward_data":
@@ -376,7 +352,7 @@ class Winograd(_Algorithm):
         }
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `TorchBackend.run`."""
+        """Compute one kernel; see `Algorithm.run`."""
         c, k, pad, (ty, tx) = self._geometry(kernel)
         b = len(first)
         p = b * ty * tx

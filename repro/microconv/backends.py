@@ -3,53 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from repro.measure.precision import rounds_to_tf32
 from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
-from repro.microconv.kernels import Kernel, aligned
+from repro.microconv.kernels import Backend, Kernel, Operands, aligned
 from repro.microconv.nnpack import NNPACKBackend
 from repro.microconv.torch_backend import TorchBackend
 
 
 class BackendMissingError(ValueError):
     """A backend was asked for that is not there on this machine or device."""
-
-
-class Backend(Protocol):
-    """A library of convolution algorithms with explicit workspace."""
-
-    name: str
-    names: tuple[str, ...]  # of its algorithms
-
-    def missing(self, device: str) -> str | None:
-        """Return in one line why the backend is not there, None where it is."""
-
-    def version(self, device: str) -> str:
-        """Return everything of the library that decides its times."""
-
-    def error(self, algorithm: str, kernel: Kernel) -> float:
-        """Return the stated relative error of an algorithm in float32 arithmetic."""
-
-    def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
-
-    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """Return how much of the listed workspace the caller gives; the rest it allocates."""
-
-    def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        out: torch.Tensor,
-        workspace: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> None:
-        """Compute a micro-batch; see `run`."""
 
 
 BACKENDS: dict[str, Backend] = {
@@ -74,10 +40,9 @@ class Choice:
     unavailable: tuple[str, ...]
 
     def admits(self, algorithm: str) -> bool:
-        """Return whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
-        if self.names is None:
-            return True
-        return algorithm in self.names or algorithm.partition(":")[0] in self.names
+        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
+        names = self.names
+        return names is None or algorithm in names or algorithm.partition(":")[0] in names
 
 
 def check_names(names: Sequence[str] | None) -> None:
@@ -94,21 +59,19 @@ def check_names(names: Sequence[str] | None) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
-        backend_name, _, algorithm = name.partition(":")
-        if backend_name not in BACKENDS:
+        backend, _, algorithm = name.partition(":")
+        if backend not in BACKENDS:
             raise BackendMissingError(
-                f"unknown backend {backend_name!r}; choose among {', '.join(BACKENDS)}"
+                f"unknown backend {backend!r}; choose among {', '.join(BACKENDS)}"
             )
-        backend = BACKENDS[backend_name]
-        if algorithm and algorithm not in backend.names:
+        if algorithm and algorithm not in (known := BACKENDS[backend].names):
             raise ValueError(
-                f"{backend_name} has no algorithm {algorithm!r}; choose among "
-                f"{', '.join(backend.names)}"
+                f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
             )
 
 
 def choose(names: Sequence[str] | None, device: str) -> Choice:
-    """Return what may be used on a device.
+    """The backends and algorithms that may be used on a device.
 
     Args:
         names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
@@ -119,20 +82,19 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
         ValueError: No name was given, or an algorithm that its backend does not have.
     """
     if names is None:
-        problems = {name: backend.missing(device) for name, backend in BACKENDS.items()}
-        usable = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
-        missing = dict.fromkeys(problem for problem in problems.values() if problem)
-        return Choice(usable, None, tuple(missing))
+        problems = {backend: backend.missing(device) for backend in BACKENDS.values()}
+        usable = tuple(backend for backend, problem in problems.items() if problem is None)
+        return Choice(usable, None, tuple(dict.fromkeys(filter(None, problems.values()))))
     check_names(names)
-    chosen = [BACKENDS[name.partition(":")[0]] for name in names]
+    chosen = dict.fromkeys(BACKENDS[name.partition(":")[0]] for name in names)
     for backend in chosen:
         if problem := backend.missing(device):
             raise BackendMissingError(f"{problem}; leave it out, or give another device")
-    return Choice(tuple(dict.fromkeys(chosen)), tuple(names), ())
+    return Choice(tuple(chosen), tuple(names), ())
 
 
 def find(algorithm: str) -> tuple[Backend, str]:
-    """Return the backend and its algorithm of a name such as ``nnpack:ft8x8``.
+    """The backend and its algorithm of a name such as ``nnpack:ft8x8``.
 
     Raises:
         ValueError: No backend has that name.
@@ -147,7 +109,7 @@ def find(algorithm: str) -> tuple[Backend, str]:
 
 
 def stated_error(algorithm: str, kernel: Kernel) -> float:
-    """Return the relative error that an algorithm may have against exact arithmetic.
+    """The relative error that an algorithm may have against exact arithmetic.
 
     It is the largest difference over the largest magnitude of the result, for operands of normal
     random numbers: a small element may be off by a large share of itself. It is stated for float32;
@@ -159,16 +121,16 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
 
 
 def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
-    """Return the bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
+    """Bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
 
-    They are what the backend lists, less what its library allocates by itself.
+    They are those that the backend lists, less those that its library allocates by itself.
     """
     backend, bare_name = find(algorithm)
     return backend.given_bytes(bare_name, kernel, b)
 
 
 def summing_bytes(kernel: Kernel) -> int:
-    """Return the bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
+    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
     return aligned(4 * math.prod(kernel.conv.weight_shape))
@@ -177,11 +139,9 @@ def summing_bytes(kernel: Kernel) -> int:
 def run(
     algorithm: str,
     kernel: Kernel,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    operands: Operands,
+    workspace: Tensor,
+    bias: Tensor | None = None,
 ) -> None:
     """Compute one micro-batch of a kernel by an algorithm.
 
@@ -189,20 +149,19 @@ def run(
 
     Args:
         algorithm: ``BACKEND:ALGORITHM``.
-        kernel: What is computed; see `Kernel.shapes` for the operands.
-        first: First operand, contiguous in the kernel's layout.
-        second: Second operand, likewise.
-        out: Result. Of ``forward`` and ``backward_data`` it is overwritten; a
-            ``backward_filter`` is added to it, so that micro-batches accumulate.
+        kernel: What is computed.
+        operands: In the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
+            ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it,
+            so that micro-batches accumulate.
         workspace: Bytes, at least `given_bytes`, aligned to `kernels.ALIGNMENT`.
         bias: Shape (K,), added to a forward pass.
     """
     backend, bare_name = find(algorithm)
-    backend.run(bare_name, kernel, first, second, out, workspace, bias)
+    backend.run(bare_name, kernel, operands, workspace, bias)
 
 
 def permitted(algorithm: str, kernel: Kernel) -> bool:
-    """Return whether an algorithm may run while torch is asked for deterministic ones."""
+    """Whether an algorithm may run while torch is asked for deterministic ones."""
     backend, bare_name = find(algorithm)
     return not isinstance(backend, CuDNNBackend) or (kernel.kind, bare_name) not in NONDETERMINISTIC
 
@@ -210,11 +169,11 @@ def permitted(algorithm: str, kernel: Kernel) -> bool:
 def run_division(
     parts: Sequence[tuple[int, str]],
     kernel: Kernel,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    first: Tensor,
+    second: Tensor,
+    out: Tensor,
+    workspace: Tensor,
+    bias: Tensor | None = None,
 ) -> None:
     """Compute a whole mini-batch, one part after the other in the same workspace.
 
@@ -228,30 +187,25 @@ def run_division(
             f"the division has parts of {[size for size, _ in parts]} samples, the mini-batch "
             f"{len(first)}; divide this mini-batch"
         )
-    accumulates = kernel.kind == "backward_filter"
     total = out
-    if accumulates:
+    if kernel.kind == "backward_filter":
         # Sums of 16-bit gradients are kept in float32, as inside one convolution.
         if out.dtype.itemsize < 4 and len(parts) > 1:
             total = torch.zeros_like(out, dtype=torch.float32)
         out.zero_()
     start = 0
     for size, algorithm in parts:
-        piece = slice(start, start + size)
+        if total is not out and start:
+            total += out
+            out.zero_()
+        run(algorithm, kernel, kernel.piece((first, second, out), start, size), workspace, bias)
         start += size
-        if accumulates:
-            if total is not out and piece.start:
-                total += out
-                out.zero_()
-            run(algorithm, kernel, first[piece], second[piece], out, workspace)
-        else:
-            run(algorithm, kernel, first[piece], second, out[piece], workspace, bias)
     if total is not out:
         out.copy_(total.add_(out))
 
 
 def math_of(dtype: torch.dtype, device: str) -> str:
-    """Return how torch is set to multiply float32 numbers in a convolution: ieee or tf32."""
+    """How torch is set to multiply float32 numbers in a convolution: ieee or tf32."""
     if dtype != torch.float32 or torch.device(device).type != "cuda":
         return "ieee"
     if torch.cuda.get_device_capability(device) < (8, 0):

@@ -1,4 +1,4 @@
-"""A file of benchmark results, so that what was measured once is not measured again."""
+"""A file of benchmark results, so that nothing is measured twice."""
 
 import json
 import os
@@ -29,8 +29,7 @@ CREATE TABLE IF NOT EXISTS times_1 (
     samples_s TEXT NOT NULL, measured TEXT NOT NULL,
     PRIMARY KEY (key, micro_batch, algorithm));
 """
-
-
+_WHERE = "WHERE key = ? AND micro_batch = ?"
 # Of a file that is a cache, and that nothing can be added to.
 _UNWRITABLE = tuple(f"SQLITE_{name}" for name in ("READONLY", "FULL", "CANTOPEN", "IOERR", "PERM"))
 
@@ -45,13 +44,13 @@ class CacheWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Key:
-    """What decides the time of an algorithm, as text: kernel, library, device, and our code."""
+    """All that decides the time of an algorithm, as text: kernel, library, device, our code."""
 
     text: str
 
     @classmethod
     def of(cls, kernel: Kernel, backend: str) -> "Key":
-        """Return the key of a kernel on this machine; it is JSON, so that a person can read it."""
+        """The key of a kernel on this machine; it is JSON, so that a person can read it."""
         facts = {
             "kernel": kernel.facts(),
             "backend": BACKENDS[backend].version(kernel.device),
@@ -70,27 +69,14 @@ def _device(device: str) -> str:
 
 @cache
 def _code() -> str:
-    """Return a hash of the modules whose change may change times."""
-    modules = (
-        "algorithms",
-        "backends",
-        "conv",
-        "cudnn",
-        "kernels",
-        "measuring",
-        "nnpack",
-        "operators",
-        "staging",
-        "torch_backend",
-    )
-    files = [Path(__file__).with_name(f"{name}.py") for name in modules]
+    """A hash of the modules whose change may change times."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
     files += [Path(module.__file__ or "") for module in (allocations, timing)]
-    sources = (file.read_bytes() for file in files)
-    return sha256(b"".join(sources)).hexdigest()[:16]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def default_path() -> Path:
-    """Return ``microconv.sqlite`` in `$REPRO_CACHE`, else in the user's cache folder."""
+    """``microconv.sqlite`` in `$REPRO_CACHE`, else in the user's cache folder."""
     return cache_folder() / "microconv.sqlite"
 
 
@@ -100,8 +86,8 @@ class BenchmarkCache:
     Any number of threads and processes may use a file at once. One row holds one measurement, so
     that writers never overwrite each other's; of two that measure the same, the first stays.
 
-    A file that can be read and not written, such as one that a cluster shares, is read; what is new
-    is kept in memory, with a warning.
+    A file that can be read and not written, such as one that a cluster shares, is read into memory
+    at the first new result, with a warning.
 
     Args:
         path: The file, made with its folder where it is not there; None keeps everything in memory.
@@ -114,10 +100,8 @@ class BenchmarkCache:
         self.path = None if path is None else Path(path).expanduser()
         self._lock = threading.RLock()
         self._memory: sqlite3.Connection | None = None
-        self._unwritten: BenchmarkCache | None = None  # what the file did not take
         if self.path is None:
-            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
-            weakref.finalize(self, self._memory.close)
+            self._stay_in_memory()
         else:
             try:
                 regular(self.path)  # a pipe would be waited for
@@ -126,6 +110,10 @@ class BenchmarkCache:
                 raise CacheError(self._problem(error)) from error
         with self._open() as connection:
             connection.executescript(_SCHEMA)
+
+    def _stay_in_memory(self) -> None:
+        self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._memory.close)
 
     def _problem(self, error: Exception) -> str:
         return (
@@ -147,78 +135,65 @@ class BenchmarkCache:
                 connection = sqlite3.connect(str(self.path), timeout=60)
                 with connection:
                     yield connection
-            except (sqlite3.Error, ValueError, TypeError) as error:  # of what a row holds
+            except (sqlite3.Error, ValueError, TypeError) as error:  # of the contents of a row
                 raise CacheError(self._problem(error)) from error
             finally:
                 if connection is not None:
                     connection.close()
 
-    def _instead(self, error: CacheError) -> "BenchmarkCache":
-        """Return what keeps in memory what the file does not take."""
-        reason = getattr(error.__cause__, "sqlite_errorname", "")
-        if not reason.startswith(_UNWRITABLE):
-            raise error
-        if self._unwritten is None:
-            warnings.warn(
-                f"the benchmark cache {self.path} cannot be written: {error.__cause__}; new "
-                f"results are kept in memory until the process ends",
-                CacheWarning,
-                stacklevel=3,
-            )
-            self._unwritten = BenchmarkCache(None)
-        return self._unwritten
+    def _write(self, command: str, rows: list[tuple[object, ...]]) -> None:
+        """Change the file, or its copy in memory from the first time on that it is not writable."""
+        with self._lock:
+            try:
+                with self._open() as connection:
+                    connection.executemany(command, rows)
+                return
+            except CacheError as error:
+                reason = getattr(error.__cause__, "sqlite_errorname", "")
+                if not reason.startswith(_UNWRITABLE):
+                    raise
+                with self._open() as connection:
+                    self._stay_in_memory()
+                    assert self._memory is not None
+                    connection.backup(self._memory)
+                warnings.warn(
+                    f"the benchmark cache {self.path} cannot be written: {error.__cause__}; new "
+                    f"results are kept in memory until the process ends",
+                    CacheWarning,
+                    stacklevel=4,
+                )
+            self._write(command, rows)
 
     def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
-        """Return the algorithms and their workspace in bytes, None where not listed yet."""
-        if self._unwritten is not None:
-            listed = self._unwritten.listing(key, micro_batch)
-            if listed is not None:
-                return listed
+        """The algorithms and their workspace in bytes, None where not listed yet."""
         with self._open() as connection:
-            row = connection.execute(
-                "SELECT algorithms FROM listings_1 WHERE key = ? AND micro_batch = ?",
-                (key.text, micro_batch),
-            ).fetchone()
+            command = f"SELECT algorithms FROM listings_1 {_WHERE}"
+            row = connection.execute(command, (key.text, micro_batch)).fetchone()
             return None if row is None else [(name, size) for name, size in json.loads(row[0])]
 
     def store_listing(self, key: Key, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
         """Keep the algorithms of a micro-batch and their workspace."""
-        try:
-            with self._open() as connection:
-                connection.execute(
-                    "INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)",
-                    (key.text, micro_batch, json.dumps(algorithms)),
-                )
-        except CacheError as error:
-            self._instead(error).store_listing(key, micro_batch, algorithms)
+        row = (key.text, micro_batch, json.dumps(algorithms))
+        self._write("INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)", [row])
 
     def times(self, key: Key, micro_batch: int) -> dict[str, list[float]]:
-        """Return the measured seconds by algorithm; none for one that turned out not to run."""
+        """The measured seconds by algorithm; none for one that turned out not to run."""
         with self._open() as connection:
-            rows = connection.execute(
-                "SELECT algorithm, samples_s FROM times_1 WHERE key = ? AND micro_batch = ?",
-                (key.text, micro_batch),
-            ).fetchall()
-            times = {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
-        if self._unwritten is not None:
-            times |= self._unwritten.times(key, micro_batch)
-        return times
+            command = f"SELECT algorithm, samples_s FROM times_1 {_WHERE}"
+            rows = connection.execute(command, (key.text, micro_batch)).fetchall()
+            return {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
 
     def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = [
+        rows: list[tuple[object, ...]] = [
             (key.text, micro_batch, algorithm, json.dumps(samples), now)
             for algorithm, samples in times.items()
         ]
-        try:
-            with self._open() as connection:
-                connection.executemany("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
-        except CacheError as error:
-            self._instead(error).store_times(key, micro_batch, times)
+        self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
 
     def take(self, other: "BenchmarkCache") -> int:
-        """Take over what another cache has and this one has not; return how many times.
+        """Take over all that another cache has and this one has not; return the number of times.
 
         Keys name the device, so that caches of several machines make one.
         """
@@ -226,9 +201,8 @@ class BenchmarkCache:
             listings = connection.execute("SELECT * FROM listings_1").fetchall()
             rows = connection.execute("SELECT * FROM times_1").fetchall()
         before = len(self)
-        with self._open() as connection:
-            connection.executemany("INSERT OR IGNORE INTO listings_1 VALUES (?, ?, ?)", listings)
-            connection.executemany("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
+        self._write("INSERT OR IGNORE INTO listings_1 VALUES (?, ?, ?)", listings)
+        self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
         return len(self) - before
 
     def contents(
@@ -247,7 +221,7 @@ class BenchmarkCache:
             connection.executescript("DELETE FROM listings_1; DELETE FROM times_1;")
 
     def __len__(self) -> int:
-        """Return how many times are kept."""
+        """Number of times that are kept."""
         with self._open() as connection:
             count: int = connection.execute("SELECT COUNT(*) FROM times_1").fetchone()[0]
         return count

@@ -2,9 +2,10 @@
 
 import json
 import math
+import operator
 import re
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,10 +22,10 @@ def cached_times(
     cache: BenchmarkCache,
     limit_bytes: int | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Return what a network's convolutions take on each device whose measurements a cache holds.
+    """Seconds of a network's convolutions on each device whose measurements a cache holds.
 
     Each node measures by `tune` and one cache takes over those of all (`BenchmarkCache.take`), as
-    the paper's nodes share a file (section III-E). As there, the convolutions stand for the pass.
+    the paper's nodes share a file (section III-E). As there, the convolutions count for the pass.
 
     Args:
         kernels: As from `find_kernels`; on which device they are does not matter.
@@ -43,8 +44,7 @@ def cached_times(
         limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
     if not isinstance(cache, BenchmarkCache):
         raise ValueError(f"cache is {cache!r}; give a BenchmarkCache, of a file or in memory")
-    wanted = [(_shape_of(kernel.facts()), batch) for _, kernel, batch in kernels]
-    shapes = {shape for shape, _ in wanted}
+    shapes = [_shape_of(kernel.facts()) for _, kernel, _ in kernels]
     ways: dict[str, dict[str, dict[int, list[Candidate]]]] = {}
     for key, micro_batch, listed, times in cache.contents():
         facts = json.loads(key)
@@ -61,17 +61,15 @@ def cached_times(
         ]
     totals: dict[str, dict[int, float]] = {}
     for device, by_shape in ways.items():
-        for size in range(1, max((batch for _, batch in wanted), default=0) + 1):
+        for size in range(1, max((batch for _, _, batch in kernels), default=0) + 1):
             with suppress(ValueError, KeyError):
-                seconds = [
-                    best_division(size, by_shape[shape], limit_bytes).time_s for shape, _ in wanted
-                ]
-                totals.setdefault(device, {})[size] = math.fsum(seconds)
+                best = [best_division(size, by_shape[shape], limit_bytes) for shape in shapes]
+                totals.setdefault(device, {})[size] = math.fsum(d.time_s for d in best)
     return totals
 
 
 def _shape_of(facts: Mapping[str, Any]) -> str:
-    """Return a kernel without its device, whose name is another on each machine."""
+    """A kernel without its device, whose name is another on each machine."""
     return json.dumps({k: v for k, v in facts.items() if k != "device"}, sort_keys=True)
 
 
@@ -81,9 +79,8 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
     Minimises max over g of Σ_b t_gb x_gb with Σ x_gb b = B and at most one size for each device.
     Among the splits with that maximum, the one with the smallest sum of times is returned.
 
-    Differs from the paper: instead of an integer programme, the bottleneck is found by bisection
-    over the measured times, with the reachable sums of sizes as the bits of an integer; exact, and
-    without tolerances.
+    Differs from the paper: two dynamic programmes over the samples given out, of the maximum and
+    of the sum, instead of an integer programme; exact, and without tolerances.
 
     Args:
         batch: The mini-batch size B.
@@ -105,51 +102,31 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
                     f"device {device!r} has the time {time} at batch size {size}; sizes are whole "
                     f"numbers from 1 and times finite seconds >= 0"
                 )
-    times = {
-        device: {int(size): time for size, time in measured.items()}
-        for device, measured in times.items()
-    }
-    bounds = sorted({time for measured in times.values() for time in measured.values()})
-    if not bounds or not _reaches(batch, times, bounds[-1]):
-        sizes = {device: sorted(measured) for device, measured in times.items()}
+    slowest, _ = _best_split(batch, times, math.inf, max)
+    if slowest == math.inf:
+        sizes = {device: sorted(map(int, measured)) for device, measured in times.items()}
         raise ValueError(
             f"no choice of at most one size for each device sums to the mini-batch {batch}; the "
             f"sizes are {sizes}: measure more of them"
         )
-    low, high = 0, len(bounds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _reaches(batch, times, bounds[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return _cheapest(batch, times, bounds[low])
+    return _best_split(batch, times, slowest, operator.add)[1]
 
 
-def _reaches(batch: int, times: Mapping[D, Mapping[int, float]], bound: float) -> bool:
-    sums = 1  # bit b: the devices so far can take b samples within the bound
-    for measured in times.values():
-        reached = sums
-        for size, time in measured.items():
-            if time <= bound and size <= batch:
-                reached |= sums << size
-        sums = reached & ((1 << (batch + 1)) - 1)
-    return bool(sums >> batch & 1)
-
-
-def _cheapest(batch: int, times: Mapping[D, Mapping[int, float]], bound: float) -> dict[D, int]:
-    # By samples given out so far: the least sum of times, and the sizes that attain it.
+def _best_split(
+    batch: int,
+    times: Mapping[D, Mapping[int, float]],
+    bound: float,
+    combine: Callable[[float, float], float],
+) -> tuple[float, dict[D, int]]:
+    """The least maximum or sum of times within a bound, and the sizes that attain it."""
+    # By samples given out so far.
     best: dict[int, tuple[float, dict[D, int]]] = {0: (0.0, {})}
     for device, measured in times.items():
         extended = dict(best)
-        for taken, (total, split) in best.items():
+        for taken, (cost, split) in best.items():
             for size, time in measured.items():
-                sum_ = taken + size
-                if (
-                    time <= bound
-                    and sum_ <= batch
-                    and (sum_ not in extended or total + time < extended[sum_][0])
-                ):
-                    extended[sum_] = (total + time, {**split, device: size})
+                now, more = taken + int(size), combine(cost, time)
+                if now <= batch and time <= bound and more < extended.get(now, (math.inf,))[0]:
+                    extended[now] = (more, {**split, device: int(size)})
         best = extended
-    return best[batch][1]
+    return best.get(batch, (math.inf, {}))

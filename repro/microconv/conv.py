@@ -1,4 +1,4 @@
-"""A convolution that runs its division: what `tune` makes of an ``nn.Conv2d``."""
+"""A convolution that runs its division: an ``nn.Conv2d`` after `tune`."""
 
 import weakref
 from collections.abc import Iterator
@@ -17,15 +17,13 @@ from repro.microconv.tuned_kernel import Signature, TunedKernel, Workspace, kern
 
 
 def layout_of(input: torch.Tensor, weight: torch.Tensor) -> str:
-    """Return ``nhwc`` where torch would compute channels-last, else ``nchw``."""
-    for tensor in (input, weight):
-        if suggest_memory_format(tensor) == torch.channels_last:
-            return "nhwc"
-    return "nchw"
+    """``nhwc`` where torch would compute channels-last, else ``nchw``."""
+    last = torch.channels_last in map(suggest_memory_format, (input, weight))
+    return "nhwc" if last else "nchw"
 
 
 def compute_dtype(input: torch.Tensor) -> torch.dtype:
-    """Return the data type that a convolution of `input` computes in, autocast considered."""
+    """The data type that a convolution of `input` computes in, autocast considered."""
     kind = input.device.type
     if torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -33,16 +31,10 @@ def compute_dtype(input: torch.Tensor) -> torch.dtype:
 
 
 def signature(input: torch.Tensor, weight: torch.Tensor) -> Signature:
-    """Return what, besides the batch size, decides which tuning a call belongs to."""
+    """All that decides which tuning a call belongs to, besides the batch size."""
     dtype, device = compute_dtype(input), str(input.device)
-    return (
-        input.shape[2],
-        input.shape[3],
-        str(dtype).removeprefix("torch."),
-        device,
-        layout_of(input, weight),
-        backends.math_of(dtype, device),
-    )
+    facts = str(dtype).removeprefix("torch."), device, layout_of(input, weight)
+    return (input.shape[2], input.shape[3], *facts, backends.math_of(dtype, device))
 
 
 # As torch defines it: whoever replaces it computes something else.
@@ -57,13 +49,13 @@ class _IsTuned(type):
 
 
 class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
-    """What ``isinstance`` sees in an ``nn.Conv2d`` whose kernels run divided; see `tune`, `untune`.
+    """The type, for ``isinstance``, of an ``nn.Conv2d`` whose kernels run divided; see `tune`.
 
     Its class stays ``nn.Conv2d``, by which quantisation, ``torch.fx`` and others know it; its
-    parameters, buffers, hooks and place in the model are its own. Calls that it was not tuned for
-    are computed by torch, as before: another image size, data type or device, a stride that was
-    changed since, ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms,
-    forward-mode and second derivatives, tensors that are no plain ones.
+    parameters, buffers, hooks and place in the model are its own. Torch computes calls that it was
+    not tuned for: another image size, data type or device, a stride that was changed since,
+    ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms, forward-mode
+    and second derivatives, tensors that are no plain ones.
 
     A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
     of the original; a deep copy has its own.
@@ -71,7 +63,7 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
         geometry: Stride, padding, dilation, groups and padding mode that were tuned for.
-        untuned_calls: How many calls torch computed for want of a tuning.
+        untuned_calls: Number of calls that torch computed for want of a tuning.
     """
 
     tuned: dict[Signature, TunedLayer]
@@ -80,10 +72,10 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
 
 
 class _Forward:
-    """Stands before the `_conv_forward` of one module, so that the module keeps its class.
+    """Replaces the `_conv_forward` of one module, so that the module keeps its class.
 
-    It is given the weight by the module's own ``forward``, so that a parametrization computes it
-    once, and a replica or a functional call gives its own.
+    The module's own ``forward`` gives it the weight, so that a parametrization computes it once,
+    and a replica or a functional call gives its own.
     """
 
     def __init__(self, module: nn.Conv2d) -> None:
@@ -126,7 +118,7 @@ def _torchs_own(module: nn.Conv2d, *operands: torch.Tensor | None) -> torch.Tens
 def _kernels(
     module: TunedConv2d, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> TunedLayer | None:
-    """Return the kernels for a call, None where torch is to compute it, or to complain."""
+    """The kernels for a call, None where torch is to compute it, or to complain."""
     given = [tensor for tensor in (input, weight, bias) if tensor is not None]
     plain = all(
         type(tensor) in (torch.Tensor, nn.Parameter)
@@ -134,26 +126,23 @@ def _kernels(
         and tensor.device == given[0].device
         for tensor in given
     )
-    if not plain or input.device.type == "meta" or input.dim() != 4:
+    if not plain or input.device.type == "meta" or input.dim() != 4 or not len(input):
         return None
-    if module.geometry != geometry_of(module) or not len(input):
-        return None
-    if type(module)._conv_forward is not _OWN:
+    if module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN:
         return None
     kernels = module.tuned.get(signature(input, weight))
     if kernels is None:
         return None
     conv = kernels["forward"].kernel.conv
-    alike = input.shape[1] == conv.in_channels and weight.shape == conv.weight_shape
-    if bias is not None:
-        alike = alike and bias.shape == (conv.out_channels,)
+    shapes = conv.input_shape(len(input)), conv.weight_shape, (conv.out_channels,)
+    alike = all(t.shape == shape for t, shape in zip(given, shapes, strict=False))
     autocast = torch.is_autocast_enabled(input.device.type)
     same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
     return kernels if alike and same_type else None
 
 
 def is_replaced(module: nn.Conv2d) -> bool:
-    """Return whether somebody has put another forward pass in the place of ``nn.Conv2d``'s own."""
+    """Whether somebody has put another forward pass in the place of ``nn.Conv2d``'s own."""
     own = vars(module).get("_conv_forward")
     patched = "forward" in vars(module) or not (own is None or isinstance(own, _Forward))
     return patched or type(module)._conv_forward is not _OWN
@@ -175,18 +164,16 @@ def _untraced() -> Iterator[None]:
 
 
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:
-    """Return what decides a layer's result besides its tensors."""
+    """All that decides a layer's result besides its tensors."""
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
 def call_overhead(device: str, training: bool) -> list[float]:
-    """Return by how many seconds a call of a tuned layer costs more than one of torch's.
+    """Seconds that a call of a tuned layer costs more than one of torch's, by round.
 
-    Measured on one pixel, with every kernel left to torch, so that only the way there differs.
+    Measured on one pixel, with every kernel left to torch, so that only the call differs.
     """
     plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in range(2))
-    for parameter in (*plain.parameters(), *tuned.parameters()):
-        nn.init.zeros_(parameter)
     input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
     call = signature(input, tuned.weight)
     kernels = {

@@ -19,28 +19,18 @@ from pathlib import Path
 
 import torch
 
-from repro.microconv.kernels import Kernel, aligned
+from repro.microconv.kernels import Backend, Kernel, Operands, aligned
 
-_FORWARD = (
-    "IMPLICIT_GEMM",
-    "IMPLICIT_PRECOMP_GEMM",
-    "GEMM",
-    "DIRECT",
-    "FFT",
-    "FFT_TILING",
-    "WINOGRAD",
-    "WINOGRAD_NONFUSED",
-)
-_BACKWARD_DATA = ("ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED")
 # Number 4 of the filter gradient, WINOGRAD, is declared in cuDNN's header but does not exist.
-_BACKWARD_FILTER = ("ALGO_0", "ALGO_1", "FFT", "ALGO_3", "", "WINOGRAD_NONFUSED", "FFT_TILING")
+_NAMES = {
+    "forward": "IMPLICIT_GEMM IMPLICIT_PRECOMP_GEMM GEMM DIRECT FFT FFT_TILING WINOGRAD "
+    "WINOGRAD_NONFUSED",
+    "backward_data": "ALGO_0 ALGO_1 FFT FFT_TILING WINOGRAD WINOGRAD_NONFUSED",
+    "backward_filter": "ALGO_0 ALGO_1 FFT ALGO_3 - WINOGRAD_NONFUSED FFT_TILING",
+}
 ALGORITHMS = {
-    kind: {name: number for number, name in enumerate(names) if name}
-    for kind, names in (
-        ("forward", _FORWARD),
-        ("backward_data", _BACKWARD_DATA),
-        ("backward_filter", _BACKWARD_FILTER),
-    )
+    kind: {name: number for number, name in enumerate(names.split()) if name != "-"}
+    for kind, names in _NAMES.items()
 }
 # Sums by atomic additions, in an order that changes between runs.
 NONDETERMINISTIC = {
@@ -63,14 +53,14 @@ class UnsupportedError(RuntimeError):
     """cuDNN listed an algorithm with its workspace, and then refused to run it."""
 
 
-class CuDNNBackend:
+class CuDNNBackend(Backend):
     """Runs cuDNN's own algorithms by name.
 
     Args:
         half: Whether float16 is computed in float16, and nothing else at all.
     """
 
-    name: str = "cudnn"
+    name = "cudnn"
     names = tuple(dict.fromkeys(name for known in ALGORITHMS.values() for name in known))
 
     def __init__(self, half: bool = False) -> None:
@@ -79,7 +69,7 @@ class CuDNNBackend:
             self.name = "cudnn_half"
 
     def missing(self, device: str) -> str | None:
-        """Return in one line why the backend is not there, None where it is."""
+        """Why the backend is not there, in one line; None where it is."""
         if torch.device(device).type != "cuda":
             return f"cudnn: runs on a CUDA device only, not on {device}"
         if not torch.cuda.is_available():
@@ -87,16 +77,16 @@ class CuDNNBackend:
         return _load()[1]
 
     def version(self, device: str) -> str:
-        """Return cuDNN's version, and whether torch asks for deterministic algorithms."""
+        """CuDNN's version, and whether torch asks for deterministic algorithms."""
         library, problem = _load()
         if library is None:
             raise RuntimeError(problem)
-        order = "deterministic" if _deterministic() else "any order of sums"
+        order = "deterministic" if deterministic() else "any order of sums"
         sums = ", sums in float16" if self.half else ""
         return f"cudnn {library.cudnnGetVersion()}, {order}{sums}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """Return the stated relative error of an algorithm; see `backends.stated_error`."""
+        """The stated relative error of an algorithm; see `backends.stated_error`."""
         if self.half:
             return TRUE_HALF_ERROR
         if not algorithm.startswith("WINOGRAD"):
@@ -105,7 +95,7 @@ class CuDNNBackend:
         return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """List the algorithms for a micro-batch of `b` with their workspace in bytes.
+        """The algorithms for a micro-batch of `b` with their workspace in bytes.
 
         Those whose sums depend on the order of threads are left out where torch is asked for
         deterministic algorithms.
@@ -113,7 +103,7 @@ class CuDNNBackend:
         return [
             (name, size)
             for name, size in self._listed(kernel, b)
-            if not (_deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
+            if not (deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
         ]
 
     def _listed(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
@@ -125,60 +115,47 @@ class CuDNNBackend:
                 size = ctypes.c_size_t(0)
                 d = _descriptors(kernel, b, self.half)
                 query = getattr(_library(), _QUERIES[kernel.kind])
-                order = (d.first, d.second, d.conv, d.out)
+                inputs = [d.first, d.second]
                 if kernel.kind == "backward_data":
-                    order = (d.second, d.first, d.conv, d.out)
-                if query(_handle(), *order, number, ctypes.byref(size)) == 0:
+                    inputs.reverse()
+                if query(_handle(), *inputs, d.conv, d.out, number, ctypes.byref(size)) == 0:
                     listed.append((name, aligned(size.value)))
         return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """Return the listed workspace: all of it is given."""
+        """All of the listed workspace."""
         return dict(self._listed(kernel, b))[algorithm]
 
     def run(
         self,
         algorithm: str,
         kernel: Kernel,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        out: torch.Tensor,
+        operands: Operands,
         workspace: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """Compute a micro-batch into `out`; see `backends.run`.
+        """Compute a micro-batch; see `backends.run`.
 
         Raises:
             UnsupportedError: cuDNN does not run the algorithm for this shape after all.
         """
+        first, second, out = operands
         d = _descriptors(kernel, len(first), self.half)
         scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float
         one = scale(1.0)
         # beta: the filter gradient is added to, the others overwritten.
         beta = scale(1.0 if kernel.kind == "backward_filter" else 0.0)
-        operands = [(d.first, first.data_ptr()), (d.second, second.data_ptr())]
+        inputs = [(d.first, first.data_ptr()), (d.second, second.data_ptr())]
         if kernel.kind == "backward_data":
-            operands.reverse()
-        (left, a), (right, b) = operands
+            inputs.reverse()
         number = ALGORITHMS[kernel.kind][algorithm]
         with torch.cuda.device(kernel.device):
             stream = torch.cuda.current_stream().cuda_stream
             _check(_library().cudnnSetStream(_handle(), stream), "cudnnSetStream")
-            status = getattr(_library(), _CALLS[kernel.kind])(
-                _handle(),
-                ctypes.byref(one),
-                left,
-                a,
-                right,
-                b,
-                d.conv,
-                number,
-                workspace.data_ptr(),
-                workspace.numel(),
-                ctypes.byref(beta),
-                d.out,
-                out.data_ptr(),
-            )
+            call = getattr(_library(), _CALLS[kernel.kind])
+            given = (*inputs[0], *inputs[1], d.conv, number, workspace.data_ptr())
+            result = (ctypes.byref(beta), d.out, out.data_ptr())
+            status = call(_handle(), ctypes.byref(one), *given, workspace.numel(), *result)
         if status:
             message = (
                 f"{self.name}: {algorithm} failed for {kernel.kind} of {kernel.conv} at a "
@@ -193,37 +170,34 @@ class CuDNNBackend:
             out += bias.view(-1, 1, 1)
 
 
-def _deterministic() -> bool:
+def deterministic() -> bool:
+    """Whether torch is asked for deterministic algorithms."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
-_QUERIES = {
-    "forward": "cudnnGetConvolutionForwardWorkspaceSize",
-    "backward_data": "cudnnGetConvolutionBackwardDataWorkspaceSize",
-    "backward_filter": "cudnnGetConvolutionBackwardFilterWorkspaceSize",
-}
 _CALLS = {
     "forward": "cudnnConvolutionForward",
     "backward_data": "cudnnConvolutionBackwardData",
     "backward_filter": "cudnnConvolutionBackwardFilter",
 }
+_QUERIES = {
+    kind: f"cudnnGet{call.removeprefix('cudnn')}WorkspaceSize" for kind, call in _CALLS.items()
+}
 
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """Return cuDNN, or why it is not there."""
+    """The library, or why it is not there."""
     # Under this name the copy is found that torch has loaded; else that of the Python package.
     packaged = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
     problem = ""
     for file in ("libcudnn.so.9", str(packaged)):
         try:
             library = declare(ctypes.CDLL(file))
-            problem = _problem(library)
+            if not (problem := _problem(library)):
+                return library, None
         except (OSError, AttributeError) as error:
             problem = str(error)
-        else:
-            if not problem:
-                return library, None
     return None, f"cudnn: no cuDNN 9 with the convolution functions was found ({problem})"
 
 
@@ -238,10 +212,10 @@ for call in "cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnCnnVersionCh
 
 
 def _problem(library: ctypes.CDLL) -> str:
-    """Return in one line why a cuDNN cannot be used, nothing where it can.
+    """Why a cuDNN cannot be used, in one line; nothing where it can.
 
-    It loads libraries of its own at the first calls, and aborts the process where one of them is
-    not there. It is asked in another process, then, which takes no time to speak of.
+    At the first calls it loads libraries of its own, and aborts the process where one of them is
+    missing. Another process asks it, then, which takes no time to speak of.
     """
     path = _path(library)
     try:
@@ -266,7 +240,7 @@ class _Place(ctypes.Structure):
 
 
 def _path(library: ctypes.CDLL) -> str:
-    """Return the file of a library: its name may be found elsewhere in another process."""
+    """The file of a library: its name may be found elsewhere in another process."""
     info, address = _Place(), ctypes.cast(library.cudnnGetVersion, ctypes.c_void_p)
     ctypes.CDLL(None).dladdr(address, ctypes.byref(info))
     return os.fsdecode(info.file) if info.file else str(library._name)
@@ -325,7 +299,7 @@ _handles = threading.local()
 
 
 def _handle() -> ctypes.c_void_p:
-    """Return this thread's handle of the current device."""
+    """This thread's handle of the current device."""
     known: dict[int, ctypes.c_void_p] = _handles.__dict__.setdefault("known", {})
     index = torch.cuda.current_device()
     if index not in known:
@@ -353,27 +327,18 @@ class _Descriptors:
         self.first, self.second, self.out = made
         self.conv = self._create("Convolution")
         compute = _DATA_TYPES[kernel.dtype if half or kernel.dtype == "float64" else "float32"]
-        self._set(
-            "Convolution2d",
-            self.conv,
-            *conv.padding,
-            *conv.stride,
-            *conv.dilation,
-            _CROSS_CORRELATION,
-            compute,
-        )
-        _check(
-            _library().cudnnSetConvolutionGroupCount(self.conv, conv.groups),
-            "cudnnSetConvolutionGroupCount",
-        )
+        geometry = (*conv.padding, *conv.stride, *conv.dilation)
+        self._set("Convolution2d", self.conv, *geometry, _CROSS_CORRELATION, compute)
         math = _DEFAULT_MATH
         if kernel.dtype in ("float16", "bfloat16"):
             math = _TENSOR_OP_MATH
         elif kernel.dtype == "float32" and kernel.math == "ieee":
             math = _FMA_MATH
-        _check(
-            _library().cudnnSetConvolutionMathType(self.conv, math), "cudnnSetConvolutionMathType"
-        )
+        for call, value in (
+            ("cudnnSetConvolutionGroupCount", conv.groups),
+            ("cudnnSetConvolutionMathType", math),
+        ):
+            _check(getattr(_library(), call)(self.conv, value), call)
 
     @staticmethod
     def _create(what: str) -> ctypes.c_void_p:

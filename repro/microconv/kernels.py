@@ -1,23 +1,30 @@
-"""What is computed: convolution shapes, kernels, the operands and buffers that they take."""
+"""Convolution shapes, kernels, their operands and buffers, and the interface of a backend."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.measure.checks import is_whole
 
 KINDS = ("forward", "backward_data", "backward_filter")
 # Every workspace is a multiple of this, so that segments of a common one stay aligned.
 ALIGNMENT = 256
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 _NUMBERS = ("in_channels", "height", "width", "out_channels", "groups")
+
+# Both operands and the result, in the order of `Kernel.shapes`.
+Operands = tuple[Tensor, Tensor, Tensor]
+# By name the shape and type of a tensor in a workspace.
+Buffers = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def aligned(count: int) -> int:
-    """Return `count` bytes rounded up to the alignment of workspaces."""
+    """`count` bytes rounded up to the alignment of workspaces."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
@@ -69,57 +76,40 @@ class Convolution:
 
     @classmethod
     def of(cls, module: nn.Conv2d, height: int, width: int) -> "Convolution":
-        """Return the shape of a module, given the rows and columns of its input.
+        """The shape of a module, given the rows and columns of its input.
 
         Raises:
             ValueError: Its padding is ``same`` with a filter of even extent, which pads one side
                 more than the other.
         """
-        rows, columns = module.kernel_size
-        sides = [d * (k - 1) for d, k in zip(module.dilation, (rows, columns), strict=True)]
-        if module.padding == "same":
+        size, dilation = _pair(module.kernel_size), _pair(module.dilation)
+        padding = (0, 0) if module.padding == "valid" else module.padding
+        if padding == "same":
+            sides = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
             if any(side % 2 for side in sides):
                 raise ValueError(
-                    f"its padding 'same' is not symmetric for {rows}×{columns} filters"
+                    f"its padding 'same' is not symmetric for {size[0]}×{size[1]} filters"
                 )
-            top, left = (side // 2 for side in sides)
-        else:
-            top, left = (0, 0) if isinstance(module.padding, str) else module.padding
-        return cls(
-            module.in_channels,
-            height,
-            width,
-            module.out_channels,
-            (rows, columns),
-            (module.stride[0], module.stride[1]),
-            (top, left),
-            (module.dilation[0], module.dilation[1]),
-            module.groups,
-        )
+            padding = (sides[0] // 2, sides[1] // 2)
+        channels = module.out_channels, size, _pair(module.stride), _pair(padding), dilation
+        return cls(module.in_channels, height, width, *channels, module.groups)
 
     @property
     def extent(self) -> tuple[int, int]:
         """Rows and columns that a dilated filter covers."""
-        rows, columns = (
-            d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)
-        )
-        return rows, columns
+        return _pair(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True))
 
     @property
     def out_size(self) -> tuple[int, int]:
         """Rows and columns of the output."""
-        rows, columns = (
-            (size + 2 * p - e) // s + 1
-            for size, p, e, s in zip(
-                (self.height, self.width), self.padding, self.extent, self.stride, strict=True
-            )
-        )
-        return rows, columns
+        sizes = (self.height, self.width)
+        axes = zip(sizes, self.padding, self.extent, self.stride, strict=True)
+        return _pair((size + 2 * p - e) // s + 1 for size, p, e, s in axes)
 
     @property
     def taps(self) -> int:
         """Filter elements of one channel."""
-        return self.kernel_size[0] * self.kernel_size[1]
+        return math.prod(self.kernel_size)
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
@@ -135,6 +125,11 @@ class Convolution:
         return (batch, self.out_channels, *self.out_size)
 
 
+def _pair(values: Any) -> tuple[int, int]:
+    first, second = values
+    return first, second
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One of the three operations of a convolutional layer, and all that decides its time.
@@ -145,8 +140,8 @@ class Kernel:
         dtype: Of the tensors, such as ``float32``.
         device: ``cpu`` or an accelerator, with an index where there are several.
         layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
-        math: What a product of two float32 may be rounded to: ``ieee`` or ``tf32``; other
-            data types have only ``ieee``.
+        math: Rounding of a product of two float32: ``ieee`` or ``tf32``; other data types have
+            only ``ieee``.
 
     Raises:
         ValueError: A value is not one of these.
@@ -163,7 +158,7 @@ class Kernel:
         for name, allowed in (
             ("kind", KINDS),
             ("dtype", ("float32", "float64", "bfloat16", "float16")),
-            ("layout", ("nchw", "nhwc")),
+            ("layout", tuple(FORMATS)),
             ("math", ("ieee", "tf32") if self.dtype == "float32" else ("ieee",)),
         ):
             if getattr(self, name) not in allowed:
@@ -178,48 +173,87 @@ class Kernel:
         return dtype
 
     def facts(self) -> dict[str, Any]:
-        """Return every attribute as plain values, for a key."""
+        """Every attribute as plain values, for a key."""
         return asdict(self)
 
     def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of both operands and of the result, for `batch` samples.
+        """Shapes of both operands and of the result, for `batch` samples.
 
         They are (input, filters, output), (output's gradient, filters, input's gradient) or
         (input, output's gradient, filters' gradient).
         """
-        x, w, y = (
-            self.conv.input_shape(batch),
-            self.conv.weight_shape,
-            self.conv.output_shape(batch),
-        )
+        conv = self.conv
+        x, w, y = conv.input_shape(batch), conv.weight_shape, conv.output_shape(batch)
         return {"forward": (x, w, y), "backward_data": (y, w, x), "backward_filter": (x, y, w)}[
             self.kind
         ]
 
-    def tensors(self, batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return random operands and a result of zeros, in the kernel's layout."""
+    def tensors(self, batch: int, seed: int = 0) -> Operands:
+        """Random operands and a result of zeros, in the kernel's layout."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        memory_format = torch.contiguous_format if self.layout == "nchw" else torch.channels_last
+        dtype, device, layout = self.torch_dtype, self.device, FORMATS[self.layout]
         first, second, result = (
-            torch.empty(shape, dtype=self.torch_dtype, device=self.device).contiguous(
-                memory_format=memory_format
-            )
+            torch.empty(shape, dtype=dtype, device=device).contiguous(memory_format=layout)
             for shape in self.shapes(batch)
         )
         first.normal_(generator=generator)
         second.normal_(generator=generator)
         return first, second, result.zero_()
 
+    def piece(self, operands: Operands, start: int, size: int) -> Operands:
+        """The operands of a micro-batch: filters and their gradient are those of the whole."""
+        first, second, out = operands
+        part = slice(start, start + size)
+        if self.kind == "backward_filter":
+            return first[part], second[part], out
+        return first[part], second, out[part]
 
-Buffers = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+class Backend(Protocol):
+    """A library of convolution algorithms with explicit workspace: the interface.
+
+    Attributes:
+        name: Of the library.
+        names: Of its algorithms.
+    """
+
+    name: str
+    names: tuple[str, ...]
+
+    def missing(self, device: str) -> str | None:
+        """Why the backend is not there, in one line; None where it is."""
+        return None
+
+    def version(self, device: str) -> str:
+        """Everything of the library that decides its times."""
+
+    def error(self, algorithm: str, kernel: Kernel) -> float:
+        """The stated relative error of an algorithm in float32; see `backends.stated_error`."""
+
+    def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
+
+    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
+        """How much of the listed workspace the caller gives; the library allocates the rest."""
+        return dict(self.algorithms(kernel, b))[algorithm]
+
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Compute a micro-batch; see `backends.run`."""
 
 
 def buffers_bytes(buffers: Buffers) -> int:
-    """Return the bytes of workspace that these buffers take one after the other."""
-    return sum(aligned(_bytes(shape, dtype)) for shape, dtype in buffers.values())
+    """Bytes of workspace that these buffers take one after the other."""
+    return sum(aligned(_bytes(*buffer)) for buffer in buffers.values())
 
 
-def carve(workspace: torch.Tensor, buffers: Buffers) -> dict[str, torch.Tensor]:
+def carve(workspace: Tensor, buffers: Buffers) -> dict[str, Tensor]:
     """Lay tensors of given shapes and types one after the other into a workspace of bytes.
 
     Raises:
@@ -239,10 +273,7 @@ def carve(workspace: torch.Tensor, buffers: Buffers) -> dict[str, torch.Tensor]:
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    count = dtype.itemsize
-    for side in shape:
-        count *= side
-    return count
+    return dtype.itemsize * math.prod(shape)
 
 
 @contextmanager

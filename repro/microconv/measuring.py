@@ -1,12 +1,13 @@
 """Measure the candidates of a kernel: step 1 of WR (section III-B), through the cache."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,17 +17,18 @@ from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
 from repro.microconv.conv import call_overhead
 from repro.microconv.cudnn import UnsupportedError
-from repro.microconv.kernels import Convolution, Kernel, precision
+from repro.microconv.kernels import Convolution, Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
 
-# An algorithm this many times slower than one that needs no more workspace is timed once: no noise
-# makes it win.
+# An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
 _ENOUGH_S = 1.0  # of rounds over all of them
 _ROUNDS = (5, 9)
 _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
+
+Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
 
 @dataclass
@@ -35,6 +37,14 @@ class Counts:
 
     measured: int = 0
     cached: int = 0
+
+
+class _Listed(NamedTuple):
+    """An algorithm: where its times are kept, its workspace, and its need as a part."""
+
+    key: Key
+    size: int
+    need: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Trial:
 
     @property
     def slower(self) -> int:
-        """In how many rounds the division was not faster."""
+        """Number of rounds in which the division was not faster."""
         return sum(a >= b for a, b in zip(self.division_s, self.native_s, strict=True))
 
     @property
@@ -91,16 +101,14 @@ class Bench:
         max_error: float | None = None,
         devices: Sequence[str] = (),
     ) -> None:
-        self.choice = choice
-        self.cache = cache
-        self.max_error = max_error
+        self.choice, self.cache, self.max_error = choice, cache, max_error
         self.devices = tuple(devices)
         self.counts = Counts()
 
     def candidates(
         self, kernel: Kernel, batch: int, sizes: Iterable[int], cap_bytes: int | None = None
     ) -> dict[int, list[Candidate]]:
-        """Return the candidates of a kernel by micro-batch size.
+        """The candidates of a kernel by micro-batch size (step 1 of WR).
 
         Args:
             kernel: What is computed.
@@ -109,71 +117,51 @@ class Bench:
             cap_bytes: Algorithms that need more workspace are not measured and not returned;
                 the framework's own convolution always is.
         """
-        listings = {
-            b: [
-                (key, name, size)
-                for key, name, size in self._listing(kernel, b)
-                if cap_bytes is None
-                or name == backends.NATIVE
-                or self._needs(kernel, batch, b, name, size) <= cap_bytes
-            ]
-            for b in sorted(sizes)
+        listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
+        keys = {b: dict.fromkeys(way.key for way in ways.values()) for b, ways in listings.items()}
+        known = {
+            b: {name: taken for key in keys[b] for name, taken in self.cache.times(key, b).items()}
+            for b in listings
         }
-        known: dict[int, dict[str, list[float]]] = {}
-        for b, listing in listings.items():
-            known[b] = {}
-            for key in dict.fromkeys(key for key, _, _ in listing):
-                known[b] |= self.cache.times(key, b)
         missing = {
-            b: {name: size for _, name, size in listing if name not in known[b]}
-            for b, listing in listings.items()
+            b: {name: way.size for name, way in ways.items() if name not in known[b]}
+            for b, ways in listings.items()
         }
-        self.counts.measured += sum(map(len, missing.values()))
-        self.counts.cached += sum(map(len, listings.values())) - sum(map(len, missing.values()))
-        if any(missing.values()):
-            for b, measured in self._time_at_once(kernel, missing, batch).items():
-                for key in dict.fromkeys(key for key, _, _ in listings[b]):
-                    names = [name for k, name, _ in listings[b] if k == key and name in measured]
-                    self.cache.store_times(key, b, {name: measured[name] for name in names})
-                known[b] |= measured
+        count = sum(map(len, missing.values()))
+        self.counts.measured += count
+        self.counts.cached += sum(map(len, listings.values())) - count
+        for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
+            for key in keys[b]:
+                names = [name for name in measured if listings[b][name].key == key]
+                self.cache.store_times(key, b, {name: measured[name] for name in names})
+            known[b] |= measured
         return {
             b: [
-                Candidate(
-                    name,
-                    statistics.median(known[b][name]),
-                    self._needs(kernel, batch, b, name, size),
-                )
-                for _, name, size in listing
-                if known[b].get(name)
+                Candidate(name, statistics.median(taken), way.need)
+                for name, way in ways.items()
+                if (taken := known[b].get(name))
             ]
-            for b, listing in listings.items()
+            for b, ways in listings.items()
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
-        """Return the smallest workspace that a division of these sizes takes, of all that is there.
+        """The smallest workspace of any division into these sizes, by any algorithm, untimed.
 
-        Torch's own convolution counts, divided as well; nothing is timed.
+        Torch's own convolution counts, divided as well.
         """
+        listings = {b: self._listing(kernel, batch, b, None) for b in sizes}
         known = {
-            b: [
-                Candidate(name, 0.0, self._needs(kernel, batch, b, name, size))
-                for _, name, size in self._listing(kernel, b)
-            ]
-            for b in sizes
+            b: [Candidate(name, 0.0, way.need) for name, way in ways.items()]
+            for b, ways in listings.items()
         }
         return least_workspace(batch, known)
 
-    @staticmethod
-    def _needs(kernel: Kernel, batch: int, b: int, name: str, size: int) -> int:
-        """Return the workspace of an algorithm for `b` samples as a part of the mini-batch."""
-        if b == batch:
-            # Of a whole mini-batch, what torch's own convolution returns is the output itself.
-            output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-            return max(0, size - output) if name == backends.NATIVE else size
-        return size + backends.summing_bytes(kernel)
-
-    def _listing(self, kernel: Kernel, b: int) -> list[tuple[Key, str, int]]:
-        listing = []
+    def _listing(
+        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None
+    ) -> dict[str, _Listed]:
+        """The algorithms for micro-batches of `b`, by name."""
+        listing = {}
+        output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         for backend in dict.fromkeys((backends.BACKENDS["torch"], *self.choice.backends)):
             key = Key.of(kernel, backend.name)
             listed = self.cache.listing(key, b)
@@ -182,21 +170,24 @@ class Bench:
                     algorithms = backend.algorithms(kernel, b)
                 listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
                 self.cache.store_listing(key, b, listed)
-            listing += [(key, name, size) for name, size in listed if self._admits(name, kernel)]
+            for name, size in listed:
+                need = size if b == batch else size + backends.summing_bytes(kernel)
+                if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
+                    need = max(0, size - output) if b == batch else need
+                elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
+                    continue
+                listing[name] = _Listed(key, size, need)
         return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
-        if name == backends.NATIVE:
-            return True
-        if not self.choice.admits(name):
-            return False
         backend, bare_name = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
-        return self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
+        exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
+        return exact and self.choice.admits(name)
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
-    ) -> dict[int, dict[str, list[float]]]:
+    ) -> dict[int, Samples]:
         """Time as `_time`, the sizes shared out among the devices, each in a thread of its own."""
         devices = self.devices or (kernel.device,)
         work = {b: b * len(needs) for b, needs in missing.items() if needs}
@@ -212,7 +203,7 @@ class Bench:
         jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
         if len(jobs) == 1:
             return dict(measure(*jobs[0]))
-        # What holds for the whole process is set once, and not undone by the first to end.
+        # Settings of the whole process are set once, and not undone by the first to end.
         with precision(kernel), _undisturbed(kernel), ThreadPoolExecutor(len(jobs)) as pool:
             parts = [pool.submit(measure, *job) for job in jobs]
             return {b: times for part in parts for b, times in part.result().items()}
@@ -221,8 +212,8 @@ class Bench:
         self,
         kernel: Kernel,
         wanted: Mapping[int, Mapping[str, int]],
-        buffers: Sequence[torch.Tensor],
-    ) -> dict[int, dict[str, list[float]]]:
+        buffers: Operands,
+    ) -> dict[int, Samples]:
         """Time algorithms of several micro-batch sizes in turns, so that none has a slow spell.
 
         Given their workspace by size and name. One that does not run after all gets no sample.
@@ -231,11 +222,11 @@ class Bench:
         given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
         workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
         calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
-        samples: dict[int, dict[str, list[float]]] = {b: {} for b in wanted}
+        samples: dict[int, Samples] = {b: {} for b in wanted}
         with precision(kernel), _undisturbed(kernel):
             for (b, name), call in calls.items():
                 try:
-                    self._once(call, kernel)  # loads or compiles what the library needs
+                    self._once(call, kernel)  # the library loads or compiles its code
                     samples[b][name] = [self._once(call, kernel)]
                 except UnsupportedError:
                     samples[b][name] = []  # listed and yet refused: not asked again
@@ -244,20 +235,23 @@ class Bench:
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
             hopeful = {
-                f"{b} {name}": calls[b, name]
-                for b, name in pairs
+                (b, name): call
+                for (b, name), call in calls.items()
                 if samples[b].get(name) and self._hopeful(name, wanted[b], samples[b])
             }
             if not hopeful:
                 return samples
-            round_s = sum(samples[b][n][0] for b, n in pairs if f"{b} {n}" in hopeful)
+            round_s = sum(samples[b][name][0] for b, name in hopeful)
             rounds = min(max(math.ceil(_ENOUGH_S / max(round_s, 1e-9)), _ROUNDS[0]), _ROUNDS[1])
             timed = time_interleaved(
-                hopeful, warmup=0, repeats=rounds, device=kernel.device, queued=True
+                {f"{b} {name}": call for (b, name), call in hopeful.items()},
+                warmup=0,
+                repeats=rounds,
+                device=kernel.device,
+                queued=True,
             )
-        for b, name in pairs:
-            if f"{b} {name}" in timed:
-                samples[b][name] = list(timed[f"{b} {name}"].samples_s)
+        for b, name in hopeful:
+            samples[b][name] = list(timed[f"{b} {name}"].samples_s)
         return samples
 
     @staticmethod
@@ -271,31 +265,22 @@ class Bench:
         )
 
     @staticmethod
-    def _once(call: Callable[[], object], kernel: Kernel) -> float:
-        timed = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device, queued=True)
+    def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
+        timed = time_interleaved(
+            {"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued
+        )
         return timed[""].samples_s[0]
 
     @staticmethod
     def _call(
-        name: str, kernel: Kernel, b: int, buffers: Sequence[torch.Tensor], workspace: torch.Tensor
+        name: str, kernel: Kernel, b: int, buffers: Operands, workspace: torch.Tensor
     ) -> Callable[[], object]:
         first, second, out = buffers
-        accumulates = kernel.kind == "backward_filter"
-        pieces = max(1, len(first) // b)
-        turn = 0
+        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         if name == backends.NATIVE and b == len(first):
             return lambda: native(kernel, first, second, like=out)  # as it runs where left to torch
 
-        def call() -> None:
-            nonlocal turn
-            piece = slice(turn % pieces * b, turn % pieces * b + b)
-            turn += 1
-            if accumulates:
-                backends.run(name, kernel, first[piece], second[piece], out, workspace)
-            else:
-                backends.run(name, kernel, first[piece], second, out[piece], workspace)
-
-        return call
+        return lambda: backends.run(name, kernel, kernel.piece(buffers, next(starts), b), workspace)
 
     def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:
         """Time a division and the framework's own convolution in turns, as a step runs them.
@@ -303,37 +288,46 @@ class Bench:
         Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
         both sides; and all parts run after each other.
         """
-        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, _last_backend(parts)).text}")
+        # Of the backends in a division torch is one version, another library at most one more.
+        other = max((name.partition(":")[0] for _, name in parts), key=lambda n: (n != "torch", n))
+        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, other).text}")
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
-        known = self.cache.times(key, batch)
-        if all(name in known for name in names):
-            self.counts.cached += 2
-        else:
-            self.counts.measured += 2
-            known = self._compare(kernel, batch, parts, names)
-            self.cache.store_times(key, batch, known)
-        return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
 
-    def _compare(
-        self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]], names: tuple[str, str]
-    ) -> dict[str, list[float]]:
-        first, second, out = kernel.tensors(batch)
-        needs = [backends.given_bytes(name, kernel, b) for b, name in set(parts)]
-        workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
-        whole = list(parts) == [(batch, backends.NATIVE)]
-        calls: dict[str, Callable[[], object]] = {
-            names[0]: lambda: (
-                native(kernel, first, second, like=out)
-                if whole
-                else backends.run_division(
-                    parts, kernel, first, second, torch.empty_like(out), workspace
+        def measure() -> Samples:
+            first, second, out = kernel.tensors(batch)
+            needs = [backends.given_bytes(name, kernel, b) for b, name in set(parts)]
+            workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
+
+            def own() -> object:
+                return native(kernel, first, second, like=out)
+
+            def divided() -> None:
+                made = torch.empty_like(out)
+                backends.run_division(parts, kernel, first, second, made, workspace)
+
+            whole = list(parts) == [(batch, backends.NATIVE)]
+            calls = dict(zip(names, (own if whole else divided, own), strict=True))
+            with precision(kernel), _undisturbed(kernel):
+                timed = time_interleaved(
+                    calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
                 )
-            ),
-            names[1]: lambda: native(kernel, first, second, like=out),
-        }
-        with precision(kernel), _undisturbed(kernel):
-            timed = time_interleaved(calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device)
-        return {name: list(timing.samples_s) for name, timing in timed.items()}
+            return {name: list(timing.samples_s) for name, timing in timed.items()}
+
+        division_s, native_s = self._remembered(key, batch, names, measure)
+        return Trial(tuple(division_s), tuple(native_s))
+
+    def _remembered(
+        self, key: Key, batch: int, names: Sequence[str], measure: Callable[[], Samples]
+    ) -> list[list[float]]:
+        """Samples of several times from the cache, else measured and kept."""
+        known: Mapping[str, list[float]] = self.cache.times(key, batch)
+        if all(name in known for name in names):
+            self.counts.cached += len(names)
+        else:
+            self.counts.measured += len(names)
+            known = measure()
+            self.cache.store_times(key, batch, known)
+        return [known[name] for name in names]
 
     def compare_models(
         self,
@@ -353,39 +347,37 @@ class Bench:
         backend = self.choice.backends[-1].name if self.choice.backends else "torch"
         key = Key(f"{Key.of(one, 'torch').text} {Key.of(one, backend).text} {what}")
         names = ("model divided", "native model")
-        known = self.cache.times(key, 1)
-        if all(name in known for name in names):
-            self.counts.cached += 2
-            return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
-        self.counts.measured += 2
-        samples: dict[str, list[float]] = {name: [] for name in names}
-        with _undisturbed(one):
+
+        def measure() -> Samples:
+            samples: Samples = {name: [] for name in names}
             for turn in range(_MODEL_ROUNDS + 1):
                 pairs = list(zip(names, forms, strict=True))
                 for name, form in pairs if turn % 2 else reversed(pairs):
                     form()
-                    timed = time_interleaved({"": step}, warmup=0, repeats=1, device=one.device)
+                    seconds = self._once(step, one, queued=False)
                     if turn:  # the first round makes buffers and plans
-                        samples[name].append(timed[""].samples_s[0])
-                trial = Trial(tuple(samples[names[0]]), tuple(samples[names[1]]))
-                if trial.slower > 1 or (turn >= _TRIAL_ROUNDS and not trial.slower):
+                        samples[name].append(seconds)
+                slower = Trial(*map(tuple, samples.values())).slower
+                if slower > 1 or (turn >= _TRIAL_ROUNDS and not slower):
                     break
-        self.cache.store_times(key, 1, samples)
-        return trial
+            return samples
+
+        with _undisturbed(one):
+            divided_s, native_s = self._remembered(key, 1, names, measure)
+        return Trial(tuple(divided_s), tuple(native_s))
 
     def overhead_s(self, kernel: Kernel, training: bool) -> float:
-        """Return what a call of a tuned layer costs more than one of torch's, in seconds."""
+        """Seconds that a call of a tuned layer costs more than one of torch's."""
         pixel = replace(kernel, kind="forward", conv=Convolution(1, 1, 1, 1, (1, 1)))
-        key, name = Key.of(pixel, "torch"), f"call overhead, training {training}"
-        known = self.cache.times(key, 1)
-        if name in known:
-            self.counts.cached += 1
-        else:
-            self.counts.measured += 1
-            with _undisturbed(kernel):
-                known = {name: call_overhead(kernel.device, training)}
-            self.cache.store_times(key, 1, known)
-        return max(0.0, statistics.median(known[name]))
+        name = f"call overhead, training {training}"
+        with _undisturbed(kernel):
+            ((*samples,),) = self._remembered(
+                Key.of(pixel, "torch"),
+                1,
+                (name,),
+                lambda: {name: call_overhead(kernel.device, training)},
+            )
+        return max(0.0, statistics.median(samples))
 
 
 @contextmanager
@@ -398,8 +390,3 @@ def _undisturbed(kernel: Kernel) -> Iterator[None]:
         torch.autograd.set_detect_anomaly(False),
     ):
         yield
-
-
-def _last_backend(parts: Sequence[tuple[int, str]]) -> str:
-    # Of the backends in a division torch is one version, another library at most one more.
-    return sorted({name.partition(":")[0] for _, name in parts}, key=lambda n: n != "torch")[-1]

@@ -13,11 +13,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from repro.microconv import staging
 from repro.microconv.kernels import (
+    Backend,
     Convolution,
     Kernel,
+    Operands,
     aligned,
     buffers_bytes,
     carve,
@@ -26,13 +29,8 @@ from repro.microconv.kernels import (
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
 # The tile of each transform, which a filter must fit into.
-_LARGEST = {"ft8x8": (8, 8), "ft16x16": (16, 16), "wt8x8": (3, 3), "implicit_gemm": (16, 16)}
-_ERROR = {"ft8x8": 2e-5, "ft16x16": 2e-5, "wt8x8": 1e-4, "implicit_gemm": 2e-5}
+_LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
 _STATUS = {
-    2: "invalid batch size",
-    3: "invalid channels",
-    10: "invalid input size",
-    12: "invalid padding",
     26: "unsupported algorithm",
     51: "unsupported hardware",
     52: "out of memory",
@@ -49,7 +47,7 @@ class _Padding(ctypes.Structure):
     _fields_ = tuple((side, ctypes.c_size_t) for side in ("top", "right", "bottom", "left"))
 
 
-class NNPACKBackend:
+class NNPACKBackend(Backend):
     """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with as many threads as torch uses.
 
     Groups and 16 bits are staged for it; see `staging`.
@@ -59,107 +57,89 @@ class NNPACKBackend:
     names = tuple(ALGORITHMS)
 
     def missing(self, device: str) -> str | None:
-        """Return in one line why the backend is not there, None where it is."""
+        """Why the backend is not there, in one line; None where it is."""
         if torch.device(device).type != "cpu":
             return f"nnpack: runs on a CPU only, not on {device}"
         return _load()[1]
 
     def version(self, device: str) -> str:
-        """Return torch's version, which NNPACK comes with, and the threads."""
+        """Torch's version, which NNPACK comes with, and the threads."""
         return f"nnpack of torch {torch.__version__}, threads {torch.get_num_threads()}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """Return the stated relative error of an algorithm; see `backends.stated_error`."""
-        return _ERROR[algorithm]
+        """The stated relative error of an algorithm; see `backends.stated_error`."""
+        return 1e-4 if algorithm == "wt8x8" else 2e-5
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
+        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         one = staging.of_one_group(kernel)
         shape = None if one is None else _forward_shape(one)
         if shape is None or one is None or one.dtype != "float32" or kernel.layout != "nchw":
             return []
-        beside = buffers_bytes(staging.buffers(kernel, b)) if staging.is_staged(kernel) else 0
+        ours = buffers_bytes(staging.buffers(kernel, b)) + _flipped_bytes(one)
         listed = []
-        for name in ALGORITHMS:
-            rows, columns = _LARGEST[name]
-            exact = name == "wt8x8"
-            fits = (
-                shape.kernel_size == (3, 3)
-                if exact
-                else shape.kernel_size[0] <= rows and shape.kernel_size[1] <= columns
-            )
-            if fits:
-                size = ctypes.c_size_t(0)
-                if _call(name, shape, b, None, None, None, None, None, size) == 0:
-                    workspace = aligned(size.value) + _flipped_bytes(one)
-                    listed.append((name, beside + workspace))
+        for name, tile in _LARGEST.items():
+            if max(shape.kernel_size) > tile or (name == "wt8x8" and shape.kernel_size != (3, 3)):
+                continue
+            size = ctypes.c_size_t(0)
+            if _call(name, shape, b, (None,) * 5, size) == 0:
+                listed.append((name, ours + aligned(size.value)))
         return listed
-
-    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """Return the listed workspace: all of it is given."""
-        return dict(self.algorithms(kernel, b))[algorithm]
 
     def run(
         self,
         algorithm: str,
         kernel: Kernel,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        out: torch.Tensor,
-        workspace: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
     ) -> None:
-        """Compute a micro-batch into `out`; see `backends.run`."""
-        if staging.is_staged(kernel):
-            buffers = staging.buffers(kernel, len(first))
-            rest = workspace[buffers_bytes(buffers) :]
-            staging.run(
-                kernel,
-                first,
-                second,
-                out,
-                carve(workspace, buffers),
-                lambda one, x, y, z: self.run(algorithm, one, x, y, z, rest),
-            )
-            if bias is not None:
-                out += bias.view(-1, 1, 1)
-            return
-        shape = _forward_shape(kernel)
-        assert shape is not None
-        flipped = _flipped_bytes(kernel)
-        if flipped:
-            used = second.numel() * second.element_size()
-            filters = workspace[:used].view(second.dtype).view(shape.weight_shape)
-            for tap in range(shape.taps):
-                row, column = divmod(tap, shape.kernel_size[1])
-                # Of a plain transposed matrix torch's copy would take a buffer of its own.
-                source = second[:, :, -1 - row, -1 - column].T
-                filters[None, :, :, row, column] = source[None]
-        else:
-            filters = second
-        # NNPACK always adds a bias.
-        bias = _zeros(shape.out_channels) if bias is None else bias
-        size = ctypes.c_size_t(workspace.numel() - flipped)
-        status = _call(
-            algorithm,
-            shape,
-            len(first),
-            first.data_ptr(),
-            filters.data_ptr(),
-            bias.data_ptr(),
-            out.data_ptr(),
-            workspace.data_ptr() + flipped,
-            size,
+        """Compute a micro-batch; see `backends.run`."""
+        buffers = staging.buffers(kernel, len(operands[0]))
+        staged, rest = carve(workspace, buffers), workspace[buffers_bytes(buffers) :]
+        added = None if buffers else bias
+
+        def compute(one: Kernel, operands: Operands) -> None:
+            _run(algorithm, one, operands, rest, added)
+
+        staging.run(kernel, operands, staged, compute)
+        if buffers and bias is not None:
+            operands[2].add_(bias.view(-1, 1, 1))
+
+
+def _run(
+    algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor, bias: Tensor | None
+) -> None:
+    """Compute a micro-batch of one group in float32.
+
+    Raises:
+        RuntimeError: NNPACK fails.
+    """
+    first, filters, out = operands
+    shape = _forward_shape(kernel)
+    assert shape is not None
+    flipped = _flipped_bytes(kernel)
+    if flipped:
+        source = filters
+        filters = workspace[: source.nbytes].view(source.dtype).view(shape.weight_shape)
+        for tap in range(shape.taps):
+            row, column = divmod(tap, shape.kernel_size[1])
+            # Of a plain transposed matrix torch's copy would take a buffer of its own.
+            filters[None, :, :, row, column] = source[:, :, -1 - row, -1 - column].T[None]
+    # NNPACK always adds a bias.
+    bias = _zeros(shape.out_channels) if bias is None else bias
+    pointers = tuple(tensor.data_ptr() for tensor in (first, filters, bias, out))
+    size = ctypes.c_size_t(workspace.numel() - flipped)
+    status = _call(algorithm, shape, len(first), (*pointers, workspace.data_ptr() + flipped), size)
+    if status:
+        raise RuntimeError(
+            f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
+            f"of {len(first)}: {_STATUS.get(status, 'status')} ({status})"
         )
-        if status:
-            raise RuntimeError(
-                f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-                f"of {len(first)}: {_STATUS.get(status, 'status')} ({status})"
-            )
 
 
 def _forward_shape(kernel: Kernel) -> Convolution | None:
-    """Return the forward pass at stride 1 that computes a kernel, None where there is none."""
+    """The forward pass at stride 1 that computes a kernel, None where there is none."""
     conv = kernel.conv
     plain = conv.stride == conv.dilation == (1, 1) and conv.groups == 1
     # Padding from the size of the filter on is an error in NNPACK.
@@ -176,22 +156,21 @@ def _forward_shape(kernel: Kernel) -> Convolution | None:
 
 
 def _flipped_bytes(kernel: Kernel) -> int:
-    """Return the bytes of the flipped filters that lie ahead of NNPACK's own workspace."""
+    """Bytes of the flipped filters that lie ahead of NNPACK's own workspace."""
     if kernel.kind != "backward_data":
         return 0
-    k, c, rows, columns = kernel.conv.weight_shape
-    return aligned(k * c * rows * columns * 4)
+    return aligned(4 * kernel.conv.in_channels * kernel.conv.out_channels * kernel.conv.taps)
 
 
 @cache
-def _zeros(count: int) -> torch.Tensor:
+def _zeros(count: int) -> Tensor:
     with torch.inference_mode(False):
         return torch.zeros(count, dtype=torch.float32, device="cpu")
 
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """Return the library, or why there is none."""
+    """The library, or why there is none."""
     ending = {"Darwin": "dylib", "Windows": "dll"}.get(platform.system(), "so")
     prefix = "" if ending == "dll" else "lib"
     path = Path(torch.__file__).parent / "lib" / f"{prefix}torch_cpu.{ending}"
@@ -201,29 +180,13 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         create = library.pthreadpool_create
     except (OSError, AttributeError) as problem:
         return None, f"nnpack: this build of torch exports no NNPACK ({problem})"
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    initialize.argtypes, initialize.restype = [], ctypes.c_int
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    initialize.argtypes, initialize.restype = [], number
     create.argtypes, create.restype = [size], pointer
-    convolution.restype = ctypes.c_int
-    convolution.argtypes = [
-        ctypes.c_int,
-        size,
-        size,
-        size,
-        _Size,
-        _Padding,
-        _Size,
-        pointer,
-        pointer,
-        pointer,
-        pointer,
-        pointer,
-        ctypes.POINTER(size),
-        ctypes.c_int,
-        pointer,
-        pointer,
-        pointer,
-    ]
+    shapes = [size, size, size, _Size, _Padding, _Size]
+    convolution.argtypes = [number, *shapes, *[pointer] * 5, ctypes.POINTER(size), number]
+    convolution.argtypes += [pointer] * 3
+    convolution.restype = number
     if status := initialize():
         return None, f"nnpack: {_STATUS.get(status, 'not initialised')} on this CPU ({status})"
     return library, None
@@ -245,35 +208,24 @@ def _call(
     algorithm: str,
     shape: Convolution,
     b: int,
-    first: int | None,
-    filters: int | None,
-    bias: int | None,
-    out: int | None,
-    workspace: int | None,
+    pointers: tuple[int | None, ...],
     size: ctypes.c_size_t,
 ) -> int:
+    """Call NNPACK with pointers to input, filters, bias, output and workspace; return its status.
+
+    Without pointers it sets `size` to the bytes of workspace that it needs.
+    """
     library, problem = _load()
     if library is None:
         raise RuntimeError(problem)
     (rows, columns), (v, u) = shape.padding, shape.kernel_size
+    channels = shape.in_channels, shape.out_channels
+    sizes = _Size(shape.width, shape.height), _Padding(rows, columns, rows, columns), _Size(u, v)
     with _pool_lock:
-        status: int = library.nnp_convolution_output(
-            ALGORITHMS[algorithm],
-            b,
-            shape.in_channels,
-            shape.out_channels,
-            _Size(shape.width, shape.height),
-            _Padding(rows, columns, rows, columns),
-            _Size(u, v),
-            first,
-            filters,
-            bias,
-            out,
-            workspace,
-            ctypes.byref(size),
-            0,
-            None,
-            _pool(torch.get_num_threads(), os.getpid()),
-            None,
+        pool = _pool(torch.get_num_threads(), os.getpid())
+        call = library.nnp_convolution_output
+        number = ALGORITHMS[algorithm]
+        status: int = call(
+            number, b, *channels, *sizes, *pointers, ctypes.byref(size), 0, None, pool, None
         )
     return status

@@ -1,4 +1,4 @@
-"""What `tune` found and did, layer by layer."""
+"""The outcome of `tune`, layer by layer."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,9 +10,33 @@ from repro.microconv.optimize import Division
 MIB = 2**20
 
 
+class WorkspaceLimitError(ValueError):
+    """Kernels cannot be held to a workspace limit.
+
+    Attributes:
+        least_bytes: The smallest limit that would do.
+        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
+    """
+
+    def __init__(
+        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
+    ) -> None:
+        self.least_bytes, self.kernels = least, kernels
+        largest = sorted(kernels, key=lambda name: -kernels[name])
+        needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
+        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
+        each = "for each kernel" if mode == "WR" else "in all"
+        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
+        super().__init__(
+            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
+            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
+            f"give that, or strict=False to leave torch's own convolution without a limit"
+        )
+
+
 @dataclass(frozen=True)
 class KernelReport:
-    """What became of one kernel of one layer.
+    """The outcome for one kernel of one layer.
 
     Attributes:
         layer: Name in the model.
@@ -21,7 +45,7 @@ class KernelReport:
         division: The one that runs; None where the kernel is left to torch.
         time_s: Median seconds of it, or of torch's own, allocating its result as in a step.
         native_s: Median seconds of torch's own convolution, measured in turns with it.
-        native_bytes: What torch's own convolution allocates inside, measured.
+        native_bytes: Bytes that torch's own convolution allocates inside, measured.
         error: The largest stated error of its algorithms, relative to the largest magnitude of the
             result; see `backends.stated_error`.
         needed: Whether torch's own would take more than the limit, so that it runs divided whatever
@@ -43,26 +67,41 @@ class KernelReport:
         """Temporary bytes of the kernel as it runs."""
         return self.division.workspace_bytes if self.division else self.native_bytes
 
+    def row(self) -> tuple[str, ...]:
+        """Its line of a report's table."""
+        division = self.division
+        return (
+            self.layer,
+            self.kernel.kind,
+            str(self.batch),
+            str(division) if division else "torch's own",
+            f"{1e3 * self.time_s:.2f}",
+            f"{1e3 * self.native_s:.2f}",
+            f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–",
+            f"{division.workspace_bytes / MIB:.2f}" if division else "–",
+            f"{self.native_bytes / MIB:.2f}",
+        )
+
 
 @dataclass
 class TuningReport:
-    """What `tune` did.
+    """The outcome of `tune`.
 
     Attributes:
-        kernels: One entry for each kernel of each layer, in the order of first use.
-        skipped: By layer that was left as it is, why.
-        unavailable: A line for each backend that is not there.
         mode: ``WR`` or ``WD``.
         policy: Micro-batch sizes that were considered.
         limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
-        samples: What it was multiplied by, where it was given for each sample; else 1.
         strict: Whether torch's own convolutions are held to it as well.
-        model: The whole model as it runs now beside the untuned one, round by round; None where
+        samples: Factor of a limit that was given for each sample; else 1.
+        model: The whole model as it runs now and the untuned one, round by round; None where
             nothing is tuned or no gain was asked for.
         untied: Layers that were left to torch since the whole model was no faster with them.
+        kernels: One entry for each kernel of each layer, in the order of first use.
+        skipped: By layer that was left as it is, why.
+        unavailable: A line for each backend that is not there.
         allocated_bytes: Workspace that the model holds now.
-        measured: Times that were measured.
-        cached: Times that came from the cache.
+        measured: Number of times that were measured.
+        cached: Number of times that came from the cache.
         benchmark_s: Seconds spent measuring.
         optimise_s: Seconds spent in the dynamic and integer programmes.
     """
@@ -101,40 +140,21 @@ class TuningReport:
 
     def __str__(self) -> str:
         header = ("layer", "kernel", "N", "runs as", "ms", "torch ms", "ratio", "MiB", "torch MiB")
-        rows = [header]
-        for entry in self.kernels:
-            division = entry.division
-            rows.append(
-                (
-                    entry.layer,
-                    entry.kernel.kind,
-                    str(entry.batch),
-                    str(division) if division else "torch's own",
-                    f"{1e3 * entry.time_s:.2f}",
-                    f"{1e3 * entry.native_s:.2f}",
-                    f"{entry.native_s / entry.time_s:.2f}×" if entry.time_s else "–",
-                    f"{division.workspace_bytes / MIB:.2f}" if division else "–",
-                    f"{entry.native_bytes / MIB:.2f}",
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        rows = [header, *(entry.row() for entry in self.kernels)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        sides = "<<><>>>>>"
         lines = [
-            "  ".join(
-                cell.ljust(width) if column in (0, 1, 3) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
+            "  ".join(f"{c:{side}{n}}" for c, side, n in zip(row, sides, widths, strict=True))
             for row in rows
         ]
         each = "for each kernel" if self.mode == "WR" else "in all"
         ratio = f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–"
         scaled = f" ({self.limit_bytes // self.samples:,} bytes for each of {self.samples} samples)"
-        scaled = scaled if self.samples > 1 else ""
         lines += [
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
             f"({ratio})",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}"
-            f"{scaled}; "
-            f"{self.allocated_bytes / MIB:.2f} MiB allocated",
+            f"{scaled if self.samples > 1 else ''}; {self.allocated_bytes / MIB:.2f} MiB allocated",
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
             f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
         ]
@@ -146,13 +166,13 @@ class TuningReport:
             )
         if (needed := sum(entry.needed for entry in self.kernels)) and self.strict:
             lines.append(f"{needed} kernels run divided to keep to the limit, whatever that takes")
-        most = f"{self.workspace_bytes / MIB:.2f} MiB {each}"
         if self.workspace_bytes > self.limit_bytes:
+            most = f"{self.workspace_bytes / MIB:.2f} MiB {each}"
             lines.append(f"NOT held to the limit: torch's own convolutions take up to {most}")
         lines += [f"left as it is: {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not available: {problem}" for problem in self.unavailable]
         return "\n".join(lines)
 
     def summary(self) -> None:
-        """Print the table of layers, what was left as it is, and what it took."""
+        """Print the table of layers, those left as they are, and time and memory."""
         print(self)

@@ -1,31 +1,67 @@
-"""Which convolutions a model runs, and on what: one pass of a sample, which leaves no trace."""
+"""The convolutions that a model runs, recorded in one pass of a sample, which leaves no trace."""
 
 import copy
 import inspect
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from repro.measure import accelerator
 from repro.measure.allocations import peak_allocation
-from repro.microconv.asked import NotTunableError
+from repro.measure.untouched import untouched
 from repro.microconv.conv import is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+
+
+class NotTunableError(ValueError):
+    """`tune` was given no model or no sample of it, or is called where its times would be wrong."""
+
+
+def check_model(model: Any, function: str) -> None:
+    """Refuse anything but a module.
+
+    Raises:
+        NotTunableError: The text says what to do.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise NotTunableError(
+            f"{function}() was given the class {model.__name__}; give a model of it, such as "
+            f"{model.__name__}()"
+        )
+    if not isinstance(model, nn.Module):
+        kind = getattr(model, "__name__", type(model).__name__)
+        raise NotTunableError(
+            f"{function}() was given {kind}, which is no module, but changes layers and knows of "
+            "no mini-batch: tune the model first, and give that to whatever trains it (Micro-Batch "
+            "Streaming, dual-batch learning, θ-adaptive or out-of-core training)"
+        )
+
+
+def check_tunable(model: Any) -> None:
+    """Refuse anything but a module, and modes in which times are not those of the convolutions.
+
+    Raises:
+        NotTunableError: The text says what to do.
+    """
+    check_model(model, "tune")
+    if modes := _get_current_dispatch_mode_stack():
+        inside = ", ".join(dict.fromkeys(type(mode).__module__ for mode in modes))
+        raise NotTunableError(
+            f"tune() is called where every operation is watched ({inside}), which takes longer "
+            "than a small convolution: its times would be wrong, and kept. Call tune() before, "
+            "outside of OutOfCore, MemoryBudget or another mode; the tuned model runs inside"
+        )
 
 
 @dataclass(frozen=True)
@@ -39,14 +75,14 @@ class Call:
     kinds: tuple[str, ...]
 
     def kernels(self) -> list[Kernel]:
-        """Return the kernels that are needed, in the order of `kinds`."""
+        """The kernels that are needed, in the order of `kinds`."""
         by_kind = kernels_of(self.module, self.signature)
         return [by_kind[kind] for kind in self.kinds]
 
 
 @dataclass(frozen=True)
 class Untunable:
-    """A convolution that is called and left to torch, with what it was called with."""
+    """A convolution that is called and left to torch, with the arguments of the call."""
 
     name: str
     module: nn.Module
@@ -54,14 +90,7 @@ class Untunable:
     kwargs: dict[str, Any]
 
     def temporary_bytes(self, training: bool) -> dict[str, int]:
-        """Return what each pass allocates at most beside what it returns, measured.
-
-        Args:
-            training: Whether to look at the backward pass as well.
-
-        Returns:
-            Bytes of ``forward``, and of ``backward`` where there is one.
-        """
+        """Bytes that ``forward`` and, in training, ``backward`` allocate besides their results."""
         tensors = [t for t in tree_leaves((self.args, self.kwargs)) if _is_tensor(t)]
         if not tensors or tensors[0].device.type == "meta":
             return {}
@@ -70,9 +99,12 @@ class Untunable:
         def forward() -> Any:
             return self.module.forward(*self.args, **self.kwargs)
 
+        def taken_by(run: Callable[[], Any]) -> int:
+            returned: int = sum(t.nbytes for t in tree_leaves(run()) if _is_tensor(t))
+            return max(0, peak_allocation(run, device) - returned)
+
         with torch.no_grad():
-            returned = _bytes_of(forward())
-            taken = {"forward": peak_allocation(forward, device) - returned}
+            taken = {"forward": taken_by(forward)}
         if training and torch.is_grad_enabled():
             wanted = [p for p in self.module.parameters() if p.requires_grad]
             wanted += [t for t in tensors if t.requires_grad]
@@ -84,17 +116,12 @@ class Untunable:
                 return torch.autograd.grad(outputs, wanted, ones, **options)
 
             if outputs and wanted:
-                returned = _bytes_of(backward())
-                taken["backward"] = peak_allocation(backward, device) - returned
-        return {name: max(0, count) for name, count in taken.items()}
+                taken["backward"] = taken_by(backward)
+        return taken
 
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _bytes_of(values: Any) -> int:
-    return sum(t.nbytes for t in tree_leaves(values) if _is_tensor(t))
 
 
 def _ineligible(module: nn.Module) -> str | None:
@@ -115,7 +142,7 @@ def record_calls(
     """Run the sample; return calls of eligible convolutions, why others are left out, their calls.
 
     Args:
-        model: What a run changes is put back; see `undisturbed`. Lazy layers are initialised.
+        model: Left as it was; see `undisturbed`. Lazy layers are initialised.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
         training: Whether kernels of the backward pass are wanted as well.
 
@@ -186,7 +213,7 @@ def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _run_first(model: nn.Module, sample_input: Any) -> None:
-    """Call the model; where it cannot be called so, say what a sample is.
+    """Call the model; where that fails, describe a sample.
 
     Raises:
         NotTunableError: Its `forward` takes other arguments, or there is no tensor among them.
@@ -226,7 +253,7 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
 
 
 def _reason(module: nn.Module, input: object) -> str | None:
-    """Return why a call is left to torch, None where it can be tuned."""
+    """Why a call is left to torch, None where it can be tuned."""
     if reason := _ineligible(module):
         return reason
     if type(input) not in (torch.Tensor, nn.Parameter):
@@ -245,47 +272,35 @@ def _reason(module: nn.Module, input: object) -> str | None:
 
 @contextmanager
 def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
-    """Put back at the end what runs of the model may change, also where one raises.
+    """Put back at the end all that runs of the model may change, also where one raises.
 
-    That is: the generators of Python, numpy and torch, of the devices in use as well, and those
-    that modules hold; the modules' attributes (modes, counters, hooks, parameters and buffers that
-    were replaced, added or removed), and of lists, dictionaries and sets among them which elements
-    they hold; values, gradients and ``requires_grad`` of parameters, buffers, tensors in such
-    attributes and of the sample; the default data type. Not: what lies deeper, or elsewhere, such
-    as a function's cache or a file.
+    That is: generators of Python, numpy and torch, those that modules hold among them; modules'
+    attributes (modes, counters, hooks, parameters and buffers that were replaced, added or
+    removed) and the elements of their containers; values, gradients and ``requires_grad`` of
+    parameters, buffers, tensors in such attributes and of the sample; the default data type. Not:
+    deeper containers, or a function's cache or a file.
     """
+    held = _Sample(sample)
+    # Lazy modules are made by their first run.
     kept = [
         (vars(module), {name: (value, _elements(value)) for name, value in vars(module).items()})
         for module in model.modules()
-        if not any(map(is_lazy, _own(module)))  # the first run makes what they are
+        if not any(map(is_lazy, _own(module)))
     ]
-    held = [value for _, attributes in kept for value, _ in attributes.values()]
-    held += tree_leaves([elements for _, attributes in kept for _, elements in attributes.values()])
-    held += [*model.parameters(), *model.buffers(), *tree_leaves(sample)]
-    held = [*{id(value): value for value in held}.values()]
-    tensors = [t for t in held if _is_tensor(t) and t.device.type != "meta" and not is_lazy(t)]
-    before = [
-        (t, t.detach(), t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None)
-        for t in tensors
-        if t.layout == torch.strided and not is_traceable_wrapper_subclass(t)
-    ]
-    put_back = [restore for value in held if (restore := _generator(value)) is not None]
-    put_back += [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002
-        partial(torch.set_default_dtype, torch.get_default_dtype()),
-    ]
-    with ExitStack() as stack:
-        for device in {t.device for t in tensors} | {torch.device("cpu")}:
-            stack.enter_context(accelerator.forked_rng(device))
+    values = [value for _, attributes in kept for value, _ in attributes.values()]
+    values += tree_leaves([elements for _, kept_ in kept for _, elements in kept_.values()])
+    values += [*model.parameters(), *model.buffers(), *held.leaves]
+    tensors = [t for t in values if _is_tensor(t) and not is_lazy(t)]
+    before = [(t, t.detach(), t.requires_grad, t.grad if t.is_leaf else None) for t in tensors]
+    dtype = torch.get_default_dtype()
+    with untouched(model, held):
         try:
-            for tensor, *_, gradient in before:
+            for tensor, _, _, gradient in before:
                 if gradient is not None:
-                    tensor.grad = None  # what a backward pass inside the model adds goes elsewhere
+                    tensor.grad = None  # a backward pass inside the model adds elsewhere
             yield
         finally:
-            for restore in put_back:
-                restore()
+            torch.set_default_dtype(dtype)
             for now, attributes in kept:
                 for name in now.keys() - attributes.keys():
                     del now[name]
@@ -294,39 +309,27 @@ def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
                     if elements is not None:
                         value.clear()
                         (value.extend if hasattr(value, "extend") else value.update)(elements)
-            for tensor, same, values, requires_grad, gradient in before:
-                _put_back(tensor, same, values)
+            for tensor, same, requires_grad, gradient in before:
+                if tensor.shape != same.shape:
+                    tensor.data = same
                 if tensor.is_leaf and tensor.requires_grad != requires_grad:
                     tensor.requires_grad_(requires_grad)
                 if tensor.is_leaf and tensor.grad is not gradient:
                     tensor.grad = gradient
 
 
-def _put_back(tensor: torch.Tensor, same: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor back its memory, shape and values: `same` is another view of them."""
-    if tensor.data_ptr() != same.data_ptr() or tensor.shape != same.shape:
-        tensor.data = same
-    if not torch.equal(tensor, values):
-        with torch.no_grad():
-            tensor.copy_(values)
-
-
 def _own(module: nn.Module) -> list[Any]:
     return [*module._parameters.values(), *module._buffers.values()]
 
 
+class _Sample(nn.Module):
+    """Holds a sample, so that it is kept like the attributes of a model."""
+
+    def __init__(self, sample: Any) -> None:
+        super().__init__()
+        self.leaves = tree_leaves(sample)
+
+
 def _elements(value: object) -> Any:
-    """Return a copy of what a list, a dictionary or a set holds, None of anything else."""
+    """A copy of a list, a dictionary or a set, None of anything else."""
     return copy.copy(value) if type(value) in _CONTAINERS else None
-
-
-def _generator(value: object) -> Callable[[], object] | None:
-    """Return what puts a generator of random numbers back, None of anything else."""
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    if isinstance(value, torch.Generator | np.random.RandomState):
-        state: Any = value.get_state()
-        return partial(value.set_state, state)
-    return None

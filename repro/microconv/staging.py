@@ -10,82 +10,72 @@ Differs from the paper: the copies take workspace and time, which cuDNN's own co
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
+from torch import Tensor
 
-from repro.microconv.kernels import Buffers, Kernel
+from repro.microconv.kernels import Buffers, Kernel, Operands
 
 # Of more groups, such as one for each channel, torch's own convolution is far ahead.
 MOST_GROUPS = 8
-PREFIX = "staged "
+_NAMES = ("staged first", "staged second", "staged out")
+# Filters have the groups one after the other along K, images along their channels.
+_AXES = {"forward": (1, 0, 1), "backward_data": (1, 0, 1), "backward_filter": (1, 1, 0)}
 
 
 def is_staged(kernel: Kernel) -> bool:
-    """Return whether a kernel has to be staged: it has groups, or 16 bits."""
+    """Whether a kernel has to be staged: it has groups, or 16 bits."""
     return kernel.conv.groups > 1 or kernel.torch_dtype.itemsize < 4
 
 
 def of_one_group(kernel: Kernel) -> Kernel | None:
-    """Return the kernel that computes one group, in float32 at least; None of too many groups."""
+    """The kernel that computes one group, in float32 at least; None for too many groups."""
     conv = kernel.conv
     if conv.groups > MOST_GROUPS:
         return None
-    one = replace(
-        conv,
-        in_channels=conv.in_channels // conv.groups,
-        out_channels=conv.out_channels // conv.groups,
-        groups=1,
-    )
+    channels = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+    one = replace(conv, in_channels=channels[0], out_channels=channels[1], groups=1)
     wide = "float32" if kernel.torch_dtype.itemsize < 4 else kernel.dtype
     return replace(kernel, conv=one, dtype=wide)
 
 
 def buffers(kernel: Kernel, b: int) -> Buffers:
-    """Return what is staged of a micro-batch: both operands and the result of one group."""
+    """Both operands and the result of one group of a micro-batch; none where nothing is staged."""
     one = of_one_group(kernel)
-    assert one is not None
-    names = ("first", "second", "out")
+    if one is None or not is_staged(kernel):
+        return {}
     return {
-        PREFIX + name: (shape, one.torch_dtype)
-        for name, shape in zip(names, one.shapes(b), strict=True)
+        name: (shape, one.torch_dtype) for name, shape in zip(_NAMES, one.shapes(b), strict=True)
     }
 
 
 def run(
     kernel: Kernel,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor,
-    staged: dict[str, torch.Tensor],
-    compute: Callable[[Kernel, torch.Tensor, torch.Tensor, torch.Tensor], None],
+    operands: Operands,
+    staged: dict[str, Tensor],
+    compute: Callable[[Kernel, Operands], None],
 ) -> None:
-    """Compute a kernel group by group.
+    """Compute a kernel group by group, or at once where it need not be staged.
 
     Args:
         kernel: What is computed.
-        first: First operand; see `backends.run`.
-        second: Second operand.
-        out: Result; a filter gradient is added to it, in its own precision.
+        operands: See `backends.run`; a filter gradient is added to in its own precision.
         staged: Tensors of `buffers`.
-        compute: Given the kernel of a group, its operands and its result.
+        compute: Given the kernel of a group and its operands.
     """
     one = of_one_group(kernel)
-    assert one is not None
-    one_first, one_second, one_out = (staged[PREFIX + name] for name in ("first", "second", "out"))
-    # Filters have the groups one after the other along K, images along their channels.
-    axes = {"forward": (1, 0, 1), "backward_data": (1, 0, 1), "backward_filter": (1, 1, 0)}
+    if one is None or not is_staged(kernel):
+        compute(kernel, operands)
+        return
+    first, second, out = (staged[name] for name in _NAMES)
     for group in range(kernel.conv.groups):
         pieces = [
-            tensor.narrow(axis, group * one_piece.shape[axis], one_piece.shape[axis])
-            for tensor, axis, one_piece in zip(
-                (first, second, out),
-                axes[kernel.kind],
-                (one_first, one_second, one_out),
-                strict=True,
+            whole.narrow(axis, group * part.shape[axis], part.shape[axis])
+            for whole, part, axis in zip(
+                operands, (first, second, out), _AXES[kernel.kind], strict=True
             )
         ]
-        one_first.copy_(pieces[0])
-        one_second.copy_(pieces[1])
+        first.copy_(pieces[0])
+        second.copy_(pieces[1])
         if kernel.kind == "backward_filter":
-            one_out.copy_(pieces[2])  # what micro-batches before have summed
-        compute(one, one_first, one_second, one_out)
-        pieces[2].copy_(one_out)
+            out.copy_(pieces[2])  # the sum of the micro-batches before
+        compute(one, (first, second, out))
+        pieces[2].copy_(out)

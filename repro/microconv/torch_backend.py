@@ -1,20 +1,23 @@
 """The ``torch`` backend: algorithms as tensor operations, and the framework's own convolution."""
 
 import torch
+from torch import Tensor
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import staging
-from repro.microconv.algorithms import FFT, Direct, Im2col, Implicit, Winograd
+from repro.microconv.algorithms import FFT, Algorithm, Direct, Im2col, Implicit, Winograd
 from repro.microconv.kernels import (
+    Backend,
     Buffers,
     Kernel,
+    Operands,
     aligned,
     buffers_bytes,
     carve,
     precision,
 )
 
-_WRITTEN: dict[str, Direct | Im2col | Implicit | FFT | Winograd] = {
+_WRITTEN: dict[str, Algorithm] = {
     "direct": Direct(),
     "im2col": Im2col(),
     "implicit": Implicit(),
@@ -23,14 +26,14 @@ _WRITTEN: dict[str, Direct | Im2col | Implicit | FFT | Winograd] = {
 }
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Runs the algorithms of this package on any device, and ``native``, torch's own convolution.
 
     Groups and 16 bits are staged for them; see `staging`.
 
-    What ``native`` allocates inside (reordered copies on a CPU, cuDNN's workspace on a GPU) is not
-    for us to give: it is measured, and counts as its workspace. Every size is measured, since a
-    library may take another way, with another need, at a smaller one.
+    Allocations inside ``native`` (reordered copies on a CPU, cuDNN's workspace on a GPU) are
+    measured, and count as its workspace. Every size is measured, since a library may take another
+    algorithm, with another need, at a smaller one.
     """
 
     name = "torch"
@@ -43,15 +46,8 @@ class TorchBackend:
         """Forget the memory of torch's own convolution that was measured."""
         self._native_bytes.clear()
 
-    def missing(self, device: str) -> str | None:
-        """Return nothing: it runs wherever torch does."""
-        return None
-
     def version(self, device: str) -> str:
-        """Return torch's version and that of the library that ``native`` calls, where one is known.
-
-        It is cuDNN on a CUDA device and oneDNN on a CPU.
-        """
+        """Torch's version and that of cuDNN or oneDNN, which ``native`` calls."""
         kind = torch.device(device).type
         if kind == "cuda":
             cudnn = torch.backends.cudnn
@@ -65,11 +61,11 @@ class TorchBackend:
         return f"torch {torch.__version__}, threads {torch.get_num_threads()}, oneDNN {onednn}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """Return the stated relative error of an algorithm; see `backends.stated_error`."""
+        """The stated relative error of an algorithm; see `backends.stated_error`."""
         return 2e-5 if algorithm == "native" else _WRITTEN[algorithm].error
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
+        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         listed = [("native", self._native_workspace(kernel, b))]
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
@@ -81,22 +77,19 @@ class TorchBackend:
         return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """Return the bytes of an algorithm's buffers; ``native`` has none of ours."""
-        if algorithm == "native":
-            return 0
-        return buffers_bytes(_buffers(algorithm, kernel, b))
+        """Bytes of an algorithm's buffers; ``native`` has none of ours."""
+        return 0 if algorithm == "native" else buffers_bytes(_buffers(algorithm, kernel, b))
 
     def run(
         self,
         algorithm: str,
         kernel: Kernel,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        out: torch.Tensor,
-        workspace: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
     ) -> None:
-        """Compute a micro-batch into `out`; see `backends.run`."""
+        """Compute a micro-batch; see `backends.run`."""
+        first, second, out = operands
         if algorithm == "native":
             result = native(kernel, first, second, bias, like=out)
             if kernel.kind == "backward_filter":
@@ -104,19 +97,13 @@ class TorchBackend:
             else:
                 out.copy_(result)
             return
-        method = _WRITTEN[algorithm]
         buffers = carve(workspace, _buffers(algorithm, kernel, len(first)))
 
-        def compute(
-            one: Kernel, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor
-        ) -> None:
+        def compute(one: Kernel, operands: Operands) -> None:
             with precision(one):  # its products are of matrices, which have a setting of their own
-                method.run(one, first, second, out, buffers)
+                _WRITTEN[algorithm].run(one, *operands, buffers)
 
-        if staging.is_staged(kernel):
-            staging.run(kernel, first, second, out, buffers, compute)
-        else:
-            compute(kernel, first, second, out)
+        staging.run(kernel, operands, buffers, compute)
         if bias is not None:
             out += bias.view(-1, 1, 1)
 
@@ -132,21 +119,19 @@ class TorchBackend:
 
 
 def _buffers(algorithm: str, kernel: Kernel, b: int) -> Buffers:
-    """Return the buffers of an algorithm of this package, with what is staged for it."""
-    if not staging.is_staged(kernel):
-        return _WRITTEN[algorithm].buffers(kernel, b)
-    one = staging.of_one_group(kernel)
+    """The buffers of an algorithm of this package, with those that are staged for it."""
+    one = staging.of_one_group(kernel) if staging.is_staged(kernel) else kernel
     assert one is not None
     return {**staging.buffers(kernel, b), **_WRITTEN[algorithm].buffers(one, b)}
 
 
 def native(
     kernel: Kernel,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    like: torch.Tensor | None = None,
-) -> torch.Tensor:
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None = None,
+    like: Tensor | None = None,
+) -> Tensor:
     """Compute a kernel by the framework's own convolution and return the result.
 
     Args:
@@ -155,7 +140,7 @@ def native(
         second: Second operand.
         bias: Shape (K,), added to a forward pass.
         like: Of a gradient, a tensor of the result's shape, such as the input itself. Its values
-            are not used, but torch asks for it, and copies one that is not laid out as it likes.
+            are not used, but torch asks for it, and copies one in another layout than its own.
     """
     conv = kernel.conv
     shape = (conv.stride, conv.padding, conv.dilation)
@@ -169,5 +154,5 @@ def native(
     result = torch.ops.aten.convolution_backward(
         gradient, x, w, None, *shape, False, [0, 0], conv.groups, [data, not data, False]
     )
-    derivative: torch.Tensor = result[0 if data else 1]
+    derivative: Tensor = result[0 if data else 1]
     return derivative

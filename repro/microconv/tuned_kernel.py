@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.measure import accelerator
 from repro.microconv import backends
-from repro.microconv.kernels import KINDS, Convolution, Kernel
+from repro.microconv.cudnn import deterministic
+from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
 from repro.microconv.optimize import Candidate, Division, best_division
 from repro.microconv.torch_backend import native
 
 # Height, width, data type, device, layout and math of a call.
 Signature = tuple[int, int, str, str, str, str]
 Parts = list[tuple[int, str]]
-_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 class Workspace:
@@ -35,29 +35,20 @@ class Workspace:
     """
 
     def __init__(self, device: str, size: int = 0) -> None:
-        self.device = device
-        self.size = size
-        self._reset()
+        self.device, self.size = device, size
+        self._buffer: Tensor | None = None
+        self._lock = threading.Lock()
+        self._stream: accelerator.Stream | None = None
 
     def reserve(self, size: int) -> None:
         """Make it at least `size` bytes; before its first use."""
         self.size = max(self.size, size)
 
-    def _reset(self) -> None:
-        self._buffer: torch.Tensor | None = None
-        self._lock = threading.Lock()
-        self._stream: accelerator.Stream | None = None
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Workspace, (self.device, self.size)  # a copy allocates its own
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy, or one read from a file, allocates its own.
-        return {"size": self.size, "device": self.device}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.size, self.device = state["size"], state["device"]
-        self._reset()
-
-    def allocate(self) -> torch.Tensor:
-        """Return the buffer, made if it is not there yet."""
+    def allocate(self) -> Tensor:
+        """The buffer, made if it is not there yet."""
         if self._buffer is None:
             # Zeroed once, so that no page is missing in the first timed step.
             with torch.inference_mode(False):
@@ -66,7 +57,7 @@ class Workspace:
         return self._buffer
 
     @contextmanager
-    def segment(self, offset: int, size: int) -> Iterator[torch.Tensor]:
+    def segment(self, offset: int, size: int) -> Iterator[Tensor]:
         """Hold a segment for the kernels that are queued inside the block."""
         with self._lock:
             buffer = self.allocate()
@@ -81,7 +72,7 @@ class Workspace:
 
 
 def _capturing(device: torch.device) -> bool:
-    """Return whether what is queued goes into a graph, such as CUDA's."""
+    """Whether work is queued into a graph, such as CUDA's."""
     asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
     return asked is not None and asked()
 
@@ -94,13 +85,13 @@ class TunedKernel:
         kernel: What is computed.
         batch: The mini-batch size that was tuned for.
         parts: Its division; None leaves the kernel to torch.
-        candidates: What the division was made of; another batch size is divided from them.
-        native_s: Seconds of torch's own convolution by batch size, which such a division must
-            beat; none where divisions were asked for whatever they take.
-        limit_bytes: What the division needs, inside torch's own convolution included.
-        segment_bytes: What its parts need of `workspace`.
+        candidates: Those that the division was made of; another batch size is divided from them.
+        limit_bytes: Bytes that the division needs, inside torch's own convolution included.
+        segment_bytes: Bytes of `workspace` that its parts need.
         offset: Where its segment of the workspace starts.
         workspace: Shared with other kernels.
+        native_s: Seconds of torch's own convolution by batch size, which such a division must
+            beat; none where divisions were asked for whatever they take.
     """
 
     kernel: Kernel
@@ -115,7 +106,7 @@ class TunedKernel:
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
     def division(self, batch: int) -> Parts | None:
-        """Return the parts for a batch size, None where it is left to torch.
+        """The parts for a batch size, None where it is left to torch.
 
         A size other than the tuned one, such as the last of an epoch, is divided from the same
         measurements; where their micro-batch sizes do not sum to it, torch runs it.
@@ -135,7 +126,7 @@ class TunedKernel:
         return self._others[batch]
 
     def _native_s(self, batch: int) -> float:
-        """Return the seconds of torch's own convolution, between and beyond measured sizes."""
+        """Seconds of torch's own convolution, between and beyond measured sizes."""
         if not self.native_s:
             return math.inf
         sizes = sorted(self.native_s)
@@ -151,51 +142,34 @@ class TunedKernel:
 
     def run(
         self,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        shape: tuple[int, ...],
-        bias: torch.Tensor | None = None,
-        like: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compute the kernel for a mini-batch into a new tensor of a given shape.
-
-        Arguments as `native`; `shape` is that of the result.
-        """
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        like: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the kernel for a mini-batch of any size into a new tensor; see `native`."""
         parts = self.division(len(first))
-        if parts is not None and _only_deterministic():
+        if parts is not None and deterministic():
             allowed = all(backends.permitted(name, self.kernel) for _, name in parts)
             parts = parts if allowed else None
         if parts is None or parts == [(len(first), backends.NATIVE)]:
             return native(self.kernel, first, second, bias, like)
-        memory_format = _FORMATS[self.kernel.layout]
-        out = torch.empty(
-            shape, dtype=first.dtype, device=first.device, memory_format=memory_format
-        )
+        shape, layout = self.kernel.shapes(len(first))[2], FORMATS[self.kernel.layout]
+        out = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)
+        first, second = (t.contiguous(memory_format=layout) for t in (first, second))
         with self.workspace.segment(self.offset, self.segment_bytes) as segment:
-            backends.run_division(
-                parts,
-                self.kernel,
-                first.contiguous(memory_format=memory_format),
-                second.contiguous(memory_format=memory_format),
-                out,
-                segment,
-                bias,
-            )
+            backends.run_division(parts, self.kernel, first, second, out, segment, bias)
         return out
 
 
-def _only_deterministic() -> bool:
-    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-
-
 def segment_bytes(kernel: Kernel, division: Division | None) -> int:
-    """Return the workspace to give to a division; torch's own convolution takes none of it."""
+    """The workspace to give to a division; torch's own convolution takes none of it."""
     parts = [] if division is None else set(division.parts)
     return max((backends.given_bytes(name, kernel, size) for size, name in parts), default=0)
 
 
 def kernels_of(module: nn.Conv2d, call: Signature) -> dict[str, Kernel]:
-    """Return the three kernels of a layer for calls of a signature."""
-    height, width, dtype, device, layout, math = call
+    """The three kernels of a layer for calls of a signature."""
+    height, width, *facts = call
     conv = Convolution.of(module, height, width)
-    return {kind: Kernel(kind, conv, dtype, device, layout, math) for kind in KINDS}
+    return {kind: Kernel(kind, conv, *facts) for kind in KINDS}

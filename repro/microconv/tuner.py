@@ -2,9 +2,10 @@
 
 import json
 import math
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -13,8 +14,6 @@ from typing import Any
 from torch import nn
 
 from repro.microconv import backends
-from repro.microconv.asked import check_model
-from repro.microconv.assignment import assign_workspaces
 from repro.microconv.cache import BenchmarkCache
 from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
@@ -22,63 +21,20 @@ from repro.microconv.measuring import Bench, Trial
 from repro.microconv.optimize import (
     Candidate,
     Division,
+    assign_workspaces,
     best_division,
     micro_batch_sizes,
     pareto_front,
 )
-from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.sampling import Call, Untunable, training_step, undisturbed
+from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
+from repro.microconv.sampling import Call, Untunable, check_model, training_step, undisturbed
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 _ROUNDS = 4
 _MOST_TRIALS = 6  # of the whole model, to find the layers that pay
 
-
-class WorkspaceLimitError(ValueError):
-    """Kernels cannot be held to a workspace limit.
-
-    Attributes:
-        least_bytes: The smallest limit that would do.
-        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
-    """
-
-    def __init__(
-        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
-    ) -> None:
-        self.least_bytes, self.kernels = least, kernels
-        largest = sorted(kernels, key=lambda name: -kernels[name])
-        needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
-        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
-        each = "for each kernel" if mode == "WR" else "in all"
-        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
-        super().__init__(
-            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
-            f"give that, or strict=False to leave torch's own convolution without a limit"
-        )
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the measuring of a model's kernels is.
-
-    Attributes:
-        done: Kernels that are measured.
-        total: Kernels in all.
-        elapsed_s: Seconds so far.
-        left_s: Seconds that the rest will take, by its number of multiplications.
-    """
-
-    done: int
-    total: int
-    elapsed_s: float
-    left_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"microconv: {self.done} of {self.total} kernels measured in {self.elapsed_s:.0f} s, "
-            f"about {self.left_s:.0f} s left"
-        )
+_Key = tuple[Kernel, int]  # and its mini-batch size
+Layers = list[tuple[Call, dict[str, TunedKernel]]]
 
 
 def untune(model: nn.Module) -> nn.Module:
@@ -93,8 +49,30 @@ def untune(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Tuner:
-    """One `tune`: measure, optimise, try, and put into place."""
+@dataclass(frozen=True)
+class _Task:
+    """One kernel of one call, to be tuned."""
+
+    call: Call
+    kernel: Kernel
+
+    @property
+    def key(self) -> _Key:
+        return self.kernel, self.call.batch
+
+    @property
+    def name(self) -> str:
+        return f"{self.call.name} {self.kernel.kind}"
+
+
+class Tuner:
+    """One `tune`: measure, optimise, try, and put into place.
+
+    Args:
+        report: Is filled in; has the mode, the policy and the limit.
+        store: Measured times.
+        algorithms: As `tune`; so are the other arguments.
+    """
 
     def __init__(
         self,
@@ -103,77 +81,81 @@ class _Tuner:
         algorithms: Sequence[str] | None,
         max_error: float,
         min_gain: float,
-        progress: Callable[[Progress], None],
         devices: Sequence[str] = (),
     ) -> None:
-        self.report, self.store, self.progress = report, store, progress
-        self.devices = devices
+        self.report, self.store, self.devices = report, store, devices
         self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
         self.benches: dict[str, Bench] = {}
-        self.measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
-        self.unfit: set[tuple[Kernel, int]] = set()
-        self.failed: set[tuple[Kernel, int, str]] = set()
-        self.own_divided: set[tuple[Kernel, int]] = set()  # torch's own, for want of anything else
+        self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
+        self.unfit: set[_Key] = set()
+        self.failed: set[tuple[_Key, str]] = set()
+        self.own_divided: set[_Key] = set()  # torch's own, for want of anything else
         self.spare = 0  # bytes that WD has given to no kernel
         self.others: dict[str, int] = {}  # bytes of convolutions that cannot be divided
 
-    def beside(self, others: Sequence[Untunable], training: bool) -> None:
-        """Measure what the convolutions take that are not tuned."""
-        for other in others:
-            for way, taken in other.temporary_bytes(training).items():
-                name = f"{other.name} {way}"
-                self.others[name] = max(taken, self.others.get(name, 0))
+    def tune(
+        self,
+        model: nn.Module,
+        calls: Sequence[Call],
+        others: Sequence[Untunable],
+        sample: Any,
+        training: bool,
+    ) -> None:
+        """Tune all calls and put the result into their modules, held to the limit with the others.
 
-    def tune(self, model: nn.Module, calls: Sequence[Call], sample: Any, training: bool) -> None:
-        """Tune all calls and put the result into their modules."""
+        Raises:
+            WorkspaceLimitError: `strict`, and they cannot be held; the model is as it was.
+        """
         report = self.report
-        wanted = [(call, kernel) for call in calls for kernel in call.kernels()]
-        start = time.perf_counter()
-        self._measure_all(wanted)
-        report.benchmark_s = time.perf_counter() - start
+        tasks = [_Task(call, kernel) for call in calls for kernel in call.kernels()]
+        if report.strict:
+            with undisturbed(model, sample):
+                self._measure_others(others, training)
+        with self._timed("benchmark_s"):
+            self._measure(tasks)
         # Under WD the workspace of a division that fails its trial goes to others: solved again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
-            start = time.perf_counter()
-            divisions = self._optimise(wanted)
-            report.optimise_s += time.perf_counter() - start
-            start = time.perf_counter()
-            chosen = [
-                self._try(call, kernel, division)
-                for (call, kernel), division in zip(wanted, divisions, strict=True)
-            ]
-            report.benchmark_s += time.perf_counter() - start
+            with self._timed("optimise_s"):
+                divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
+            with self._timed("benchmark_s"):
+                chosen = [self._try(*pair) for pair in zip(tasks, divisions, strict=True)]
             failed = {
-                (kernel, call.batch, str(division))
-                for (call, kernel), division, entry in zip(wanted, divisions, chosen, strict=True)
+                (task.key, str(division))
+                for task, division, entry in zip(tasks, divisions, chosen, strict=True)
                 if division is not None and entry.division is None
             }
             if failed <= self.failed:
                 break
             self.failed |= failed
-        start = time.perf_counter()
-        kept = self._worthwhile(calls, chosen)
-        report.kernels = self._settle(model, calls, kept, sample, training)
-        report.benchmark_s += time.perf_counter() - start
+        with self._timed("benchmark_s"):
+            report.kernels = self._settle(model, calls, chosen, sample, training)
         for bench in self.benches.values():
             report.measured += bench.counts.measured
             report.cached += bench.counts.cached
 
-    def _measure_all(self, wanted: Sequence[tuple[Call, Kernel]]) -> None:
-        """Measure every kernel once, and tell how far that is."""
-        keys = list(dict.fromkeys((kernel, call.batch) for call, kernel in wanted))
-        work = [self._work(*key) for key in keys]
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        for number, key in enumerate(keys, start=1):
-            self._measure(*key)
-            elapsed = time.perf_counter() - start
-            left_s = elapsed * math.fsum(work[number:]) / math.fsum(work[:number])
-            self.progress(Progress(number, len(keys), elapsed, left_s))
+        yield
+        setattr(self.report, name, getattr(self.report, name) + time.perf_counter() - start)
 
-    def _work(self, kernel: Kernel, batch: int) -> float:
-        """Return what measuring a kernel takes, in multiplications of each algorithm."""
-        conv = kernel.conv
-        one = math.prod(conv.weight_shape) * math.prod(conv.out_size)
-        return float(one * sum(micro_batch_sizes(batch, self.report.policy)))
+    def _measure_others(self, others: Sequence[Untunable], training: bool) -> None:
+        for other in others:
+            for pass_, taken in other.temporary_bytes(training).items():
+                name = f"{other.name} {pass_}"
+                self.others[name] = max(taken, self.others.get(name, 0))
+
+    def _measure(self, tasks: Sequence[_Task]) -> None:
+        """Step 1 of WR for every kernel."""
+        keys = list(dict.fromkeys(task.key for task in tasks))
+        for number, (kernel, batch) in enumerate(keys, start=1):
+            sizes = micro_batch_sizes(batch, self.report.policy)
+            bench, limit = self._bench(kernel.device), self.report.limit_bytes
+            self.measured[kernel, batch] = bench.candidates(kernel, batch, sizes, limit)
+            if sys.stderr.isatty():
+                end = "\n" if number == len(keys) else ""
+                done = f"\rmicroconv: {number} of {len(keys)} kernels measured\x1b[K"
+                print(done, end=end, file=sys.stderr, flush=True)
 
     def _bench(self, device: str) -> Bench:
         if device not in self.benches:
@@ -183,53 +165,21 @@ class _Tuner:
             self.benches[device] = Bench(choice, self.store, self.max_error, others)
         return self.benches[device]
 
-    def _measure(self, kernel: Kernel, batch: int) -> None:
-        if (kernel, batch) not in self.measured:
-            sizes = micro_batch_sizes(batch, self.report.policy)
-            self.measured[kernel, batch] = self._bench(kernel.device).candidates(
-                kernel, batch, sizes, self.report.limit_bytes
-            )
-
-    def _optimise(self, wanted: Sequence[tuple[Call, Kernel]]) -> list[Division | None]:
-        """Return a division for each kernel, None for torch's own undivided convolution.
+    def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
+        """WR: a division for each kernel, None for torch's own undivided convolution.
 
         Raises:
-            WorkspaceLimitError: `strict`, and they cannot be held.
+            WorkspaceLimitError: `strict`, and a kernel takes more than the limit.
         """
-        keys = list(dict.fromkeys((kernel, call.batch) for call, kernel in wanted))
-        if self.report.mode == "WR":
-            solved = {key: self._best(*key) for key in keys}
-            self._hold(wanted)
-            return [solved[kernel, call.batch] for call, kernel in wanted]
-        strict, limit = self.report.strict, self.report.limit_bytes
-        limit -= sum(self.others.values()) if strict else 0
-        fronts = {key: self._front(*key) for key in keys}
-        choices = {index: fronts[kernel, call.batch] for index, (call, kernel) in enumerate(wanted)}
-        whole: dict[int, Division] = {}
-        for index, (call, kernel) in enumerate(wanted):
-            native = self._native(kernel, call.batch)
-            whole[index] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
-        # Where divisions are asked for, torch's own is the last resort.
-        tries = [{index: [whole[index], *front] for index, front in choices.items()}]
-        if self.min_gain == -math.inf:
-            tries.insert(0, {index: front or [whole[index]] for index, front in choices.items()})
-        if strict:  # and what is smallest, whatever it is made of
-            every = {key: self._smallest(*key) for key in keys}
-            tries.append(
-                {
-                    index: [whole[index], *choices[index], *every[kernel, call.batch]]
-                    for index, (call, kernel) in enumerate(wanted)
-                }
-            )
-        for options in tries:
-            with suppress(ValueError):
-                shares = assign_workspaces(options, max(0, limit))
-                self.spare = limit - sum(d.workspace_bytes for d in shares.values())
-                return [d if d.parts else None for d in (shares[i] for i in range(len(wanted)))]
-        raise self._refusal(wanted)
+        limit = self.report.limit_bytes
+        solved = {key: self._best(*key) for key in dict.fromkeys(task.key for task in tasks)}
+        beyond = any(self._native(*key).workspace_bytes > limit for key in self.unfit)
+        if self.report.strict and (beyond or any(n > limit for n in self.others.values())):
+            raise self._refusal(tasks)
+        return [solved[task.key] for task in tasks]
 
     def _best(self, kernel: Kernel, batch: int) -> Division | None:
-        """Return the fastest division within the limit (WR), None where nothing fits."""
+        """The fastest division within the limit (WR), None where nothing fits."""
         limit, key = self.report.limit_bytes, (kernel, batch)
         with suppress(ValueError):
             return best_division(batch, self._divisible(kernel, batch), limit)
@@ -241,75 +191,75 @@ class _Tuner:
         self.unfit.add(key)
         return None
 
-    def _front(self, kernel: Kernel, batch: int) -> list[Division]:
-        """Return the divisions that WD may choose, torch's own undivided apart; often none."""
-        candidates = self._divisible(kernel, batch)
-        # Undivided, torch's own is a choice besides.
-        whole = [w for w in candidates[batch] if w.algorithm != backends.NATIVE]
-        candidates |= {batch: whole}
-        try:
-            front = pareto_front(batch, candidates, self.report.limit_bytes)
-        except ValueError:  # nothing fits: torch's own remains
-            self.unfit.add((kernel, batch))
-            return []
-        return [d for d in front if (kernel, batch, str(d)) not in self.failed]
-
-    def _smallest(self, kernel: Kernel, batch: int) -> list[Division]:
-        """Return what keeps a kernel small where that is needed, torch's own divided as well."""
-        with suppress(ValueError):
-            self.own_divided.add((kernel, batch))
-            return pareto_front(batch, self.measured[kernel, batch], self.report.limit_bytes)
-        return []
-
-    def _hold(self, wanted: Sequence[tuple[Call, Kernel]]) -> None:
-        """Refuse where a kernel takes more than the limit for each.
+    def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
+        """WD: as `_wr`, of one limit for all.
 
         Raises:
-            WorkspaceLimitError: `strict`, and one does.
+            WorkspaceLimitError: `strict`, and the kernels take more than the limit.
         """
-        limit = self.report.limit_bytes
-        if not self.report.strict:
-            return
-        unfit = any(
-            (kernel, call.batch) in self.unfit
-            and self._native(kernel, call.batch).workspace_bytes > limit
-            for call, kernel in wanted
-        )
-        if unfit or any(taken > limit for taken in self.others.values()):
-            raise self._refusal(wanted)
+        strict, limit = self.report.strict, self.report.limit_bytes
+        limit -= sum(self.others.values()) if strict else 0
+        keys = dict.fromkeys(task.key for task in tasks)
+        whole: dict[_Key, Division] = {}
+        for key in keys:
+            native = self._native(*key)
+            whole[key] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
+        fronts = {key: self._front(*key) for key in keys}
+        tries = [{key: [whole[key], *fronts[key]] for key in keys}]
+        if self.min_gain == -math.inf:  # divisions are asked for, torch's own the last resort
+            tries.insert(0, {key: fronts[key] or [whole[key]] for key in keys})
+        if strict:  # the smallest at last, whatever it is made of
+            self.own_divided.update(keys)
+            every = {key: self._within(key, self.measured[key]) for key in keys}
+            tries.append({key: [whole[key], *fronts[key], *every[key]] for key in keys})
+        for options in tries:
+            with suppress(ValueError):
+                choices = {index: options[task.key] for index, task in enumerate(tasks)}
+                shares = assign_workspaces(choices, max(0, limit))
+                self.spare = limit - sum(d.workspace_bytes for d in shares.values())
+                return [shares[index] if shares[index].parts else None for index in choices]
+        raise self._refusal(tasks)
 
-    def _refusal(self, wanted: Sequence[tuple[Call, Kernel]]) -> WorkspaceLimitError:
-        """Return the error that says what would do."""
-        report = self.report
-        needs = [
-            (
-                f"{call.name} {kernel.kind}",
-                self._bench(kernel.device).least_bytes(
-                    kernel, call.batch, micro_batch_sizes(call.batch, report.policy)
-                ),
-            )
-            for call, kernel in wanted
-        ]
-        needs += self.others.items()
-        limit = report.limit_bytes
+    def _front(self, kernel: Kernel, batch: int) -> list[Division]:
+        """The divisions that WD may choose besides torch's own undivided; often none."""
+        candidates = self._divisible(kernel, batch)
+        candidates[batch] = [w for w in candidates[batch] if w.algorithm != backends.NATIVE]
+        front = self._within((kernel, batch), candidates)
+        if not front:
+            self.unfit.add((kernel, batch))
+        return [d for d in front if ((kernel, batch), str(d)) not in self.failed]
+
+    def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
+        """The desirable divisions within the limit, none where nothing fits."""
+        with suppress(ValueError):
+            return pareto_front(key[1], candidates, self.report.limit_bytes)
+        return []
+
+    def _refusal(self, tasks: Sequence[_Task]) -> WorkspaceLimitError:
+        """The error that says which limit would do."""
+        report, whole = self.report, self.report.mode == "WD"
+        needs = list(self.others.items())
+        for task in reversed(tasks):
+            sizes = micro_batch_sizes(task.call.batch, report.policy)
+            least = self._bench(task.kernel.device).least_bytes(*task.key, sizes)
+            needs.insert(0, (task.name, least))
         beyond: dict[str, int] = {}
         for name, size in needs:  # a layer that is called with two shapes is there twice
-            if report.mode == "WD" or size > limit:
+            if whole or size > report.limit_bytes:
                 known = beyond.get(name, 0)
-                beyond[name] = known + size if report.mode == "WD" else max(known, size)
-        sizes = [size for _, size in needs]
-        least = sum(sizes) if report.mode == "WD" else max(sizes)
-        return WorkspaceLimitError(limit, report.mode, beyond, least, report.samples)
+                beyond[name] = known + size if whole else max(known, size)
+        least = (sum if whole else max)(size for _, size in needs)
+        return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least, report.samples)
 
-    def _needed(self, kernel: Kernel, batch: int, division: Division) -> bool:
-        """Return whether torch's own convolution would take more than it may.
+    def _needed(self, key: _Key, division: Division) -> bool:
+        """Whether torch's own convolution would take more than it may.
 
-        Under WD it may take what no kernel has, once: what is promised to one is not left to the
-        next.
+        Under WD it may take bytes that no kernel has, once: those promised to one are not left to
+        the next.
         """
         if not self.report.strict:
             return False
-        native = self._native(kernel, batch).workspace_bytes
+        native = self._native(*key).workspace_bytes
         if self.report.mode == "WR":
             return native > self.report.limit_bytes
         more = max(0, native - division.workspace_bytes)
@@ -319,7 +269,7 @@ class _Tuner:
         return False
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
-        """Return what a division may be made of: without torch's own where it was not asked for."""
+        """Candidates of a division: without torch's own where it was not asked for."""
         admits = self._bench(kernel.device).choice.admits
         return {
             size: [way for way in ways if admits(way.algorithm)]
@@ -330,35 +280,26 @@ class _Tuner:
         ways = self.measured[kernel, batch][batch]
         return next(way for way in ways if way.algorithm == backends.NATIVE)
 
-    def _native_times(self, kernel: Kernel, batch: int) -> dict[int, float]:
-        if self.min_gain == -math.inf:
-            return {}
-        return {
-            size: way.time_s
-            for size, ways in self.measured.get((kernel, batch), {}).items()
-            for way in ways
-            if way.algorithm == backends.NATIVE
-        }
-
-    def _try(self, call: Call, kernel: Kernel, division: Division | None) -> KernelReport:
-        native = self._native(kernel, call.batch)
+    def _try(self, task: _Task, division: Division | None) -> KernelReport:
+        """Keep a division that beats torch's own in turns, or that the limit needs."""
+        kernel, batch = task.key
+        native = self._native(kernel, batch)
         time_s = native_s = native.time_s
-        if division is not None and division.parts == [(call.batch, backends.NATIVE)]:
+        if division is not None and division.parts == [(batch, backends.NATIVE)]:
             division = None
-        needed = division is not None and self._needed(kernel, call.batch, division)
+        needed = division is not None and self._needed(task.key, division)
         if division is not None and division.time_s > (1 - self.min_gain) * native.time_s:
             division = division if needed else None
         if division is not None:
-            bench = self._bench(kernel.device)
-            trial = bench.compare(kernel, call.batch, division.parts)
+            trial = self._bench(kernel.device).compare(kernel, batch, division.parts)
             time_s, native_s = trial.medians_s
             if trial.ratio > 1 - self.min_gain and not needed:
                 division, time_s = None, native_s
         names = {name for _, name in division.parts} if division else set()
         return KernelReport(
-            layer=call.name,
+            layer=task.call.name,
             kernel=kernel,
-            batch=call.batch,
+            batch=batch,
             division=division,
             time_s=time_s,
             native_s=native_s,
@@ -366,21 +307,6 @@ class _Tuner:
             error=max((backends.stated_error(name, kernel) for name in names), default=0.0),
             needed=needed and division is not None,
         )
-
-    def _worthwhile(
-        self, calls: Sequence[Call], chosen: Sequence[KernelReport]
-    ) -> list[KernelReport]:
-        """Leave those layers to torch whose kernels gain less than a call from Python costs."""
-        kept: list[KernelReport] = []
-        for _, entries in _by_call(calls, chosen):
-            saved_s = sum(entry.native_s - entry.time_s for entry in entries)
-            may_stay = self.min_gain > -math.inf and any(entry.division for entry in entries)
-            may_stay = may_stay and not any(entry.needed for entry in entries)
-            kernel, training = entries[0].kernel, len(entries) > 1
-            if may_stay and saved_s < self._bench(kernel.device).overhead_s(kernel, training):
-                entries = [_untied(entry) for entry in entries]
-            kept += entries
-        return kept
 
     def _settle(
         self,
@@ -390,100 +316,67 @@ class _Tuner:
         sample: Any,
         training: bool,
     ) -> list[KernelReport]:
-        """Put into place what makes the whole model faster, and what keeps it to the limit."""
+        """Put into place all that makes the whole model faster, or keeps it to the limit."""
         report = self.report
-        step = partial(training_step, model, sample, training)
-        made = self._make(calls, chosen)  # before the model is changed: memory may run out
-        text = repr(model)
-        groups = list(_by_call(calls, chosen))
-        gains = {
-            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
-            for number, (_, entries) in enumerate(groups)
-            if any(entry.division and not entry.needed for entry in entries)
-        }
-
-        def with_layers(kept: Collection[int]) -> list[KernelReport]:
-            return [
-                entry if number in kept or entry.needed else _untied(entry)
-                for number, (_, entries) in enumerate(groups)
-                for entry in entries
-            ]
-
-        def trial(kept: Collection[int], base: Sequence[KernelReport]) -> Trial:
-            forms = [self._make(calls, with_layers(kept)), self._make(calls, base)]
-            places = [partial(_install, model, form) for form in forms]
-            divided = [
-                [f"{entry.layer} {entry.kernel.facts()} {entry.division}" for entry in form]
-                for form in (with_layers(kept), base)
-            ]
-            what = sha256(json.dumps([text, divided]).encode()).hexdigest()
-            bench = self._bench(chosen[0].kernel.device)
-            try:
-                return bench.compare_models(what, chosen[0].kernel, (places[0], places[1]), step)
-            finally:
-                untune(model)
-
-        trials = 0
-
-        def paying(group: list[int]) -> list[int]:
-            """Return the layers of a group that pay together, or the halves of it that do."""
-            nonlocal trials
-            if not group or trials == _MOST_TRIALS:
-                return []
-            trials += 1
-            if trial(group, with_layers(())).pays:
-                return group
-            half = (len(group) + 1) // 2
-            return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
-
+        remaining = iter(chosen)
+        layers = [[next(remaining) for _ in call.kinds] for call in calls]
+        layers = [self._worth_a_call(entries) for entries in layers]
+        made = self._make(calls, layers)  # before the model is changed: memory may run out
         if self.min_gain >= 0:
             with undisturbed(model, sample):  # an earlier tuning, too, should the model raise
                 untune(model)
-                order = sorted(gains, key=lambda number: -gains[number])
-                kept = paying(order)
-                if len(kept) < len(order) and kept and not trial(kept, with_layers(())).pays:
-                    kept = []  # not together
-                report.untied = [groups[n][0].name for n in order if n not in kept]
-                chosen = with_layers(kept)
-                made = self._make(calls, chosen)
-                if any(entry.division for entry in chosen):
-                    report.model = trial(kept, [_untied(entry) for entry in chosen])
+                whole = _WholeModel(self, model, calls, layers, sample, training)
+                kept = whole.paying()
+                report.untied = [calls[n].name for n in whole.order if n not in kept]
+                layers = whole.with_layers(kept)
+                made = self._make(calls, layers)
+                if any(entry.division for entries in layers for entry in entries):
+                    untied = [[_untied(entry) for entry in entries] for entries in layers]
+                    report.model = whole.trial(kept, untied)
         _install(model, made)
-        for workspace in {
-            id(k.workspace): k.workspace for _, t in made for k in t.values()
-        }.values():
-            report.allocated_bytes += workspace.size
+        workspaces = {kernel.workspace for _, tuned in made for kernel in tuned.values()}
+        report.allocated_bytes += sum(workspace.size for workspace in workspaces)
         swapped = {call.name for call, _ in made}
         for call in calls:
             if call.name not in swapped:
                 report.skipped[call.name] = self._reason(call)
-        return list(chosen)
+        return [entry for entries in layers for entry in entries]
 
-    def _make(
-        self, calls: Sequence[Call], chosen: Sequence[KernelReport]
-    ) -> list[tuple[Call, dict[str, TunedKernel]]]:
-        """Return the kernels of the layers that run divided, with their workspace."""
-        by_call = {(entry.layer, entry.kernel): entry for entry in chosen}
+    def _worth_a_call(self, entries: list[KernelReport]) -> list[KernelReport]:
+        """Leave a layer to torch whose kernels gain less than a call from Python costs."""
+        forced = self.min_gain == -math.inf or any(entry.needed for entry in entries)
+        if forced or not any(entry.division for entry in entries):
+            return entries
+        kernel, saved_s = entries[0].kernel, sum(e.native_s - e.time_s for e in entries)
+        if saved_s >= self._bench(kernel.device).overhead_s(kernel, len(entries) > 1):
+            return entries
+        return [_untied(entry) for entry in entries]
+
+    def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:
+        """The kernels of the layers that run divided, with their workspace."""
         workspaces: dict[str, Workspace] = {}
-        made: list[tuple[Call, dict[str, TunedKernel]]] = []
+        made: Layers = []
         offsets: dict[str, int] = {}
-        for call in calls:
-            tuned: dict[str, TunedKernel] = {}
+        for call, entries in zip(calls, layers, strict=True):
+            by_kernel = {entry.kernel: entry for entry in entries}
+            tuned = {}
             for kind, kernel in kernels_of(call.module, call.signature).items():
-                entry = by_call.get((call.name, kernel))
+                entry, key = by_kernel.get(kernel), (kernel, call.batch)
                 division = entry.division if entry else None
-                needed = entry is not None and entry.needed
+                # A kernel that only so keeps to the limit is divided at other sizes as well.
+                beaten = self.min_gain > -math.inf and not (entry and entry.needed)
+                known = self.measured.get(key, {})
+                own = key in self.own_divided
                 tuned[kind] = TunedKernel(
                     kernel=kernel,
                     batch=call.batch,
                     parts=division.parts if division else None,
-                    candidates=self._ways(kernel, call.batch) if division else {},
+                    candidates=(known if own else self._divisible(*key)) if division else {},
                     limit_bytes=division.workspace_bytes if division else 0,
                     segment_bytes=segment_bytes(kernel, division),
                     offset=offsets.get(kernel.device, 0),
                     workspace=workspaces.setdefault(kernel.device, Workspace(kernel.device)),
-                    # What only so keeps to the limit is divided at other sizes as well.
-                    native_s={} if needed else self._native_times(kernel, call.batch),
+                    native_s=_native_times(known) if beaten else {},
                 )
                 end = tuned[kind].offset + tuned[kind].segment_bytes
                 tuned[kind].workspace.reserve(end)
@@ -496,14 +389,8 @@ class _Tuner:
                 workspace.allocate()
         return made
 
-    def _ways(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
-        """Return what a mini-batch of another size may be divided into."""
-        if (kernel, batch) in self.own_divided:
-            return self.measured[kernel, batch]
-        return self._divisible(kernel, batch)
-
     def _reason(self, call: Call) -> str:
-        """Say why a layer that could be tuned was not."""
+        """Why a layer that could be tuned was not."""
         if call.name in self.report.untied:
             return "its divisions do not make the whole model faster"
         keys = [(kernel, call.batch) for kernel in call.kernels()]
@@ -514,20 +401,87 @@ class _Tuner:
         return "no division fits into the limit"
 
 
-def _by_call(
-    calls: Sequence[Call], entries: Sequence[KernelReport]
-) -> Iterator[tuple[Call, list[KernelReport]]]:
-    """Yield each call with its kernels' entries."""
-    remaining = iter(entries)
-    for call in calls:
-        yield call, [next(remaining) for _ in call.kinds]
+class _WholeModel:
+    """Trials of the whole model, with some layers tuned and others not."""
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        model: nn.Module,
+        calls: Sequence[Call],
+        layers: list[list[KernelReport]],
+        sample: Any,
+        training: bool,
+    ) -> None:
+        self.tuner, self.model, self.calls, self.layers = tuner, model, calls, layers
+        self.step = partial(training_step, model, sample, training)
+        self.text = repr(model)
+        gains = {
+            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
+            for number, entries in enumerate(layers)
+            if any(entry.division and not entry.needed for entry in entries)
+        }
+        self.order = sorted(gains, key=lambda number: -gains[number])
+        self.trials = 0
+
+    def with_layers(self, kept: Collection[int]) -> list[list[KernelReport]]:
+        """All layers, those untied that are not kept, but for kernels that the limit needs."""
+        return [
+            [entry if number in kept or entry.needed else _untied(entry) for entry in entries]
+            for number, entries in enumerate(self.layers)
+        ]
+
+    def trial(self, kept: Collection[int], base: Sequence[Sequence[KernelReport]]) -> Trial:
+        """Time the model with some layers tuned against another form of it."""
+        forms = self.with_layers(kept), base
+        made = [self.tuner._make(self.calls, form) for form in forms]
+        divided = [
+            [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in form for e in entries]
+            for form in forms
+        ]
+        text = sha256(json.dumps([self.text, divided]).encode()).hexdigest()
+        kernel = self.layers[0][0].kernel
+        first, second = (partial(_install, self.model, form) for form in made)
+        try:
+            bench = self.tuner._bench(kernel.device)
+            return bench.compare_models(text, kernel, (first, second), self.step)
+        finally:
+            untune(self.model)
+
+    def paying(self) -> list[int]:
+        """The layers that make the model faster, in few trials."""
+        kept = self._paying(self.order)
+        together = kept == self.order or not kept or self.trial(kept, self.with_layers(())).pays
+        return kept if together else []
+
+    def _paying(self, group: list[int]) -> list[int]:
+        """The layers of a group that pay together, or the halves of it that do."""
+        if not group or self.trials == _MOST_TRIALS:
+            return []
+        self.trials += 1
+        if self.trial(group, self.with_layers(())).pays:
+            return group
+        half = (len(group) + 1) // 2
+        if half == len(group):
+            return []
+        return [*self._paying(group[:half]), *self._paying(group[half:])]
+
+
+def _native_times(known: dict[int, list[Candidate]]) -> dict[int, float]:
+    """Seconds of torch's own convolution by micro-batch size."""
+    return {
+        size: way.time_s
+        for size, ways in known.items()
+        for way in ways
+        if way.algorithm == backends.NATIVE
+    }
 
 
 def _untied(entry: KernelReport) -> KernelReport:
     return replace(entry, division=None, time_s=entry.native_s, error=0.0, needed=False)
 
 
-def _install(model: nn.Module, made: Sequence[tuple[Call, dict[str, TunedKernel]]]) -> None:
+def _install(model: nn.Module, made: Layers) -> None:
     untune(model)
     for call, tuned in made:
         install(call.module, call.signature, tuned)

@@ -1,9 +1,8 @@
-"""`tune` a model's convolutions under a workspace limit, and what it reports."""
+"""`tune` a model's convolutions under a workspace limit."""
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -13,13 +12,12 @@ from torch import nn
 from repro.measure import accelerator, describe_device
 from repro.measure.checks import is_whole
 from repro.microconv import backends
-from repro.microconv.asked import check_asked, check_model
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.optimize import POLICIES
 from repro.microconv.results import TuningReport
-from repro.microconv.sampling import record_calls, undisturbed
-from repro.microconv.tuner import Progress, _Tuner
+from repro.microconv.sampling import check_model, check_tunable, record_calls
+from repro.microconv.tuner import Tuner
 
 MIB = 2**20
 MODES = ("WR", "WD")
@@ -41,22 +39,20 @@ def tune(
     devices: Sequence[torch.device | str] | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
-    progress: Callable[[Progress], None] | None = None,
 ) -> TuningReport:
     """Make a model's convolutions run divided into micro-batches, within a limit, and faster.
 
-    Every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch from then on, found by
-    measuring (WR, section III-B) or by sharing out one workspace (WD, section III-C), and stays an
-    ``nn.Conv2d``; `untune` undoes it. Of finite operands results differ by no more than the stated
-    errors of the algorithms. Inf and NaN are never hidden, so that a ``GradScaler`` skips the step,
-    but FFT and Winograd turn Inf into NaN and spread it over the sample's image.
+    Every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch from then on (WR,
+    section III-B, or WD, section III-C), and stays an ``nn.Conv2d``; `untune` undoes it. Of finite
+    operands results differ by no more than the stated errors of the algorithms. Inf and NaN are
+    never hidden, so that a ``GradScaler`` skips the step, but FFT and Winograd turn Inf into NaN
+    and spread it over the sample's image.
 
-    A kernel that torch's own convolution computes as fast within the limit is left to torch: what
-    it allocates inside is measured, and counts as its workspace. Where that is more than the limit,
-    the kernel is divided or replaced, whatever time that takes.
-
-    A last trial runs the whole model, divided and not, in turns: layers of which the model is not
-    faster are untied again, those apart that only so keep to the limit.
+    A kernel that torch's own convolution computes as fast within the limit is left to torch: its
+    inner allocations are measured, and count as its workspace. Where they exceed the limit, the
+    kernel is divided or replaced, whatever time that takes. A last trial runs the whole model,
+    divided and not, in turns: layers that do not make it faster are untied again, but for those
+    that keep to the limit only so.
 
     Differs from the paper: a chosen division must also win, by `min_gain`, a trial against torch's
     own convolution as a step runs it; under WR all kernels share one buffer, since they follow
@@ -67,15 +63,15 @@ def tune(
             first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model is run with it, up to some dozens of times; what runs change in the model's
-            modules, in the sample and in generators is put back, also where one raises.
+            model is run with it, up to some dozens of times; changes to the model's modules, the
+            sample and generators are put back, also where a run raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
             as the sample's, of its mini-batch and smaller ones. See `per_sample`.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
-        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they take
-            what they like, and are reported.
+        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they are
+            not held, and reported.
         algorithms: Backends (``torch``, ``nnpack``, ``cudnn``) or single algorithms such as
             ``nnpack:ft8x8`` that divisions may be made of; None for all that are there. Under
             `strict` torch's own is divided where nothing of these fits.
@@ -94,10 +90,9 @@ def tune(
         cache: File of benchmark results, or a `BenchmarkCache`; ``"default"`` is
             ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder, or memory where that
             cannot be used; None keeps them in memory until the process ends.
-        progress: Called after each kernel that is measured; None writes to a terminal.
 
     Returns:
-        What was chosen for each kernel, what was left alone and why.
+        The choice for each kernel, the layers that were left alone and why.
 
     Raises:
         NotTunableError: It is no module, it cannot be called with the sample, or `tune` is called
@@ -107,7 +102,7 @@ def tune(
         BackendMissingError: A backend was named that is not there.
         CacheError: The cache cannot be used.
     """
-    check_asked(model)
+    check_tunable(model)
     if policy is None:
         policy = os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     if policy not in POLICIES:
@@ -122,8 +117,6 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not (isinstance(min_gain, Real) and min_gain < 1):
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    if not (progress is None or callable(progress)):
-        raise ValueError(f"progress is {progress!r}; give a function of a Progress, or None")
     backends.check_names(algorithms)
     alike = _one_kind(devices)
     store = _open_cache(cache)
@@ -139,16 +132,13 @@ def tune(
             f"the model is on {', '.join(sorted(model_devices))}, which is not among the devices "
             f"{', '.join(alike)}; name it as well"
         )
-    tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell, alike)
-    if strict:
-        with undisturbed(model, sample_input):
-            tuner.beside(others, training)
-    tuner.tune(model, calls, sample_input, training)
+    tuner = Tuner(report, store, algorithms, max_error, min_gain, alike)
+    tuner.tune(model, calls, others, sample_input, training)
     return report
 
 
 def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
-    """Return the devices that measure at once by name.
+    """Names of the devices that measure at once.
 
     Raises:
         ValueError: They are not accelerators of one kind.
@@ -178,16 +168,10 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     return names
 
 
-def _tell(progress: Progress) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if progress.done == progress.total else ""
-        print(f"\r{progress}\x1b[K", end=end, file=sys.stderr, flush=True)
-
-
 def find_kernels(
     model: nn.Module, sample_input: Any, training: bool = True
 ) -> list[tuple[str, Kernel, int]]:
-    """Return (layer, kernel, mini-batch size) of what `tune` would consider, in order of use.
+    """(layer, kernel, mini-batch size) of all that `tune` would consider, in order of use.
 
     Arguments and errors as `tune`; without `training` only forward passes.
     """

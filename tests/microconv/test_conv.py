@@ -16,7 +16,7 @@ from repro.microconv.backends import given_bytes
 from repro.microconv.conv import compute_dtype, install, layout_of, signature
 from repro.microconv.kernels import KINDS
 from repro.microconv.torch_backend import TorchBackend
-from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
 NATIVE = "torch:native"
 
@@ -144,54 +144,32 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
     assert kernel.division(8) is None and kernel.division(16) is None
 
 
-def test_threads_that_ask_for_a_new_size_at_once():
-    kernel = make_kernel(sizes=range(1, 65), batch=64)
-    weight, x = images(3, 2, 3, 3), images(50, 2, 5, 6)
-    expected = F.conv2d(x, weight, padding=1)
-    results, barrier = [], threading.Barrier(4)
-
-    def work():
-        barrier.wait(timeout=10)
-        results.append(kernel.run(x, weight, tuple(expected.shape)))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=20)
-    assert len(results) == 4
-    for result in results:
-        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithms", [["torch:im2col"], ["torch:direct"], [NATIVE], None])
 def test_a_kernel_computes_every_batch_size(algorithms, kind):
     kernel = make_kernel(kind=kind, algorithms=algorithms)
     for batch in (1, 3, 8, 11):
-        first, second, out = kernel.kernel.tensors(batch)
+        first, second, _ = kernel.kernel.tensors(batch)
         bias = images(3) if kind == "forward" else None
         expected = reference(kernel.kernel, first, second).float()
         if bias is not None:
             expected += bias.view(-1, 1, 1)
         for _ in range(2):  # a filter gradient starts from zero each time
-            got = kernel.run(first, second, tuple(out.shape), bias)
+            got = kernel.run(first, second, bias)
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_the_workspace_of_a_division():
     kernel = Kernel("forward", CONV)
     needs = {b: dict(TorchBackend().algorithms(kernel, b)) for b in (1, 4)}
-
-    def of(*parts):
-        return segment_bytes(kernel, Division(1.0, 2**20, list(parts)))
-
-    assert segment_bytes(kernel, None) == 0
-    assert of((1, NATIVE)) == 0  # it allocates by itself
-    assert of((4, "torch:im2col"), (1, NATIVE)) == needs[4]["im2col"]
-    largest = max(needs[4]["direct"], needs[1]["im2col"])
-    assert of((4, "torch:direct"), (1, "torch:im2col"), (1, "torch:im2col")) == largest
-    assert 0 < of((4, "torch:fft")) < needs[4]["fft"]  # the rest is torch.fft's own
+    for parts, size in (
+        ([(1, NATIVE)], 0),  # it allocates by itself
+        ([(4, "torch:im2col"), (1, NATIVE)], needs[4]["im2col"]),
+        ([(4, "torch:direct"), (1, "torch:im2col")], max(needs[4]["direct"], needs[1]["im2col"])),
+    ):
+        assert segment_bytes(kernel, Division(1.0, 2**20, parts)) == size
+    fft = segment_bytes(kernel, Division(1.0, 2**20, [(4, "torch:fft")]))
+    assert 0 < fft < needs[4]["fft"]  # the rest is torch.fft's own
 
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -214,16 +192,6 @@ def test_the_layout_and_data_type_are_those_of_torchs_output(of_input, of_weight
             assert compute_dtype(x.double()) == torch.float64
             with torch.autocast("cpu", enabled=False):
                 assert compute_dtype(x) == torch.float32 and compute_dtype(x.half()) == torch.half
-
-
-def test_what_has_no_kernel():
-    for layer, dtype, message in (
-        (nn.Conv2d(3, 3, (3, 4), padding="same"), "float32", "'same' is not symmetric for 3×4"),
-        (nn.Conv2d(3, 3, 9), "float32", "larger than the padded input"),
-        (nn.Conv2d(3, 3, 3), "complex64", "dtype of a kernel is 'complex64'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kernels_of(layer, (8, 8, dtype, "cpu", "nchw", "ieee"))
 
 
 @pytest.mark.parametrize("divided", [*itertools.product([False, True], repeat=3)])

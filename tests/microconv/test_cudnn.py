@@ -52,7 +52,7 @@ def run_guarded(algorithm, kernel, operands, size, times=1, bias=None):
     copies = first.clone(), second.clone()
     for _ in range(times):
         workspace = memory[GUARD : GUARD + size]
-        BACKEND.run(algorithm, kernel, first, second, out, workspace, bias)
+        BACKEND.run(algorithm, kernel, operands, workspace, bias)
     assert bool((memory[:GUARD] == 0xFF).all() & (memory[GUARD + size :] == 0xFF).all())
     assert torch.equal(first, copies[0]) and torch.equal(second, copies[1])
     return out
@@ -135,14 +135,14 @@ def test_it_follows_the_current_stream():
     first, second, out = kernel.tensors(4)
     name, size = BACKEND.algorithms(kernel, 4)[0]
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    BACKEND.run(name, kernel, first, second, out, workspace)
+    BACKEND.run(name, kernel, (first, second, out), workspace)
     expected = out.clone()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         first.mul_(2)  # after the sleep, and before the convolution
-        BACKEND.run(name, kernel, first, second, out, workspace)
+        BACKEND.run(name, kernel, (first, second, out), workspace)
     stream.synchronize()
     torch.testing.assert_close(out, 2 * expected)
 
@@ -278,7 +278,8 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
     errors = {}
     for backend, compute in ((BACKEND, "0"), (true_half, "2")):
         (name, size), *_ = backend.algorithms(kernel, 4)
-        backend.run(name, kernel, first, second, out.zero_(), torch.empty(size, dtype=torch.uint8))
+        workspace = torch.empty(size, dtype=torch.uint8)
+        backend.run(name, kernel, (first, second, out.zero_()), workspace)
         run = log(stub, "run")[-1]
         assert (run["compute"], run["math"]) == (compute, "1") and backend.name in BACKENDS
         errors[compute] = float((out.double() - expected).abs().max() / expected.abs().max())
@@ -386,13 +387,13 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     before = {kind: names(kind) for kind in KINDS}
     assert before["backward_filter"] > NONDETERMINISTIC
     kernel = Kernel("backward_data", CONVS[0])
-    first, second, out = kernel.tensors(2)
+    first, second, _ = kernel.tensors(2)
     tuned = TunedKernel(kernel, 2, [(2, "cudnn:ALGO_0")], {}, 0, 0, 0, Workspace("cpu"))
-    tuned.run(first, second, tuple(out.shape))
+    tuned.run(first, second)
     assert len(log(stub, "run")) > 0
     deterministic()
     stub.library.stub_reset()
-    tuned.run(first, second, tuple(out.shape))  # is left to torch
+    tuned.run(first, second)  # is left to torch
     assert log(stub, "run") == []
     for kind in KINDS:
         assert names(kind) == before[kind] - NONDETERMINISTIC

@@ -4,7 +4,6 @@ import copy
 import gc
 import io
 import math
-import sqlite3
 
 import pytest
 import torch
@@ -12,22 +11,26 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
+from tuned_nets import InventedTimes, kernels_in, tuned_layers
 from tuned_nets import images as make_images
-from tuned_nets import tuned_layers
 
 from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import (
     BenchmarkCache,
-    CacheWarning,
+    Candidate,
+    Convolution,
+    Division,
+    Kernel,
     LayerGoneError,
     TunedConv2d,
+    TuningReport,
     WorkspaceLimitError,
     backends,
     find_kernels,
     tune,
 )
-from repro.microconv.cache import Key
 from repro.microconv.measuring import Bench, Trial
+from repro.microconv.tuner import Tuner
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
 WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
@@ -93,10 +96,7 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
     assert report.workspace_bytes <= limit and report.allocated_bytes <= limit
     taken, _ = held(model, x)
     # A buffer that is given is not allocated inside.
-    given = max(
-        (k.segment_bytes for m in model.modules() if isinstance(m, TunedConv2d)
-         for layer in m.tuned.values() for k in layer.values()), default=0,
-    )  # fmt: skip
+    given = max((kernel.segment_bytes for kernel in kernels_in(model)), default=0)
     assert max(taken, given) <= limit
     assert share == 1.0 or any(entry.needed for entry in report.kernels)
     for got, want in zip(step(model, x), step(plain, x), strict=True):
@@ -180,24 +180,6 @@ def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape
     }
 
 
-class Slow(BenchmarkCache):
-    """Kernels win every trial; what a whole model takes is invented, by the layers it has."""
-
-    def times(self, key, micro_batch):
-        listing = self.listing(key, micro_batch)
-        if listing is not None:
-            return {name: [10.0 if name == "torch:native" else 1.0] for name, _ in listing}
-        return Kernelwise()
-
-
-class Kernelwise(dict):
-    def __contains__(self, name):
-        return not name.startswith(("model", "native model"))
-
-    def __getitem__(self, name):
-        return [2.0 if name.startswith("native") else 0.0 if "overhead" in name else 1.0]
-
-
 @pytest.mark.parametrize("bad", [(), ("0",), ("2",), ("0", "2"), ("0", "2", "4")])
 def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     model = nn.Sequential(
@@ -215,7 +197,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
         return Trial((seconds[0],) * 5, (seconds[1],) * 5)
 
     monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
-    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow())
+    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=InventedTimes())
     good = [name for name in ("0", "2", "4") if name not in bad]
     tied = tuned_layers(model)
     # The best of all, or everything where that pays as a whole.
@@ -241,13 +223,6 @@ def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
     report = tune(model, x, refused.value.least_bytes, cache=None)
     assert held(model, x)[0] <= refused.value.least_bytes
     assert report.model is never and any(entry.needed for entry in report.kernels)
-
-
-def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven():
-    for won, lost, pays in ((5, 0, True), (4, 1, False), (6, 1, True), (5, 2, False)):
-        faster, slower = (1.0,) * won + (2.0,) * lost, (2.0,) * won + (1.0,) * lost
-        assert Trial(faster, slower).pays == pays
-    assert not Trial((1.0,) * 5, (1.0,) * 5).pays
 
 
 def tied(algorithm="torch:im2col"):
@@ -338,45 +313,10 @@ def test_what_a_division_takes_is_what_it_lists():
                 assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
 
 
-def test_the_policy_may_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
-    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None).policy == "undivided"
-    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), policy="all", cache=None).policy == "all"
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "half")
-    with pytest.raises(ValueError, match="unknown policy 'half'"):
-        tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None)
-
-
-def test_progress_counts_kernels_and_estimates_the_rest(capsys):
-    reports = []
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    tune(model, images(3, 8), policy="all", cache=BenchmarkCache(None), progress=reports.append)
-    assert [p.done for p in reports] == [1, 2, 3, 4, 5] and {p.total for p in reports} == {5}
-    assert all(p.left_s > 0 for p in reports[:-1]) and reports[-1].left_s == 0
-    assert "about" in str(reports[0]) and capsys.readouterr().err == ""
-
-
-def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
-    path = tmp_path / "shared.sqlite"
-    BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})
-    connect = sqlite3.connect
-
-    def read_only(name, **options):
-        if name == str(path):
-            return connect(f"file:{path}?mode=ro", uri=True, **options)
-        return connect(name, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", read_only)
-    cache = BenchmarkCache(path)
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    with pytest.warns(CacheWarning, match="cannot be written: .*; new results are kept in memory"):
-        cache.store_times(Key("new"), 1, {"torch:fft": [2.0]})
-    cache.store_listing(Key("new"), 1, [("torch:fft", 3)])  # told once
-    assert cache.times(Key("new"), 1) == {"torch:fft": [2.0]}
-    assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    assert BenchmarkCache(path).times(Key("new"), 1) == {}
-    monkeypatch.setenv("REPRO_CACHE", str(path / "below"))  # of the default cache
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
-        report = tune(nn.Conv2d(3, 4, 3), images(2, 6))
-    assert report.measured + report.cached > 0
+def test_wd_gives_spare_bytes_away_once():
+    tuner = Tuner(TuningReport("WD", "all", 0), BenchmarkCache(None), None, 1.0, 0.0)
+    kernel = Kernel("forward", Convolution(1, 3, 3, 1, (1, 1)))
+    tuner.measured[kernel, 1] = {1: [Candidate("torch:native", 1.0, 150)]}
+    tuner.spare = 100  # each division leaves torch's own 50 bytes short
+    needed = [tuner._needed((kernel, 1), Division(1.0, 100, [])) for _ in range(3)]
+    assert needed == [False, False, True]

@@ -1,4 +1,4 @@
-"""What the kernels of whole models take, seen from outside, beside what is listed for them."""
+"""Bytes that the kernels of whole models take, seen from outside, and those they list."""
 
 import pytest
 import torch
