@@ -150,7 +150,8 @@ def figure(results: Results, task: str) -> "Figure":
     trainings, name = by_strategy(results, task), read.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
-    drawn, axes = new_axes(1, 2 + len(quantities), 11.2, 3.4)
+    columns = 2 + len(quantities)
+    drawn, axes = new_axes(1, columns, 3.7 * columns, 3.4)
     *curves, paper, here = axes[0]
     _by_epoch(curves, trainings, quantities, task)
     for strategy in (*STRATEGIES, "large"):
