@@ -186,18 +186,8 @@ def run(
     profile = arguments.check_profile(profile or arguments.default_profile())
     end = arguments.ending(until, hours)
     if dry_run:
-        for name, value in (
-            ("--device", device),
-            ("--data", data),
-            ("--dataset", dataset),
-            ("--address", address),
-        ):
-            if value:
-                raise arguments.UsageError(
-                    f"--dry-run needs neither data nor device, and takes no {name}; leave it out "
-                    "(--on names the device whose time is estimated)"
-                )
-        _dry_run(named, profile, on, listed, kept, changed)
+        given = {"device": device, "data": data, "dataset": dataset, "address": address}
+        _dry_run(given, named, profile, on, listed, kept, changed)
     device = arguments.check_device(device or arguments.default_device())
     if device != "cpu" and (workers or 1) > 1:
         raise arguments.UsageError(
@@ -244,17 +234,22 @@ def run(
     raise typer.Exit(1 if failed else 0)
 
 
-def _dry_run(
-    named: list[Any], profile: str, on: str, seeds: Any, kept: list[Any], changed: list[Any]
-) -> None:
+def _dry_run(given: dict[str, Any], named: list[Any], profile: str, *choices: Any) -> NoReturn:
     from repro import terminal
     from repro.experiments import dry_run
+    from repro.experiments.design import UsageError
+
+    for name in [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"--dry-run needs neither data nor device, and takes no --{name}; leave it out "
+            "(--on names the device whose time is estimated)"
+        )
 
     def tell(line: str) -> None:
         if sys.stderr.isatty():  # some take a minute
             typer.echo(f"{line} ...", err=True)
 
-    rows = dry_run.rows(named, profile, on, seeds, kept, changed, tell)
+    rows = dry_run.rows(named, profile, *choices, tell=tell)
     typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
     typer.echo(terminal.prose(dry_run.GROUNDS))
     raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))

@@ -99,7 +99,12 @@ class Snapshot:
         elif isinstance(value, np.ndarray):
             array = value.copy()
             self._undo.append(lambda: np.copyto(value, array))
-        elif isinstance(value, random.Random):
+        else:
+            self._keep_random(value)
+
+    def _keep_random(self, value: Any) -> None:
+        """Keep the state of a generator of random numbers."""
+        if isinstance(value, random.Random):
             of_python = value.getstate()
             self._undo.append(lambda: value.setstate(of_python))
         elif isinstance(value, np.random.Generator):
