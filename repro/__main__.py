@@ -234,7 +234,15 @@ def run(
     raise typer.Exit(1 if failed else 0)
 
 
-def _dry_run(given: dict[str, Any], named: list[Any], profile: str, *choices: Any) -> NoReturn:
+def _dry_run(
+    given: dict[str, Any],
+    named: list[Any],
+    profile: str,
+    on: str,
+    seeds: Any,
+    kept: Any,
+    changed: Any,
+) -> NoReturn:
     from repro import terminal
     from repro.experiments import dry_run
     from repro.experiments.design import UsageError
@@ -249,7 +257,7 @@ def _dry_run(given: dict[str, Any], named: list[Any], profile: str, *choices: An
         if sys.stderr.isatty():  # some take a minute
             typer.echo(f"{line} ...", err=True)
 
-    rows = dry_run.rows(named, profile, *choices, tell=tell)
+    rows = dry_run.rows(named, profile, on, seeds, kept, changed, tell)
     typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
     typer.echo(terminal.prose(dry_run.GROUNDS))
     raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
