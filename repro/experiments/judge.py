@@ -245,7 +245,7 @@ def ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "seeds") 
     return contrast([first, second], [1, -1], log=True, digits=digits, trials=trials)
 
 
-def in_turns(
+def paired_ratio(
     first: Cell,
     second: Cell,
     digits: int = 2,
@@ -277,14 +277,14 @@ def mean_of(
     return contrast([values], [1], log=log, unit=unit, digits=digits, trials=trials)
 
 
-def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Estimate:
+def deterministic(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Estimate:
     """Return a value that is the same in every run, such as a count of bytes; a ratio if `log`."""
     return Estimate(math.log(value) if log else value, 0.0, log=log, unit=unit, digits=digits)
 
 
 def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Estimate:
     """Return a single measured value of unknown spread: it decides nothing."""
-    return replace(exactly(value, log, unit, digits), error=math.nan, dof=math.nan)
+    return replace(deterministic(value, log, unit, digits), error=math.nan, dof=math.nan)
 
 
 def _variance(values: Cell) -> float:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from repro.experiments import design, judge
 from repro.experiments.design import LONG, Artefact, claims_of
-from repro.experiments.judge import BySeed, Estimate, NotRun, difference, direction, exactly
+from repro.experiments.judge import BySeed, Estimate, NotRun, deterministic, difference, direction
 from repro.experiments.query import Results
 
 equivalence, ratio = judge.equivalence, judge.ratio
@@ -49,7 +49,7 @@ class TestEstimates:
     def test_ratios_are_differences_of_logarithms(self, random):
         first, second = np.exp(random.normal(0, 1, (2, 6)))
         paired = stats.ttest_rel(np.log(first), np.log(second)).confidence_interval(0.95)
-        assert judge.in_turns(first, second).interval() == pytest.approx(tuple(paired))
+        assert judge.paired_ratio(first, second).interval() == pytest.approx(tuple(paired))
         found = ratio(by_seed(first), by_seed(second))
         assert found.interval() == pytest.approx(tuple(paired))
         test = stats.ttest_ind(np.log(first), np.log(second), equal_var=False)
@@ -95,7 +95,7 @@ class TestEstimates:
         with pytest.raises(ValueError, match="above 0, got -1"):
             ratio([1.0], [-1.0])
         with pytest.raises(ValueError, match="2 values cannot pair with 1"):
-            judge.in_turns([1.0, 2.0], [1.0])
+            judge.paired_ratio([1.0, 2.0], [1.0])
 
     def test_a_case_without_records_says_so(self):
         found = judge.cases("ab", lambda name: difference([1.0], [0.0] if name == "a" else []))
@@ -115,7 +115,7 @@ class TestTheFirstLook:
         assert alone.n == 6 and alone.mean > 8  # there are no others yet
         both = difference(by_seed(first, look=[0, 1]), by_seed(second, look=[2]))
         assert both.n == 9 and by_seed([1.0], look=[0]).logs().look == {0}
-        assert judge.in_turns([9.0, 1.0, 1.0], [1.0] * 3, look=[0]).mean == 0
+        assert judge.paired_ratio([9.0, 1.0, 1.0], [1.0] * 3, look=[0]).mean == 0
 
     def test_it_is_written_in_the_papers_toml_and_holds_under_long(self, monkeypatch):
         toml = {"first_look": {"train": [0, 1]}}
@@ -151,9 +151,9 @@ class TestDirection:
         assert direction("it", Estimate(0.0, 0.0))[0] == "not reproduced"
 
     def test_what_is_compared_is_told(self):
-        told = direction("time", exactly(1.26, log=True), 1.60)[1]
+        told = direction("time", deterministic(1.26, log=True), 1.60)[1]
         assert told == "time ×1.26, paper ×1.60 (0.49 of the paper's)"
-        told = direction("", exactly(1.26, log=True), 1.60, whose="prediction")[1]
+        told = direction("", deterministic(1.26, log=True), 1.60, whose="prediction")[1]
         assert told.endswith("prediction ×1.60 (0.49 of the prediction's)")
 
 
@@ -177,12 +177,12 @@ class TestEquivalence:
         assert min(words.count(word) for word in set(words)) > 50 and len(set(words)) == 3
 
     def test_a_margin_of_a_ratio_is_a_share_and_the_margin_itself_is_inside(self):
-        assert equivalence("", exactly(1.049, log=True), 0.05)[0] == "reproduced"
-        assert equivalence("", exactly(1.051, log=True), 0.05)[0] == "not reproduced"
-        assert equivalence("", exactly(0.5, log=True), 0.05, side=1)[0] == "reproduced"
-        assert equivalence("", exactly(-2.0), 2.0, side=-1)[0] == "reproduced"
+        assert equivalence("", deterministic(1.049, log=True), 0.05)[0] == "reproduced"
+        assert equivalence("", deterministic(1.051, log=True), 0.05)[0] == "not reproduced"
+        assert equivalence("", deterministic(0.5, log=True), 0.05, side=1)[0] == "reproduced"
+        assert equivalence("", deterministic(-2.0), 2.0, side=-1)[0] == "reproduced"
         with pytest.raises(ValueError, match="margin is 0"):
-            equivalence("", exactly(0.0), 0.0)
+            equivalence("", deterministic(0.0), 0.0)
 
 
 def judged(words, over):
@@ -284,7 +284,7 @@ def test_a_cell_without_seeds_beside_one_with_seeds_leaves_the_first_look_out():
 def test_times_of_one_way_alone_are_not_run():
     for pair in (([], [1.0]), ([1.0], [])):
         with pytest.raises(NotRun):
-            judge.in_turns(*pair)
+            judge.paired_ratio(*pair)
 
 
 def test_a_ratio_beyond_all_numbers_is_written():

@@ -16,7 +16,7 @@ from repro.experiments import view
 from repro.experiments.adaptive import projection, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, in_turns
+from repro.experiments.judge import Cases, Estimate, NotRun, paired_ratio
 from repro.experiments.query import Results, of_processes
 from repro.report import DASH
 
@@ -54,7 +54,7 @@ def over(
     first: Sequence[float], second: Sequence[float], measurement: Mapping[str, Any]
 ) -> Estimate:
     """Seconds over others as a ratio; a launch or a turn compares with itself."""
-    return in_turns(first, second, trials=measurement.get("trials", "rounds"))
+    return paired_ratio(first, second, trials=measurement.get("trials", "rounds"))
 
 
 def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:

@@ -30,7 +30,7 @@ from repro.experiments.judge import (
     Estimate,
     NotRun,
     cases,
-    in_turns,
+    paired_ratio,
     ratio,
 )
 from repro.experiments.query import Results
@@ -110,7 +110,7 @@ def _time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) ->
     ours, theirs = (by_process(results, results.ok("wall"), values) for values in (first, second))
     if isinstance(ours, BySeed):
         return ratio(ours, theirs, digits, trials="processes")
-    return in_turns(ours, theirs, digits)
+    return paired_ratio(ours, theirs, digits)
 
 
 # Tables 8 and 10: what cycling the resolution saves.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, NotRun, in_turns, mean_of
+from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
 from repro.experiments.mbs.cells import artefact, marks, ran_as, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
 from repro.experiments.query import Results
@@ -100,7 +100,7 @@ def growth(results: Results, reading: str) -> Estimate:
     """Return the time of an epoch of the largest mini-batch over that of the smallest."""
     small, large = _epochs_s(results, reading).values()
     trials = "processes" if len(results.ok("file_epochs")) > 1 else "rounds"
-    return in_turns(large, small, 3, trials=trials)
+    return paired_ratio(large, small, 3, trials=trials)
 
 
 def time_grows(results: Results) -> Cases:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, in_turns, ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio, ratio
 from repro.experiments.mbs import cells
 from repro.experiments.mbs.runs import INITIAL, PAPER, micro_batch_of, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
@@ -106,7 +106,7 @@ def longer_epoch(results: Results, role: str, size: int) -> Estimate:
     first, second = (seconds.get(way, []) for way in ((size, True), (INITIAL[role], False)))
     if results.ok("epochs", role=role):
         trials = "rounds" if results.profile == "gpu" else "processes"
-        found = in_turns(first, second, 3, trials=trials)
+        found = paired_ratio(first, second, 3, trials=trials)
     else:
         found = ratio(first, second, 3)
     return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
@@ -118,7 +118,7 @@ def longer_step(results: Results, role: str) -> Estimate:
     halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
     trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
     return replace(
-        in_turns(halved, undivided, 3, trials=trials), label=cells.ran_as(role, [record])
+        paired_ratio(halved, undivided, 3, trials=trials), label=cells.ran_as(role, [record])
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import Cases, Estimate, NotRun, exactly
+from repro.experiments.judge import Cases, Estimate, NotRun, deterministic
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import or_none, times
 from repro.experiments.microconv.runs import HALF, MODERATE, PAPER, precisions_of
@@ -175,7 +175,7 @@ def pseudo_half_most(results: Results) -> Cases:
         raise NotRun("no layers in half precision: cuDNN has the two configurations")
     share = 100 * sum(chosen) / len(chosen)
     label = f"{sum(chosen)} of {len(chosen)} layers, {share:.0f} %; over a half:"
-    return {"all": replace(exactly(share - 50, unit="points", digits=1), label=label)}
+    return {"all": replace(deterministic(share - 50, unit="points", digits=1), label=label)}
 
 
 FIGURE8 = runs.artefact(

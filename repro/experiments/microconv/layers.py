@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
 from repro.experiments.microconv.runs import MIB, PAPER
@@ -162,7 +162,7 @@ def conv2_gain(results: Results, cell: Cell) -> Estimate:
             raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
         before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
         gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
-    return exactly(1.0, log=True) if set(gains) == {1.0} else mean_of(gains, log=True)
+    return deterministic(1.0, log=True) if set(gains) == {1.0} else mean_of(gains, log=True)
 
 
 def _division(cell: dict[str, Any]) -> str:

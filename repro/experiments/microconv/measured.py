@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.judge import Estimate, NotRun, exactly
+from repro.experiments.judge import Estimate, NotRun, deterministic
 from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, limit_of
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
@@ -132,7 +132,7 @@ def compared(mean: float, weight: float, rows: Iterable[Mapping[str, Any]]) -> E
         rows: Kernels as they ran, which tell the scatter; each measurement counts once.
     """
     if not weight:
-        return exactly(math.exp(mean), log=True)
+        return deterministic(math.exp(mean), log=True)
     own = [row for row in rows if row.get("parts") == [[row["batch"], NATIVE]]]
     pairs = {(row["time_s"], row["native_s"]) for row in own}
     squares = [math.log(time_s / native_s) ** 2 for time_s, native_s in pairs]

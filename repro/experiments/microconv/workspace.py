@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.judge import Cases, Exact, NotRun, exactly, unsure
+from repro.experiments.judge import Cases, Exact, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms
 from repro.experiments.microconv.runs import MIB, PAPER
@@ -96,7 +96,7 @@ def workspace_as_large(results: Results) -> Cases:
         raise NotRun(f"not every kernel fits into {ample} MiB undivided")
     taken, kept = sum(need or 0 for need in needs), sum(sum(_memory(own)) for own in layers)
     text = f"{mib(taken)} MiB of workspace within {told}, for {mib(kept)} of data and filters:"
-    return {"AlexNet": replace(exactly(max(1, taken) / kept, log=True), label=text)}
+    return {"AlexNet": replace(deterministic(max(1, taken) / kept, log=True), label=text)}
 
 
 def fast_needs_more(results: Results) -> Cases:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, exactly, unsure
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, deterministic, unsure
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Curve, Line, Panel, draw, line_of, plain
 from repro.experiments.outofcore.points import (
@@ -137,7 +137,7 @@ def alone_ends(results: Results) -> Cases:
     if not alone:
         raise NotRun("scheduling alone trains nothing")
     open_ = alone <= LMS_BATCH and trained.end_is_open(SCHEDULE)
-    gap = (unsure if open_ else exactly)(alone / LMS_BATCH, log=True)
+    gap = (unsure if open_ else deterministic)(alone / LMS_BATCH, log=True)
     note = f"{alone} is the largest that was tried" if open_ else ""
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
 

@@ -7,7 +7,7 @@ from itertools import product
 from math import exp
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, exactly
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Line, Panel, draw, plain
 from repro.experiments.outofcore.points import (
@@ -75,7 +75,7 @@ def _budget(at: Trained) -> Estimate:
     if not given or not at.limit:
         raise NotRun(f"{size} images cannot be given any budget")
     label = f"{at.ran}: budget at {size} over the memory"
-    return replace(exactly(given / at.limit, log=True), label=label)
+    return replace(deterministic(given / at.limit, log=True), label=label)
 
 
 def budget_halved(results: Results) -> Cases:
@@ -108,7 +108,7 @@ def _less_unused(at: Trained) -> Estimate:
         raise NotRun("no batch size trains both with chunks and without")
     ours, theirs = (100 * _unused(points[batch]) / at.limit for points in (chunks, alone))
     label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
-    return replace(exactly(ours - theirs, unit="points", digits=0), label=label)
+    return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
 
 def less_unused(results: Results, roles: Sequence[str]) -> Cases:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import design, view
-from repro.experiments.judge import Estimate, Exact, NotRun, exactly, mean_of, ratio, unsure
+from repro.experiments.judge import Estimate, Exact, NotRun, deterministic, mean_of, ratio, unsure
 from repro.experiments.outofcore.runs import (
     IN_CORE,
     IN_CORE_BATCH,
@@ -198,12 +198,12 @@ class Trained:
                 return ratio(point.image_s, base.image_s, trials="rounds")
         if point.relative is None:
             raise NotRun("nothing fits in core")
-        return exactly(1 / point.relative, log=True)
+        return deterministic(1 / point.relative, log=True)
 
     def speed(self, ours: Point, other: Point) -> Estimate:
         """The images/s of one method over those of another."""
         if self.simulated:
-            return exactly(ours.images_per_s / other.images_per_s, log=True)
+            return deterministic(ours.images_per_s / other.images_per_s, log=True)
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
@@ -229,7 +229,7 @@ class Trained:
         for mode, size in sizes.items():
             if not size:
                 raise NotRun(f"{LABELS[mode]} trains nothing to compare with")
-        return sizes[one], sizes[other], exactly(sizes[one] / sizes[other], log=True)
+        return sizes[one], sizes[other], deterministic(sizes[one] / sizes[other], log=True)
 
     def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
         """Whether methods train more than others: by a text with the paper's ratio, as given."""

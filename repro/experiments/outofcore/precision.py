@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, NotRun, exactly, ratio
+from repro.experiments.judge import Cases, NotRun, deterministic, ratio
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.points import PLACES, all_hold, artefact, point_of, ran
 from repro.experiments.query import Results, one_machine
@@ -136,7 +136,7 @@ def moves_less(results: Results) -> tuple[bool, str]:
 
 def speed_kept(results: Results) -> Cases:
     """The time of an image over that in core, in the same precision."""
-    gap, half = exactly(1 / _kept(results, LARGEST, runs.CHUNKS), log=True), runs.HALVES[0]
+    gap, half = deterministic(1 / _kept(results, LARGEST, runs.CHUNKS), log=True), runs.HALVES[0]
     return {half: replace(gap, label=f"{runs.RESNET}, {half}: time of an image of {LARGEST}")}
 
 
