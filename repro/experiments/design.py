@@ -144,14 +144,14 @@ class Run:
         config: JSON values.
         seeds: None for the profile's; `PROCESSES`, and any further ones, of measurements.
         label: Its name in progress and failures, such as ``ResNet-50, mini-batch 64``.
-        beside: Whether it has extra seeds for one claim: not plotted, not counted as missing.
+        extra: Whether it has extra seeds for one claim: not plotted, not counted as missing.
     """
 
     experiment: str
     config: dict[str, Any]
     seeds: tuple[int, ...] | None = None
     label: str = field(default="", compare=False)
-    beside: bool = field(default=False, compare=False)
+    extra: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         return hash(identity(self.experiment, self.config, 0))

@@ -382,7 +382,7 @@ def _share(results: Results) -> float:
     present = {record.identity for record in results.records}
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:
-        if not run.beside:
+        if not run.extra:
             here = identity(run.experiment, run.config, seed) in present
             seeds.setdefault(run, []).append(here)
     shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]

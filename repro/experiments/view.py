@@ -39,7 +39,7 @@ def signature(results: Results, said: str) -> str:
     once = {
         identity(run.experiment, run.config, seed)
         for run, seed in results.expected
-        if run.beside or (run.seeds is not None and len(run.seeds) == 1)
+        if run.extra or (run.seeds is not None and len(run.seeds) == 1)
     }
     repeated = [r for r in records if r.status == "ok" and r.identity not in once] or records
     counts = Counter(identity(record.experiment, record.config, 0) for record in repeated).values()

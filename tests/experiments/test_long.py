@@ -199,11 +199,11 @@ def test_first_epochs_come_seed_by_seed_and_hide_nothing_where_they_lack(
 ):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     paper, chosen, runs = plan("adaptive")
-    beside = [run for run in runs if run.beside]
+    beside = [run for run in runs if run.extra]
     assert len(beside) == 6 and {run.experiment for run in beside} == {FIRST_EPOCHS}
     for profile in ("quick", LONG):
         store = RecordStore(tmp_path / "local" / profile)
-        whole = [r for r in paper.artefacts["figure2"].runs(profile, chosen) if not r.beside]
+        whole = [r for r in paper.artefacts["figure2"].runs(profile, chosen) if not r.extra]
         for number, run in enumerate(whole):
             for seed in range(2):
                 values = {"key": f"{number:012d}{seed:012d}", "config": run.config, "seed": seed}

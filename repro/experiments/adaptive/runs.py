@@ -239,7 +239,7 @@ def _peaks(profile: str, task: str, chosen: Chosen) -> Iterator[Run]:
             config=run.config | {"epochs": epochs},
             seeds=tuple(range(100, 100 + rule["seeds"])),
             label=f"{run.label}, first {epochs} epochs",
-            beside=True,
+            extra=True,
         )
 
 
