@@ -145,7 +145,7 @@ class _Case:
     def budget(self) -> int:
         """Limit for `OutOfCore`."""
         available = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
-        return max(0, available - self.extra)
+        return max(0, available - self.beside)
 
     # ---- memory
 
@@ -157,7 +157,7 @@ class _Case:
 
     def undivided_bytes(self, iteration: Iteration, batch: int) -> int:
         alive = iteration.alive(batch, self.left_out(iteration))
-        return math.ceil(alive.max()) + self.extra
+        return math.ceil(alive.max()) + self.beside
 
     def divided_bytes(self, iteration: Iteration, micro: int, streamed: bool) -> int:
         """Peak of a mini-batch in several micro-batches of a size.
@@ -179,7 +179,7 @@ class _Case:
             peak += self.batch_bytes(samples)
         if streamed:  # running statistics are copied, to be put back where memory runs out
             peak += iteration.kept_bytes("buffer")
-        return math.ceil(peak) + self.extra
+        return math.ceil(peak) + self.beside
 
     def trace(self, iteration: Iteration, batch: int) -> Trace:
         """Trace for the plans of out-of-core training."""
@@ -349,17 +349,17 @@ def _swapped(case: _Case, iteration: Iteration, link: tuple[float, float]) -> Pr
     given: dict[str, Any] = {"largest": largest, "settings": {"budget_bytes": budget}}
     if trace.smallest_budget > budget:
         why = f"one operation alone needs more; at most {largest} samples fit"
-        peak = trace.smallest_budget + case.extra
+        peak = trace.smallest_budget + case.beside
         return case.answer(peak, None, fits=False, reason=why, **given)
     seen = case.seen(case.times(iteration, case.batch))
     if trace.peak_bytes <= budget:
-        peak, why = trace.peak_bytes + case.extra, "nothing has to be swapped"
+        peak, why = trace.peak_bytes + case.beside, "nothing has to be swapped"
         return case.answer(peak, float(seen.sum()), reason=why, **given)
     seconds, least, peak, host = case.swapped(trace, seen, link)
     if case.on_cpu and case.method != "outofcore_file":
         given["reason"] = "on a CPU the host's memory is the same: the process takes both"
     host += trace.held_bytes
-    return case.answer(peak + case.extra, seconds, least, host_bytes=host, **given)
+    return case.answer(peak + case.beside, seconds, least, host_bytes=host, **given)
 
 
 def _mbs_in_outofcore(case: _Case) -> Prediction:
@@ -370,7 +370,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     count = -(-case.batch // micro)
     settings = {"micro_batch": micro, "budget_bytes": budget}
     if case.speed.streaming_refused:
-        return case.refused(case.trace(plain, micro).smallest_budget + case.extra)
+        return case.refused(case.trace(plain, micro).smallest_budget + case.beside)
     if count == 1:
         prediction = _swapped(replace(case, method="outofcore"), plain, case.speed.link)
         settings = prediction.settings | {"micro_batch": micro}
@@ -389,7 +389,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     times, leasts, peaks, hosts = zip(*outcomes, strict=True)
     first_s, more_s = case.streamed_s() or (0.0, 0.0)
     return case.answer(
-        max(peaks) + case.extra,
+        max(peaks) + case.beside,
         times[0] + (count - 2) * (times[-1] - times[0]) + (first_s + (count - 1) * more_s),
         leasts[0] + (count - 2) * (leasts[-1] - leasts[0]),
         host_bytes=max(hosts) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
@@ -404,7 +404,7 @@ def _save_on_cpu(case: _Case) -> Prediction:
         return case.answer(case.undivided_bytes(case.plain, case.batch), base, reason=why)
 
     def peak(size: int) -> int:
-        peak_bytes = int(case.plain.kept_on_host(size)[0].max()) + case.extra
+        peak_bytes = int(case.plain.kept_on_host(size)[0].max()) + case.beside
         return peak_bytes - case.batch_bytes(size) if case.simulated else peak_bytes
 
     moved = case.plain.kept_on_host(case.batch)[1]
