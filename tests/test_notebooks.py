@@ -281,7 +281,7 @@ class TestSession:
             failed = any(row["holds"] == "NO" for row in checked)
             assert kinds == [
                 *["VerdictList"] * bool(artefact.claims),
-                *["Image"] * artefact.draw,
+                *["Image"] * bool(artefact.draw),
                 "Markdown",
                 *["TableView"] * short,
                 *["TableView"] * failed,
