@@ -113,7 +113,7 @@ def write_figure(
         raise UsageError(f"{target} has no figure; these have one: {drawn}")
     check_target(path, "the figure")
     ((source, artefact, results),) = found(target, profile, device, changes)
-    if results.expected and not results.records:
+    if not results.records:
         raise UsageError(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"

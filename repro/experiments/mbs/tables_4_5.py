@@ -26,8 +26,8 @@ Comparison = Callable[[Results, Sequence[Record], Sequence[Record]], Estimate]
 # Accuracy and IoU.
 
 
-def means(results: Results, role: str) -> dict[int, float]:
-    """Return the mean result with MBS by mini-batch size of the paper's rows, ascending."""
+def mean_by_size(results: Results, role: str) -> dict[int, float]:
+    """Return the mean result with MBS over seeds, by mini-batch size of the paper's rows."""
     found = {}
     for row in paper_rows(role):
         ran = cells.trainings(results, role, row["mini_batch"], True)
@@ -41,10 +41,11 @@ def gain(
 ) -> Estimate:
     """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
-    Of a mini-batch, or of the best of those above the initial one, and widened for that.
+    Without `size` the best mini-batch above the initial one is taken. The interval of the best is
+    widened for that choice (Bonferroni), also where `size` names it.
     """
     initial = INITIAL[role]
-    above = {n: mean for n, mean in means(results, role).items() if n > initial}
+    above = {n: mean for n, mean in mean_by_size(results, role).items() if n > initial}
     best = max(above, key=above.__getitem__, default=None)
     size = best if size is None else size
     if size is None:
@@ -62,7 +63,7 @@ def paper_gain(role: str, size: int) -> float:
 
 
 def iou_gain(results: Results) -> Estimate:
-    """Return the gain of the best mini-batch above the initial one as a ratio, of U-Net."""
+    """Return U-Net's gain as a ratio, for the effects of ``[story]``."""
 
     def compare(results: Results, *both: Sequence[Record]) -> Estimate:
         streamed, undivided = (cells.best(results, records) for records in both)
@@ -75,15 +76,16 @@ def iou_gain(results: Results) -> Estimate:
 
 
 def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[float]]:
-    """Return seconds of an epoch by mini-batch size of the paper's rows and whether with MBS.
+    """Return the seconds of an epoch by (mini-batch size, whether with MBS).
 
-    Epochs that were timed in turns count by process, on a card by round; else trainings that ran
-    alone count by their median epoch.
+    Epochs timed in turns have one value a process, on a card one a round. Without such records
+    each training that ran alone gives its median epoch.
 
     Raises:
         NotRun: They are of several machines.
     """
-    if results.ok("epochs", role=role):
+    if timed := results.ok("epochs", role=role):
+        one_machine(timed)
         record = results.measured("epochs", several=results.profile != "gpu", role=role)
         return {
             (mini, micro is not None): record.timings[name]["samples_s"]
@@ -100,7 +102,7 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
     return found
 
 
-def longer_epoch(results: Results, role: str, size: int) -> Estimate:
+def epoch_ratio(results: Results, role: str, size: int) -> Estimate:
     """Return the time of an epoch with MBS over that of the undivided initial mini-batch."""
     seconds = epoch_seconds(results, role)
     first, second = (seconds.get(way, []) for way in ((size, True), (INITIAL[role], False)))
@@ -112,7 +114,7 @@ def longer_epoch(results: Results, role: str, size: int) -> Estimate:
     return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
 
 
-def longer_step(results: Results, role: str) -> Estimate:
+def halved_step_ratio(results: Results, role: str) -> Estimate:
     """Return the time of a step in two halves over that of the undivided initial mini-batch."""
     record = results.measured("overhead", role=role)
     halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
@@ -122,35 +124,38 @@ def longer_step(results: Results, role: str) -> Estimate:
     )
 
 
-def _longer(results: Results, case: str) -> Estimate:
-    """Return `longer_epoch` of a case such as ``ResNet-50, 32``."""
+def _epoch_ratio_of(results: Results, case: str) -> Estimate:
+    """Return `epoch_ratio` of a case such as ``ResNet-50, 32``."""
     role, _, size = case.partition(", ")
     if not size:
         raise NotRun("no records")
-    return longer_epoch(results, role, int(size))
+    return epoch_ratio(results, role, int(size))
 
 
 def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
-    """Epochs of every mini-batch above the initial one that was timed, over that, undivided."""
+    """The epoch of each timed larger mini-batch over that of the undivided initial one."""
     sizes = []
     for role in roles:
         timed = sorted(size for size, streamed in epoch_seconds(results, role) if streamed)
         sizes += [f"{role}, {size}" for size in timed if size > INITIAL[role]] or [role]
-    return cases(sizes, partial(_longer, results))
+    return cases(sizes, partial(_epoch_ratio_of, results))
 
 
 FASTER = "ResNet-101, 128"
-SLOWER = ("ResNet-50, 128", "AmoebaNet-D, 256")  # all at the paper's best mini-batch
+SLOWER = (
+    "ResNet-50, 128",
+    "AmoebaNet-D, 256",
+)  # the paper's best above the initial
 
 
 def resnet101_faster(results: Results) -> Cases:
-    """ResNet-101's epoch over the undivided one, and the undivided ones of the others over theirs.
+    """ResNet-101: the epoch with MBS over the undivided one. The others: undivided over with MBS.
 
-    So that each ratio is below 1 where ResNet-101 is faster, and the others are slower.
+    Each ratio is then below 1 where the paper's sentence holds.
     """
 
     def compare(case: str) -> Estimate:
-        ours = _longer(results, case)
+        ours = _epoch_ratio_of(results, case)
         if case == FASTER:
             return ours
         return replace(ours, mean=-ours.mean, label=f"{ours.label}, undivided over it:")
@@ -162,7 +167,7 @@ def resnet101_faster(results: Results) -> Cases:
 
 
 def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
-    """Return the runs of mini-batches above the initial one, with or without MBS."""
+    """Return the records of mini-batches above the initial one, with or without MBS."""
     ran = [*results.select("step", role=role), *results.select("train", role=role)]
     return [
         record
@@ -173,7 +178,7 @@ def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
 
 
 def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool, str]:
-    """Whether all mini-batches above the initial one train with MBS, and fail without."""
+    """Whether all mini-batches above the initial one train (with MBS) or run out of memory."""
     parts = []
     for role in roles:
         if ran := _beyond(results, role, streamed):
@@ -185,13 +190,13 @@ def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool
     return cells.joined(parts)
 
 
-def largest_declines(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
+def largest_is_not_best(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
     """Whether another mini-batch than the largest is the best."""
     if results.profile == "smoke":
         raise NotRun("two epochs learn nothing")
     parts = []
     for role in roles:
-        by_size = means(results, role)
+        by_size = mean_by_size(results, role)
         if len(by_size) > 1:
             sizes = max(by_size, key=by_size.__getitem__), max(by_size)
             said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in sizes)
@@ -203,7 +208,7 @@ def largest_declines(results: Results, roles: Sequence[str]) -> tuple[bool, str]
 
 
 def _rows(results: Results, name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the paper's rows, then one without numbers of each mini-batch above: all samples."""
+    """Yield the paper's rows, then one for each larger mini-batch that ran (all samples)."""
     yield from PAPER[name]
     largest = {row["model"]: row["mini_batch"] for row in PAPER[name]}
     for role, most in sorted(largest.items()):
@@ -231,7 +236,7 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
             epoch_s = Summary.of(times.get((size, streamed), []))
             compared = [
                 cells.told(cells.attempt(compare, results, role, size)) if streamed else DASH
-                for compare in (gain, longer_epoch)
+                for compare in (gain, epoch_ratio)
             ]
             rows.append(
                 {
@@ -270,7 +275,7 @@ def figure(results: Results, name: str) -> "Figure":
         sizes = [row["mini_batch"] for row in _rows(results, name) if row["model"] == role]
         panels[title] = {
             better: {"paper": gains, "ours": _bounds(partial(gain, results, role), sizes)},
-            longer: {"paper": times, "ours": _bounds(partial(longer_epoch, results, role), sizes)},
+            longer: {"paper": times, "ours": _bounds(partial(epoch_ratio, results, role), sizes)},
         }
         failed = [r for r in _beyond(results, role, False) if r.status == "out_of_memory"]
         refused[title] = sorted({record.config["mini_batch"] for record in failed})
@@ -302,14 +307,14 @@ def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
         draw=partial(figure, name=name),
         claims={
             "optimum_beyond": lambda results: cases(roles, partial(gain, results)),
-            "overhead_halved": lambda results: cases(roles, partial(longer_step, results)),
-            "overhead_sizes": lambda results: cases(named, partial(_longer, results)),
+            "overhead_halved": lambda results: cases(roles, partial(halved_step_ratio, results)),
+            "overhead_sizes": lambda results: cases(named, partial(_epoch_ratio_of, results)),
             **{key: partial(compare, roles=roles) for key, compare in further.items()},
         },
         checks={
             "undivided_fails": partial(beyond, roles=roles, streamed=False),
             "streamed_trains": partial(beyond, roles=roles, streamed=True),
-            "largest_declines": partial(largest_declines, roles=roles),
+            "largest_declines": partial(largest_is_not_best, roles=roles),
         },
     )
 
