@@ -83,7 +83,8 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
         }
         counts = [read.updates_of(of) for of in (best, records)]
         saved = f"{np.mean(counts[0]) / np.mean(counts[1]):.2f}" if all(counts) else DASH
-        rows.append({"strategy": row["strategy"]} | papers | row | {"fewer updates": saved})
+        made = {"updates": read.span(counts[1]), "fewer updates": saved}
+        rows.append({"strategy": row["strategy"]} | papers | row | made)
         if task != CIFAR:
             epochs = read.span([record.metrics["completed"] for record in records])
             met = all(record.metrics["stopped"] for record in records)

@@ -110,7 +110,10 @@ def with_colons(found: Cases) -> Cases:
 def outcome(results: Results, line: Line) -> dict[str, Any]:
     """Columns of final loss and accuracy, and of the gain, the paper's with ours."""
     accuracy = final(results, line.records, "accuracy")
+    plans = line.records[0].metrics["plans"] if line.records else []
+    small = [str(plan["small_batch"]) for plan in plans if plan["small_samples"]]
     cells = {
+        "B_S": ", ".join(small) or DASH,  # one for each resolution
         "loss, paper": f"{line.paper['loss']:.3f}",
         "loss": Summary.of(final(results, line.records, "test_loss")).text(3),
         "accuracy, paper (%)": f"{line.paper['accuracy']:.1f}",
