@@ -48,7 +48,7 @@ def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figu
 
 
 def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
-    """Name what any panel shows once, below all of them; what `order` names comes first."""
+    """Name every line once, below all panels; those of `order` come first."""
     named: dict[str, Artist] = {}
     for axis in figure.axes:  # any of which may be empty
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -129,13 +129,13 @@ def against_mini_batch(
     neutral: Mapping[str, float],
     style: Mapping[str, str],
 ) -> Figure:
-    """Draw what a mini-batch size changes, the paper's values hollow beside ours.
+    """Draw the effect of the mini-batch size, the paper's values hollow beside ours.
 
     Args:
         panels: By column (a model), then by quantity with its unit, then by series (``paper`` and
             ``ours``), the points. All columns have one horizontal axis, a quantity one vertical.
         refused: By column, the sizes that ran out of memory without streaming; shaded.
-        neutral: By quantity, the value of what they are compared with, marked by a line.
+        neutral: By quantity, the value of the baseline, marked by a line.
         style: Colour and marker of ours.
     """
     quantities, alone = list(neutral), len(panels) == 1
@@ -202,7 +202,7 @@ def grouped_bars(
         panels: By title, then by series (``paper`` and ``ours``), points whose position is the
             number of a group.
         groups: By title, the label below each pair.
-        xlabel: What that is.
+        xlabel: Of the positions.
         ylabels: One for each panel.
         colour: Of our bars.
     """
@@ -233,7 +233,7 @@ def timeline(
     copied: str,
     title: str = "",
 ) -> Figure:
-    """Draw what one mini-batch did when: copies, computations, and the update at its end.
+    """Draw one mini-batch over time: copies, computations, and the update at its end.
 
     Args:
         spans: (kind, micro-batch, start, end) in seconds, kind ``copy`` or ``compute``.
@@ -291,7 +291,7 @@ def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool
 
     Args:
         rows: From above.
-        xlabel: What is drawn, with its unit.
+        xlabel: The quantity, with its unit.
         neutral: The value of no effect, marked by a line.
         log: Whether the axis is logarithmic, as for ratios.
     """
@@ -350,7 +350,7 @@ def streaming_plan(
         limit_mib: The device's memory, MiB.
         mini_batch: The size that is marked, one of them.
         styles: Of each method.
-        extent: Both vertical axes' ends, the same whatever is chosen.
+        extent: Both vertical axes' ends, the same for every choice.
         title: Source of memory and times.
     """
     figure, axes = new_axes(1, 2, 10, 3.7)
@@ -422,7 +422,7 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
 
     Args:
         groups: By name, its effects as ratios.
-        xlabel: What is drawn.
+        xlabel: The quantity.
     """
     lines = sum(1 + max(1, len(rows)) for rows in groups.values())
     figure, axes = new_axes(1, 1, 12, 1.3 + 0.31 * lines)

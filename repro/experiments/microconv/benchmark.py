@@ -1,4 +1,4 @@
-"""What does dividing gain over a benchmark's layers, at one limit? (Figure 8)
+"""How much faster are a benchmark's layers when divided, at one limit? (Figure 8)
 
 DeepBench's convolutions, forward, at four times their batch size, each by itself.
 """

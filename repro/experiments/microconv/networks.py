@@ -1,4 +1,4 @@
-"""What does a whole network gain within a limit? (Figures 9 and 11, Table V)
+"""How much faster is a whole network within a limit? (Figures 9 and 11, Table V)
 
 A limit for each kernel (WR), or one workspace that is shared out (WD). Where a limit excludes
 nothing, dividing has nothing to gain, and claims that it gains are not judged.

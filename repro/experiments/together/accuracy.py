@@ -1,4 +1,4 @@
-"""Towards one accuracy: what do the answers to the batch's size learn, and together? (Part 2)"""
+"""Towards one accuracy: how much do the methods learn, alone and together? (Part 2)"""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -216,7 +216,7 @@ def figure(results: Results) -> "Figure":
 
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield what a caption says of the trainings."""
+    """Yield the caption's sentences on the trainings."""
     record = results.first(TRAIN)
     if record is None or record.dataset is None:
         return

@@ -122,7 +122,7 @@ def fits(results: Results) -> dict[str, Exact]:
 
 
 def time(results: Results) -> dict[str, Exact]:
-    """Count what fits, and was predicted to."""
+    """Count the cases that fit, and those predicted to."""
     errors = cells(results)["time"].dropna().abs()
     shared = _share(errors <= WITHIN, f"within {100 * WITHIN:.0f} % in")
     half = f"half of all within {100 * float(errors.median()):.0f} %"

@@ -54,7 +54,7 @@ def _of_strategy(results: Results, strategy: str) -> str:
 
 
 def _word(results: Results, name: str) -> str:
-    """What became of a claim, judged on the records that show it."""
+    """The verdict on a claim, by the records that show it."""
     part, _, key = name.partition(".")
     own = results.parts.get(part, results)
     return f"{key}: {_ARTEFACTS[part].judge(claims_of('together')[part][key], own).word}"
@@ -86,7 +86,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield what the captions of both parts say of machine, limit and data."""
+    """Yield the sentences of both parts' captions."""
     yield from limit.facts(results)
     yield from accuracy.facts(results)
 

@@ -1,4 +1,4 @@
-"""Under one memory limit: what trains, how fast, and is it still the same mathematics? (Part 1)"""
+"""Under one memory limit: which method trains, how fast, and with the same result? (Part 1)"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 ROUNDING = 1e-4  # of a gradient in float32, of sums in another order
 SPLITS = ("accumulation", "mbs", "mbs_deferred")  # divide the mini-batch by samples
 WHOLE = ("outofcore", "outofcore_file", "checkpointing", "save_on_cpu")  # and these do not
-Point = dict[str, Any]  # what `measuring.limit` writes of one mini-batch, and `slowdowns`
+Point = dict[str, Any]  # as `measuring.limit` writes it of one mini-batch, and `slowdowns`
 
 
 def points(results: Results, network: str, mode: str) -> dict[int, Point]:
-    """Return what was measured of a method by the multiple of what fits; empty without a record.
+    """Return a method's measurements by the multiple of the largest batch that fits.
 
-    `slowdowns`: seconds of an image over those undivided at what fits, by rounds in turns.
+    `slowdowns`: seconds of an image over those of the largest undivided batch, by rounds.
     """
     if (record := results.first(LIMIT, network=network, mode=mode)) is None:
         return {}
@@ -71,7 +71,7 @@ def largest(by_multiple: dict[int, Point]) -> Point | None:
 
 
 def multiples(results: Results) -> list[int]:
-    """Return the multiples of what fits that any record has."""
+    """Return the multiples of the largest batch that fits, as any record has."""
     return sorted({row["multiple"] for r in results.ok(LIMIT) for row in r.metrics["points"]})
 
 
@@ -81,7 +81,7 @@ def is_simulated(results: Results) -> bool:
 
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield what a caption says of the measurements."""
+    """Yield the caption's sentences on the measurements."""
     if results.select(LIMIT):
         yield f"{'SIMULATED limit, ' * is_simulated(results)}SYNTHETIC data."
 
@@ -157,7 +157,7 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-# ---- What fits
+# ---- Largest batches
 
 
 def _worst(values: dict[str, float]) -> str:
@@ -207,7 +207,7 @@ def _all_exact(found: Cases) -> tuple[bool, str]:
 
 
 def dividing_always_fits(results: Results) -> tuple[bool, str]:
-    """Whether accumulation and MBS fit: a micro-batch takes as much whatever the mini-batch is."""
+    """Whether accumulation and MBS fit: a micro-batch takes the same memory in every mini-batch."""
     return _all_exact(_reaches(results, SPLITS, lambda times, last: times == last))
 
 
@@ -239,7 +239,7 @@ def same_gradient(
 
 
 def _both(results: Results, network: str, first: str, second: str) -> tuple[int, Point, Point]:
-    """Return the largest multiple beyond what fits that two methods train, and both points."""
+    """Return the largest multiple that two methods train, and both points."""
     ours, theirs = (points(results, network, mode) for mode in (first, second))
     if not ours or not theirs:
         raise NotRun("no records")
@@ -320,7 +320,7 @@ UNDER_LIMIT = artefact(
     checks={
         "within": within,
         "dividing_always_fits": dividing_always_fits,
-        # A mean is a mean of means; what is not divided has the same operations and numbers.
+        # A mean is a mean of means; an undivided method has the same operations and numbers.
         "same_without_batchnorm": partial(same_gradient, modes=SPLITS, networks=[TRANSFORMER]),
         "same_undivided": partial(same_gradient, modes=WHOLE, networks=NETWORKS),
         "deferred_closer": deferred_closer,

@@ -1,4 +1,4 @@
-"""What is measured under one memory limit: whether it fits, how fast it is, what it computes."""
+"""Measurements under one memory limit: does it fit, how fast is it, is the result the same?"""
 
 import gc
 import time
@@ -35,7 +35,7 @@ _NO_LIMIT = 2**62
 
 
 def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by one method under the limit of one network, at each multiple of what fits undivided.
+    """Train by one method under the limit of one network, at each multiple of the largest batch.
 
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
     watching of memory, which costs time.
@@ -93,7 +93,7 @@ def _measure(
 
 
 def _release(device: str) -> None:
-    """Give an accelerator back what cycles still hold; a CPU's limit is on what is made inside."""
+    """Free the memory that cycles still hold; a CPU's limit is on what is made inside."""
     if accelerator.is_accelerator(device):
         gc.collect()
         accelerator.empty_cache(device)
@@ -188,7 +188,7 @@ def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
-    """Return the norm of the difference over that of what was expected; None for no tensors.
+    """Return the norm of the difference over that of the expected; None for no tensors.
 
     Raises:
         ValueError: They are not as many, or of other shapes.

@@ -1,6 +1,6 @@
 """All methods to compute one mini-batch under a memory limit, each by its public functions.
 
-Methods do not know each other: what is combined is combined here, as a user would.
+Methods do not know each other: they are combined here, as a user would.
 """
 
 import math
@@ -25,7 +25,7 @@ from repro.outofcore import OutOfCore
 
 RATE, MOMENTUM = 1e-3, 0.9
 WORKSPACE = 8 * 2**20  # bytes of each tuned convolution's kernels
-OUT_OF_CORE_SHARE = 0.8  # of an accelerator's limit: kernels take the rest, and what lies between
+OUT_OF_CORE_SHARE = 0.8  # of an accelerator's limit: kernels and gaps take the rest
 
 ACCUMULATES = "accumulation"
 STREAMS = {"mbs", "mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore", "tuned_mbs"}
@@ -60,7 +60,7 @@ class Method:
         loss = self.problem.loss
         if self.mode in STREAMS:
             rule = "deferred" if self.mode == "mbs_deferred" else "micro"
-            # The loss is torch's own, and what a check would cost is not to be timed.
+            # The loss is torch's own, and a check's cost is not to be timed.
             streamer = MicroBatchStreamer(
                 self.model, loss, self.micro or 1, device=self.device, batchnorm=rule, check="off"
             )
@@ -114,7 +114,7 @@ class Method:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Enter what the method has to be within: out-of-core's block, or nothing.
+        """Enter the method's block: out-of-core's, or none.
 
         Raises:
             BudgetTooSmall: An operation alone needs more than the limit.

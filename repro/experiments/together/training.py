@@ -1,4 +1,4 @@
-"""What trains towards one accuracy: every strategy on the same images, in as many samples."""
+"""Trainings towards one accuracy: every strategy on the same images, in as many samples."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,13 +103,13 @@ def _three_channels(images: Tensor) -> Tensor:
 
 
 class Work:
-    """What a training has done so far: updates, and images and passes by resolution.
+    """The progress of a training: updates, and images and passes by resolution.
 
     Attributes:
         updates: Of the model.
         parallel: Time on a machine of several devices, in images of the own side.
         by_side: Images and passes.
-        history: What was reached by the end of each epoch, by name.
+        history: Results at the end of each epoch, by name.
     """
 
     def __init__(self, config: Config, side: int) -> None:
@@ -137,7 +137,7 @@ class Work:
             self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
 
     def cost_of(self, side: int) -> float:
-        """Return what an image costs, in images of the own side: by its pixels."""
+        """Return the cost of an image, in images of the own side: by its pixels."""
         return (side / self._side) ** 2
 
     def end_epoch(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
@@ -195,7 +195,7 @@ def _layout(config: Config) -> torch.memory_format:
 def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
     """A function that computes a mini-batch's gradients, streamed or at once, and returns its loss.
 
-    Where steps are captured, what is streamed is not: but a mini-batch of one micro-batch is.
+    Where steps are captured, a streamed one is not, unless it has a single micro-batch.
     """
     low = getattr(torch, config["autocast"]) if config.get("autocast") else None
     captured, last = config.get("captured", False), config.get("channels_last", False)
@@ -278,7 +278,7 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
     micro = memory if config["strategy"] in STREAMED else None
     large = config["large"] if micro else memory
     schedule = _schedule(config)
-    # An image of a large batch takes what it takes at the size that fits, streamed or not.
+    # An image of a large batch takes as long as at the size that fits, streamed or not.
     model, each = TimeModel(1.0, config["step_images"]), (workers // 2, workers - workers // 2)
     plan = DualBatchPlan.solve(model, config["k"], *each, memory, config["train_samples"])
 
@@ -314,7 +314,7 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
 
 
 def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
-    """Time training steps by size and resolution, in turns, and fit what images and passes cost."""
+    """Time steps by size and resolution, in turns, and fit the cost of an image and of a pass."""
     sides, sizes = config["sides"], config["sizes"]
     with machine(config, device):
         steps = {f"{a}px, {b}": _step(config, a, b, device) for a in sides for b in sizes}
@@ -330,7 +330,7 @@ def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
 def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Seconds of an image and of a pass by least squares, neither below 0.
 
-    On small steps noise may outweigh what images cost.
+    On small steps noise may outweigh the cost of images.
     """
     columns = np.column_stack([np.asarray(sizes, float), np.ones(len(sizes))])
     (image_s, pass_s), _ = nnls(columns, np.asarray(seconds, float))
