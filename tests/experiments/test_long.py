@@ -15,16 +15,6 @@ from repro.experiments.story import findings_of, setup
 from repro.experiments.view import signature
 from repro.records import RecordStore
 
-TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "files", "figure3", "batchnorm"),
-           "dualbatch": ("figure1", "figure3", "figure4", "table3", "table4", "table5", "table8",
-                         "table10", "synchronisation", "flatness", "own_plan", "updates", "rates",
-                         "gains"),
-           "adaptive": ("figure1", "figure2", "figure3", "stable", "figure4", "figure5", "figure6",
-                        "figure7", "figure8", "figure9", "figure10", "lars", "figure11"),
-           "outofcore": ("schedules",),
-           "microconv": ("figure1", "figure9", "figure10", "figure11", "figure12", "table5",
-                         "iterations", "optimisation"),
-           "together": ("accuracy",)}  # fmt: skip
 # What a measurement has more of than under quick, and threads, where it says why.
 MORE = {"repeats", "processes", "threads"}
 
@@ -39,7 +29,7 @@ def plan(key):
 def test_what_it_runs(key):
     paper, chosen, runs = plan(key)
     named = [name for name, a in paper.artefacts.items() if a.runs(LONG, chosen)]
-    assert named == list(TRAINED[key])
+    assert named == [name for name, a in paper.artefacts.items() if a.long]
     assert len(set(runs)) == len(runs)
 
 
@@ -238,7 +228,7 @@ def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key
     monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
     paper = load_paper(key)
     quick = find_source(paper, "quick", local=False)
-    for name in TRAINED[key]:
+    for name in [name for name, a in paper.artefacts.items() if a.long]:
         artefact = paper.artefacts[name]
         results = results_of(artefact, quick)
         rows = summary.verdicts(paper, artefact, results)
