@@ -25,7 +25,7 @@ _COPIED_BYTES, _REPEATS = 256 * 2**20, 5
 _BUSY = 1.5  # processes that want each core, beyond which times say little
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
-# The memory of the papers' cards, to which runs of profile `gpu` are held; all others hold less.
+# The memory of the papers' cards, to which runs of profile `gpu` are held; others set no limit.
 LARGEST_GIB = {"mbs": 24.0, "dualbatch": 24.0, "outofcore": 16.0}
 
 Facts = dict[str, Any]

@@ -93,9 +93,6 @@ def test_every_run_starts(key, profile):
     for run, one in found.items():
         fits = one.result == "out of memory" and run.experiment in ("step", "train", "measured")
         assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run
-    if profile == "gpu":
-        peak = max(one.peak_bytes or 0 for one in found.values()) / GIB
-        assert peak < doctor.LARGEST_GIB.get(key, 16.0) * 1.05
 
 
 @pytest.mark.parametrize("key", ["mbs", "dualbatch"])
