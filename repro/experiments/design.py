@@ -221,6 +221,8 @@ class Claim:
         seen: Experiments, or folders of reference records, that were there when it was written.
         long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
         why_not: Where it certainly fails: the observation, the causes ruled out, the conclusion.
+        why_of: The profile of the records that this tells of; by default `quick`, or `long` where
+            the artefact has it.
     """
 
     key: str
@@ -241,6 +243,7 @@ class Claim:
     seen: Sequence[str] = ()
     long: Mapping[str, Any] | None = None
     why_not: str = ""
+    why_of: str = ""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -47,9 +47,11 @@ class Results:
     Attributes:
         places: Where the records come from, as phrases, most records first.
         parts: Of an artefact that sums up others, the results of each, by name.
+        gpu: A GPU's records of some of the runs, where others are shown; None where there are none.
     """
 
     places: Sequence[str] = ()
+    gpu: "Results | None" = None
     parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
 
     def __init__(
@@ -330,8 +332,9 @@ def results_of(
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
-    those nearest the paper, once half of its runs have some. The datasets are those of the records,
-    so that an artefact is shown as it was computed, whichever data is at hand now.
+    those nearest the paper, once more than half of its runs have some, and some of every
+    experiment; until then they are in `Results.gpu`. The datasets are those of the records, so
+    that an artefact is shown as it was computed, whichever data is at hand now.
 
     Args:
         artefact: Of the source's paper.
@@ -352,15 +355,26 @@ def results_of(
         for name in profiles or [source.profile or default_profile()]
     ]
 
-    def worth(results: Results) -> tuple[bool, bool, float, int]:
+    def on_a_gpu(results: Results) -> bool:
         # Toy records show that the code runs; they hide nothing better.
+        real = results.profile != "smoke"
+        return real and any(record.device["type"] != "cpu" for record in results.records)
+
+    def worth(results: Results) -> tuple[bool, bool, float, int]:
         real = results.profile != "smoke" and bool(results.records)
-        on_a_gpu = any(record.device["type"] != "cpu" for record in results.records)
         share = _share(results)
-        first = real and on_a_gpu and share >= 0.5
+        first = on_a_gpu(results) and share > 0.5 and _of_every_experiment(results)
         return real, first, share, COMPUTING_PROFILES.index(results.profile)
 
-    return max(candidates, key=worth)
+    *others, best = sorted(candidates, key=worth)
+    if not on_a_gpu(best):
+        best.gpu = next(filter(on_a_gpu, reversed(others)), None)
+    return best
+
+
+def _of_every_experiment(results: Results) -> bool:
+    recorded = {record.experiment for record in results.records}
+    return all(run.experiment in recorded for run, _ in results.expected if not run.extra)
 
 
 def _joined(parts: Mapping[Artefact, Results]) -> Results:
@@ -378,14 +392,19 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 
 
 def _share(results: Results) -> float:
-    """Return the share of the runs that have records, of seeds two each: more narrow intervals."""
+    """Return the share of the runs that have records, of trainings by two seeds: more narrow
+    intervals.
+    """
     present = {record.identity for record in results.records}
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:
         if not run.extra:
             here = identity(run.experiment, run.config, seed) in present
             seeds.setdefault(run, []).append(here)
-    shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
+    shares = [
+        min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
+        for run, here in seeds.items()
+    ]
     return sum(shares) / max(1, len(shares))
 
 

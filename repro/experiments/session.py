@@ -118,6 +118,17 @@ class Session:
         if failed:
             display(report.TableView(summary.frame(failed)))
 
+    def on_gpu(self, name: str) -> None:
+        """Show a GPU's records of an artefact of which `show` shows others; nothing without any."""
+        artefact, results = self.paper.artefacts[name], self.results(name).gpu
+        if results is None:
+            return
+        if artefact.draw:
+            show_figure(artefact.figure(results))
+        text = report.markdown(view.full_caption(artefact, results))
+        display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
+        display(report.TableView(artefact.table(results)))
+
     def _figure(self, name: str) -> Figure:
         return self.paper.artefacts[name].figure(self.results(name))
 

@@ -78,7 +78,9 @@ _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?(:mean)?\
 
 def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
     """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
-    cases = paper.artefacts[artefact].claims[key](look(artefact))
+    asked = paper.artefacts[artefact]
+    *_, used = summary.judged(asked, claims_of(paper.key)[artefact][key], look(artefact))
+    cases = asked.claims[key](used)
     if case is None and len(cases) != 1:
         raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
     name = next(iter(cases)) if case is None else case
@@ -104,7 +106,7 @@ def filled(sentence: str, paper: Paper, look: Look) -> str:
         kind, artefact, key, case, mean = match.groups()
         claim = claims_of(paper.key)[artefact][key]
         if kind == "verdict":
-            return paper.artefacts[artefact].judge(claim, look(artefact)).word
+            return summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].word
         name, ours = _case(paper, look, artefact, key, case)
         if kind == "paper":
             return claim.papers_number(name, ours)

@@ -22,7 +22,7 @@ from repro.experiments.design import (
     paper_toml,
     setting_of,
 )
-from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
 from repro.experiments.query import LOCAL, Results, Source, of_reference, results_of
 from repro.records import Record, RecordError, local_store
 
@@ -42,23 +42,44 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     rows = []
     written = claims_of(paper.key).get(artefact.name, {})
     for key in artefact.claims:
-        claim = written[key].under(results.profile)
-        verdict = artefact.judge(claim, results)
+        claim, verdict, used = judged(artefact, written[key], results)
         row = {
             "artefact": f"{paper.key}/{artefact.name}",
             "claim": claim.text,
             "in the paper": claim.source,
-            "setting": setting_of(claim.kind, results),
+            "setting": setting_of(claim.kind, used),
             "expected": claim.expect,
             "verdict": verdict.word,
-            "evidence": verdict.evidence,
+            "evidence": verdict.evidence + _named(used, results),
             "key": f"{paper.key}/{artefact.name}.{key}",
             "own": claim.own,
         }
         if verdict.word in (NOT_REPRODUCED, NOT_SEEN):
-            row["why_not"] = _paragraph(artefact, claim, results)
+            row["why_not"] = _paragraph(artefact, claim, used)
         rows.append(row)
     return sorted(rows, key=lambda row: bool(row["own"]))
+
+
+def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:
+    """Judge a claim by a GPU's records where they decide it, else by the results shown.
+
+    Returns:
+        The claim with what was expected of these records, its verdict, and the records.
+    """
+    for used in filter(None, (results.gpu, results)):
+        claim = written.under(used.profile)
+        verdict = artefact.judge(claim, used)
+        if verdict.word not in ("undecided", "not run"):
+            break
+    return claim, verdict, used
+
+
+def _named(used: Results, shown: Results) -> str:
+    """Name the devices of records that are not those shown."""
+    if used is shown:
+        return ""
+    devices = dict.fromkeys(record.device["name"] for record in used.records)
+    return f"; {', '.join(devices)}, profile {used.profile}"
 
 
 def of_papers(rows: Sequence[Row]) -> list[Row]:
@@ -71,7 +92,7 @@ NOTHING_YET = "Nobody has looked into it yet: the reference records do not say s
 
 def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     """Return why a claim failed, and of which records that was found where these are others."""
-    profile = LONG if artefact.long else "quick"
+    profile = claim.why_of or (LONG if artefact.long else "quick")
     if not claim.why_not or (results.profile == profile and of_reference(results)):
         return claim.why_not.strip() or NOTHING_YET
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
@@ -144,8 +165,14 @@ def searched() -> str:
 
 
 def checks(artefact: Artefact, results: Results) -> list[Row]:
-    """Return an artefact's checks, a row each."""
-    return [check.row(results) for check in artefact.checks]
+    """Return an artefact's checks, a row each, by a GPU's records where those tell."""
+    rows = []
+    for check in artefact.checks:
+        row = check.row(results)
+        if results.gpu is not None and (told := check.row(results.gpu))["holds"] != "not run":
+            row = told | {"evidence": told["evidence"] + _named(results.gpu, results)}
+        rows.append(row)
+    return rows
 
 
 def paper_verdicts(source: Source) -> list[Row]:
