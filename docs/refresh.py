@@ -1,6 +1,6 @@
 """Write what README and these pages quote of the reference records: ``python docs/refresh.py``.
 
-That is the chart of verdicts, their counts, and the verdict and evidence of every claim that a
+That is two figures, the counts of verdicts, and the verdict and evidence of every claim that a
 table names. What a table quotes beside that is written by hand and checked by
 ``tests/test_docs.py``, which also says when this is to be run.
 """
@@ -8,12 +8,13 @@ table names. What a table quotes beside that is written by hand and checked by
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.judge import NOT_EVEN
 from repro.experiments.query import find_source
-from repro.experiments.story import promises
+from repro.experiments.story import effects_figure
 from repro.experiments.summary import (
     count_rows,
     counts,
@@ -24,13 +25,13 @@ from repro.experiments.summary import (
 )
 from repro.measure.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ROOT = paths.ROOT
-CHART = ROOT / "docs" / "verdicts.svg"
+CHART, EFFECTS = ROOT / "docs" / "verdicts.svg", ROOT / "docs" / "effects.svg"
 SHOWN = 5  # parts of an evidence that a table quotes
 _CLAIM = re.compile(r"^(\| `(\w+/\w+\.\w+)` [^|]*\| )[^|]*\| .* \|$", re.MULTILINE)
-_OF_A_PAPER = re.compile(
-    r"^(\| \[[^|]*\]\(docs/(\w+)\.md\)[^|]*\| [^|]*\| )[^|]*( \| [^|]* \| )[^|]* \|$", re.MULTILINE
-)
 _COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){10}$", re.MULTILINE)
 _TOTAL = re.compile(r"\d+ claims: \d+ [^.]*(?=\.)")
 _LACKING = re.compile(r"\d+ of \d+(?= undecided claims)")
@@ -60,7 +61,6 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     """
     every = [row for judged_ in rows.values() for row in judged_]
     by_claim = {row["key"]: row for row in every}
-    numbers = {key: counts(of_papers(judged_) or judged_) for key, judged_ in rows.items()}
     tallies = {row.pop("paper"): row.values() for row in count_rows(every)}
     by_title = {load_paper(key).title: tallies[key] for key in rows}
     by_title["All papers"] = tallies["all papers"]
@@ -73,20 +73,10 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     def counted(match: re.Match[str]) -> str:
         return f"| {match[1]} | {' | '.join(map(str, by_title[match[1]]))} |"
 
-    def of_a_paper(match: re.Match[str]) -> str:
-        key = "together" if match[2] == "combining" else match[2]
-        held = "; ".join(_promised(text, by_claim[f"{key}/{name}"]) for text, name in promises(key))
-        return f"{match[1]}{held}{match[3]}{in_words(numbers[key])} |"
-
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
     page = _LACKING.sub(f"{lacking_runs(of_papers(every))} of {total['undecided']}", page)
-    page = _OF_A_PAPER.sub(of_a_paper, page)
     return _TOTAL.sub(f"{sum(total.values())} claims: {in_words(total)}", page)
-
-
-def _promised(text: str, row: Mapping[str, str]) -> str:
-    return f"{text}: **{row['verdict']}** ({row['setting']})"
 
 
 def description(rows: Mapping[str, list[dict[str, str]]]) -> str:
@@ -103,16 +93,13 @@ def _of_papers(rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, 
     }
 
 
-def draw(rows: Mapping[str, list[dict[str, str]]], path: Path) -> None:
-    """Draw the chart of verdicts as SVG, the same bytes for the same counts."""
+def draw(figure: "Figure", path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a figure as SVG, the same bytes for the same records."""
     import matplotlib as mpl
 
-    from repro.plots import verdict_counts
-
-    figure = verdict_counts(_of_papers(rows))
-    metadata = {"Title": "Verdicts", "Description": description(rows), "Date": None}
-    with mpl.rc_context({"svg.hashsalt": "verdicts"}), replacing(path) as temporary:
-        figure.savefig(temporary, format="svg", metadata=metadata, facecolor="white")
+    with mpl.rc_context({"svg.hashsalt": path.stem}), replacing(path) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None, **metadata},
+                       facecolor="white", bbox_inches="tight")  # fmt: skip
 
 
 def pages() -> list[Path]:
@@ -121,9 +108,13 @@ def pages() -> list[Path]:
 
 
 def main() -> None:
-    """Refresh all pages and the chart."""
+    """Refresh all pages and both figures."""
+    from repro.plots import verdict_counts
+
     rows = judged()
-    draw(rows, CHART)
+    draw(verdict_counts(_of_papers(rows)), CHART, {"Description": description(rows)})
+    sources = {key: find_source(load_paper(key), local=False) for key in PAPERS}
+    draw(effects_figure(sources), EFFECTS, {})
     for path in pages():
         text = path.read_text(encoding="utf-8")
         new = refreshed(text, rows)

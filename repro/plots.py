@@ -478,5 +478,53 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
     return figure
 
 
+# What a method gives or costs: label, the paper's ratio, ours, our interval, whether it is a cost.
+Ratio = tuple[str, float | None, float, tuple[float, float] | None, bool]
+
+
+def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
+    """Draw ratios of gains in a left panel, of costs in a right one, a row each.
+
+    Args:
+        groups: By the name of a method, its gains and costs.
+    """
+    rows = [max(1, *(sum(r[-1] is cost for r in group) for cost in (False, True)))
+            for group in groups.values()]  # fmt: skip
+    figure, axes = new_axes(1, 2, 12, 1.4 + 0.62 * sum(rows))
+    for axis, cost in zip(axes[0], (False, True), strict=True):
+        axis.set_xscale("log")
+        axis.axvline(1, color="#48536a", linewidth=1)
+        top = 0
+        for group, height in zip(groups.values(), rows, strict=True):
+            chosen = [row for row in group if row[-1] is cost]
+            for at, (label, paper, ours, interval, _) in enumerate(chosen, top):
+                said = f"{label}: ×{_times(ours)}"
+                said += "" if paper is None else f" (paper ×{_times(paper)})"
+                axis.annotate(said, (0, at - 0.3), (4, 0), fontsize=9, va="center",
+                              xycoords=axis.get_yaxis_transform(),
+                              textcoords="offset points").set_in_layout(False)  # fmt: skip
+                if interval is not None:
+                    axis.plot(interval, [at + 0.1] * 2, color=OURS, lw=2.4, label="ours, 95 %")
+                axis.plot([ours], [at + 0.1], "o", color=OURS, ms=8, label="ours")
+                if paper is not None:  # over ours, which shows through
+                    axis.plot([paper], [at + 0.1], "D", mfc="none", mec=INK, ms=9, mew=1.5,
+                              label="paper")  # fmt: skip
+            top += height
+            axis.axhline(top - 0.5, color="#dfe3ea", lw=1)
+        low, high = axis.get_xlim()
+        axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
+        _log_ticks(axis.xaxis, (1, 2, 5), "×{:g}")
+        axis.set_ylim(top - 0.5, -0.6)
+        title = "What it costs: left is better" if cost else "What it gives: right is better"
+        axis.set_title(title, loc="left", fontsize=11, fontweight="bold")
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
+    places = [sum(rows[:number]) for number in range(len(rows))]
+    axes[0, 0].set_yticks(places, [textwrap.fill(name, 16) for name in groups], fontweight="bold")
+    axes[0, 1].set_yticks([])
+    legend_below(figure, 3, ("paper", "ours"))
+    return figure
+
+
 def _times(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.3g}"

@@ -7,6 +7,7 @@ true of the records that are shown.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -28,33 +29,36 @@ Look = Callable[[str], Results]  # an artefact's records, by its name
 
 @dataclass(frozen=True)
 class Effect:
-    """One effect as a ratio, the paper's beside ours.
+    """What a method gives or costs as a ratio, the paper's beside ours.
 
     Attributes:
         label: The two sides in a few words: ``time of an epoch over undivided``.
         paper: The paper's value, None where it gives none.
-        ours: Our value, None where it was not run.
+        ours: Our value.
         interval: The 95 % interval of ours, None where there is none.
-        remark: Such as SIMULATED.
-        less: Whether less is better, as of a time.
+        cost: Whether it is a cost, so that less is better; of a gain more is.
     """
 
     label: str
     paper: float | None
-    ours: float | None
+    ours: float
     interval: tuple[float, float] | None = None
-    remark: str = ""
-    less: bool = False
+    cost: bool = False
 
     @classmethod
     def of(
-        cls, label: str, paper: float | None, gap: Estimate, remark: str = "", less: bool = False
+        cls, label: str, paper: float | None, gap: Estimate, cost: bool = False, inverse: int = 1
     ) -> "Effect":
-        """Make an effect whose value and interval are those of an estimate."""
-        value = math.exp if gap.log else float
-        low, high = map(value, gap.interval())
-        interval = None if math.isnan(low) else (low, high)
-        return cls(label, paper, value(gap.mean), interval, remark, less)
+        """Make an effect of an estimate of a ratio, or of its inverse where `inverse` is -1.
+
+        Raises:
+            ValueError: It is no ratio.
+        """
+        if not gap.log:
+            raise ValueError(f"{label!r} is no ratio")
+        value, *ends = (math.exp(inverse * number) for number in (gap.mean, *gap.interval()))
+        interval = None if math.isnan(ends[0]) else (min(ends), max(ends))
+        return cls(label, paper and paper**inverse, value, interval, cost)
 
 
 def story_of(paper: Paper) -> Any:
@@ -129,23 +133,30 @@ def findings_of(source: Source) -> list[str]:
 
 
 def effects_of(source: Source) -> list[Effect]:
-    """Return the gains and costs of a method that have records."""
+    """Return the gains and costs of a method that have records, a GPU's first."""
     look, effects = looking(source), []
-    try:
-        for row in story_of(source.paper).effects:
+    for row in story_of(source.paper).effects:
+        options = row.get("cost", False), -1 if row.get("inverse") else 1
+        try:
             if "numbers" in row:  # not a claim's
-                paper, ours = row.get("paper"), imported(row["numbers"])(look(row["artefact"]))
+                paper, ours = row.get("paper"), _numbers(row, look)
             else:
                 name, claim = row["claim"].split(".")
                 case, ours = _case(source.paper, look, name, claim, row.get("case"))
                 paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
-            if not ours.log:
-                raise ValueError(f"{row['label']!r} of {source.paper.key} is no ratio")
-            more = row.get("remark", ""), row.get("less", False)
-            effects.append(Effect.of(row["label"], paper, ours, *more))
-    except NotRun:
-        pass
+        except NotRun:
+            continue
+        effects.append(Effect.of(row["label"], paper, ours, *options))
     return effects
+
+
+def _numbers(row: Mapping[str, Any], look: Look) -> Estimate:
+    function: Callable[[Results], Estimate] = imported(row["numbers"])
+    shown = look(row["artefact"])
+    if shown.gpu is not None:
+        with suppress(NotRun):
+            return function(shown.gpu)
+    return function(shown)
 
 
 def promises(paper: str) -> list[tuple[str, str]]:
@@ -218,7 +229,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         best = report.markdown(next(iter(findings_of(source)), "not run"))
-        costs = [effect for effect in effects_of(source)[1:] if effect.ours is not None]
+        costs = [effect for effect in effects_of(source) if effect.cost]
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(source))
@@ -261,24 +272,20 @@ def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
 
 
 def effects_figure(sources: Mapping[str, Source]) -> "Figure":
-    """Draw gains and costs of each method, the paper's and ours, signed by devices and profiles."""
+    """Draw what each method gives and costs, signed by the devices and profiles of ours."""
     from repro import plots
 
     groups, records = {}, []
     for source in sources.values():
-        groups[source.paper.title] = [
-            (
-                f"{'cost' if number else 'gain'}: {effect.label}, "
-                f"{'less' if effect.less else 'more'} is better"
-                f"{f' ({effect.remark})' if effect.remark else ''}",
-                effect.paper,
-                effect.ours,
-                effect.interval,
-            )
-            for number, effect in enumerate(effects_of(source))
-        ]
+        if effects := effects_of(source):
+            groups[source.paper.title] = effects
         records += [record for group in source.records.values() for record in group]
-    figure = plots.effects_by_group(groups, "ratio (logarithmic)")
+    figure = plots.gains_and_costs(
+        {
+            title: [(e.label, e.paper, e.ours, e.interval, e.cost) for e in effects]
+            for title, effects in groups.items()
+        }
+    )
     if records:
         plots.sign(
             figure,
@@ -294,9 +301,8 @@ def _in_words(effect: Effect) -> str:
     interval = ""
     if effect.interval is not None:
         interval = f" [×{effect.interval[0]:.2f}, ×{effect.interval[1]:.2f}]"
-    remark = f" ({effect.remark})" if effect.remark else ""
     paper = f", paper ×{effect.paper:.2f}" if effect.paper is not None else ""
-    return f"{effect.label} ×{effect.ours:.2f}{interval}{remark}{paper}"
+    return f"{effect.label} ×{effect.ours:.2f}{interval}{paper}"
 
 
 _QUICK = (

@@ -93,6 +93,16 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
     return rows
 
 
+def fewer_updates(results: Results) -> Estimate:
+    """Return the updates of the best fixed batch over θ-adaptive training's, for ``[story]``."""
+    fixed, grown = (
+        read.updates_of(read.trained(results, CIFAR, name)) for name in ("best", "theta")
+    )
+    if not fixed or not grown:
+        raise NotRun("no records")
+    return judge.ratio(fixed, grown)
+
+
 def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, Any]:
     """The results of a strategy, and its metric over another strategy's."""
     records, lost = read.trained(results, task, strategy), read.diverged(results, task, strategy)

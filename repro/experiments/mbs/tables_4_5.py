@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio, ratio
+from repro.experiments.judge import (
+    Cases,
+    Estimate,
+    NotRun,
+    cases,
+    deterministic,
+    paired_ratio,
+    ratio,
+)
 from repro.experiments.mbs import cells
 from repro.experiments.mbs.runs import INITIAL, PAPER, micro_batch_of, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
 
     from repro.plots import Bounds
 
-Comparison = Callable[[Results, Sequence[Record], Sequence[Record]], Estimate]
 
 # Accuracy and IoU.
 
@@ -36,9 +43,7 @@ def mean_by_size(results: Results, role: str) -> dict[int, float]:
     return found
 
 
-def gain(
-    results: Results, role: str, size: int | None = None, compare: Comparison = cells.gap
-) -> Estimate:
+def gain(results: Results, role: str, size: int | None = None) -> Estimate:
     """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
     Without `size` the best mini-batch above the initial one is taken. The interval of the best is
@@ -51,7 +56,7 @@ def gain(
     if size is None:
         raise NotRun("no records")
     streamed = cells.trainings(results, role, size, True)
-    found = compare(results, streamed, cells.trainings(results, role, initial, False))
+    found = cells.gap(results, streamed, cells.trainings(results, role, initial, False))
     label = f"{found.label}, {size} over undivided {initial}"
     return replace(found, label=label, candidates=len(above) if size == best else 1)
 
@@ -60,16 +65,6 @@ def paper_gain(role: str, size: int) -> float:
     """Return the paper's result with MBS less that of its undivided initial one, in points."""
     rows = {row["mini_batch"]: row for row in paper_rows(role)}
     return float(rows[size]["with"][0] - rows[INITIAL[role]]["without"][0])
-
-
-def iou_gain(results: Results) -> Estimate:
-    """Return U-Net's gain as a ratio, for the effects of ``[story]``."""
-
-    def compare(results: Results, *both: Sequence[Record]) -> Estimate:
-        streamed, undivided = (cells.best(results, records) for records in both)
-        return ratio(streamed, undivided)
-
-    return gain(results, "U-Net", compare=compare)
 
 
 # Time.
@@ -188,6 +183,16 @@ def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool
             text = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
             parts.append((len(sizes) == len(ran), text))
     return cells.joined(parts)
+
+
+def reach(results: Results) -> Estimate:
+    """Return ResNet-50's largest mini-batch with MBS over the largest without, for ``[story]``."""
+    trained = [
+        r.config["mini_batch"] for r in _beyond(results, "ResNet-50", True) if r.status == "ok"
+    ]
+    if not trained:
+        raise NotRun("no records")
+    return deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
 
 
 def largest_is_not_best(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
