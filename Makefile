@@ -77,7 +77,7 @@ doctor: $(STAMP)  ## say what this machine is, whether each method works on it (
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts
 	@failed=0; \
-	$(REPRO) run $(RUN_FLAGS) $(UNTIL_FLAGS) || { failed=$$?; test $$failed != 2 || exit 2; }; \
+	$(REPRO) run all $(RUN_FLAGS) $(UNTIL_FLAGS) || { failed=$$?; test $$failed != 2 || exit 2; }; \
 	$(REPRO) notebooks $(RUN_FLAGS) --profile $(CHOSEN) || failed=1; \
 	$(REPRO) report --profile $(CHOSEN) || failed=1; \
 	if [ $$failed != 0 ]; then echo "some pieces failed: make status"; fi; exit $$failed
@@ -155,7 +155,7 @@ nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a folder of its own
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && OMP_NUM_THREADS=1 && \
 	export REPRO_RESULTS OMP_NUM_THREADS && \
-	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
+	$(REPRO) run all --profile smoke && $(REPRO) notebooks --profile smoke && \
 	rm -r "$$folder" && echo "smoke reproduction passed"
 
 smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watched for races

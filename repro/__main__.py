@@ -38,6 +38,7 @@ from repro.options import (
     option,
 )
 
+ALL = "all"  # papers, as a target of `run`
 app = typer.Typer(
     help="Reproduce five papers on batch size, memory and speed in CNN training.",
     no_args_is_help=True,
@@ -124,21 +125,22 @@ def advise(
 
 
 @app.command("list")
-def list_() -> None:
+def list_(
+    papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
+) -> None:
     """List papers and artefacts."""
     from repro import terminal
     from repro.experiments import PAPERS, load_paper
 
-    rows = [
-        {
-            "artefact": f"{key}/{artefact.name}",
-            "in the paper": artefact.source,
-            "what it shows": artefact.title,
-        }
-        for key in PAPERS
-        for artefact in load_paper(key).artefacts.values()
-    ]
-    typer.echo(terminal.table(rows))
+    for key in dict.fromkeys(papers or PAPERS):
+        paper = load_paper(key)
+        claims = sum(len(artefact.claims) for artefact in paper.artefacts.values())
+        rows = [
+            {"artefact": f"{key}/{a.name}", "in the paper": a.source, "what it shows": a.title}
+            for a in paper.artefacts.values()
+        ]
+        title = f"{key}: {paper.title}, {len(rows)} artefacts, {claims} claims"
+        typer.echo(f"{terminal.table(rows, title)}\n")
 
 
 @app.command()
@@ -383,11 +385,17 @@ def show(
     profile: Profile = None,
     reference: Reference = None,
     changes: Changes = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="The whole table, and the numbers of each verdict.")
+    ] = False,
+    setup: Annotated[
+        bool, typer.Option("--setup", help="Devices, data, stand-ins, and where records lie.")
+    ] = False,
 ) -> None:
-    """Print an artefact: the paper's values beside the measured ones, and the verdicts.
+    """Print the verdicts on an artefact, and the paper's values beside the measured ones.
 
-    Where a table is wider than the terminal, cells are folded between words; then columns are left
-    out, from the right, and a line under the table names them.
+    Where a table is wider than the terminal, columns are left out, from the right, and a line under
+    the table names them. With --evidence cells are folded first.
     """
     from repro import terminal
     from repro.experiments import arguments, showing, summary
@@ -396,9 +404,12 @@ def show(
         arguments.check_profile(profile)
     changed = [arguments.parse_choice(text) for text in changes or ()]
     for shown in showing.found(target, profile, reference, changed):
-        typer.echo(f"{showing.text(*shown)}\n")
-    typer.echo(f"{showing.setup(target, profile, reference)}\n")
-    typer.echo(terminal.prose(summary.searched()))
+        typer.echo(f"{showing.text(*shown, evidence)}\n")
+    if setup:
+        typer.echo(f"{showing.setup(target, profile, reference)}\n")
+        typer.echo(terminal.prose(summary.searched()))
+    else:
+        typer.echo("--evidence: the numbers behind the verdicts. --setup: devices, data, stand-ins.")
 
 
 @app.command()
@@ -524,9 +535,15 @@ def data_(
 
 def _by_paper(targets: list[str] | None) -> list[Any]:
     from repro.experiments import PAPERS, find_artefacts
+    from repro.experiments.design import UsageError
 
+    if not targets:
+        raise UsageError(
+            "name what to run: PAPER, PAPER/ARTEFACT (python -m repro list names them), or all, "
+            f"which is {', '.join(PAPERS)}; all takes some 25 minutes on two cores by profile quick"
+        )
     grouped: dict[str, Any] = {}
-    for target in targets or PAPERS:
+    for target in PAPERS if targets == [ALL] else targets:
         paper, artefacts = find_artefacts(target)
         grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
     return list(grouped.values())

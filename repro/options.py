@@ -18,7 +18,7 @@ def _not_empty(value: Any) -> Any:
 
 
 Targets = Annotated[
-    list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
+    list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4; or all.")
 ]
 Profile = Annotated[str | None, option(help="smoke, quick, long, gpu or paper.")]
 Device = Annotated[str | None, option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]

@@ -81,7 +81,7 @@ def prose(text: str) -> str:
     )
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
+def table(rows: Sequence[Mapping[str, Any]], title: str = "", folded: bool = True) -> str:
     """Rows as a table that fits the terminal.
 
     Cells are folded between words. Where that is not enough, columns are left out, from the right.
@@ -90,6 +90,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     Args:
         rows: By column, in the order of the first row that has it.
         title: Stands above.
+        folded: Whether cells may be folded before columns are left out.
     """
     limit = width()
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -98,7 +99,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
         for column in columns
     }
     bounds = {column: _bounds([*texts, column]) for column, texts in cells.items()}
-    ends = list(accumulate(least + _GAP for least, _ in bounds.values()))
+    ends = list(accumulate((least if folded else most) + _GAP for least, most in bounds.values()))
     count = sum(end - _GAP <= limit for end in ends[1:]) + 1 if limit else len(columns)
     shown = columns[:count]
     lines = [prose(printable(title)), ""] if title else []

@@ -122,8 +122,28 @@ class Advice:
             for row in self.rows
         ]
 
+    def answer(self) -> str:
+        """Which method to take, in a sentence or two."""
+        best, memory = self.best, f"{self.memory_bytes / GIB:.3g} GiB"
+        if best is None:
+            least = min(self.rows, key=lambda row: row.peak_bytes)
+            size = f"{least.peak_bytes / GIB:.3g} GiB"
+            return f"Nothing fits {memory}: the least, {TITLES[least.method]}, takes {size}."
+        peak = f"{best.peak_bytes / GIB:.3g} of {memory}"
+        if best.method == "undivided":
+            return f"Take no method: the batch fits undivided, {peak}."
+        slower = "" if best.slowdown is None else f", {100 * (best.slowdown - 1):.0f} % slower"
+        said = f"Take {TITLES[best.method]}: {peak}{slower}."
+        if best.method == "mbs":
+            said += (
+                " Over plain gradient accumulation it weights unequal parts and masked losses so "
+                "that the gradient is the whole batch's, refuses losses that cannot be divided, "
+                "and loads a part while another is computed."
+            )
+        return said
+
     def text(self, method: str | None = None) -> str:
-        """The table, its sources, and the code of the best method or another."""
+        """The answer, the table, its sources, and the code of the best method or another."""
         from repro import terminal
 
         title = (
@@ -131,6 +151,8 @@ class Advice:
             f"{self.memory_bytes / GIB:.3g} GiB on {self.device}"
         )
         lines = [
+            terminal.prose(self.answer()),
+            "",
             terminal.table(self.table(), title),
             "",
             terminal.prose(

@@ -266,7 +266,7 @@ def text(facts: Facts) -> str:
     passed = sum(one["status"] == "ok" for one in tests)
     count = f"All {passed}" if passed == len(tests) else f"{passed} of {len(tests)}"
     profile = "quick" if facts["device"]["type"] == "cpu" else "gpu"
-    last = f"Next: python -m repro run --profile {profile}, or make reproduce-all."
+    last = f"Next: python -m repro run all --profile {profile}, or make reproduce-all."
     if broken(facts):
         last = "Do not trust what this machine computes before the failures are mended."
     verdict = f"{count} self-tests passed, in {facts['seconds']:.0f} s. {last}"

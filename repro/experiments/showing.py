@@ -1,5 +1,6 @@
 """One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -37,18 +38,28 @@ def found(
         yield source, artefact, results
 
 
-def text(source: Source, artefact: Artefact, results: Results) -> str:
-    """Return an artefact's table, caption, checks and claims, as wide as the terminal."""
+MOST_ROWS = 30  # of a table, unless its evidence is asked for
+
+
+def text(source: Source, artefact: Artefact, results: Results, evidence: bool = False) -> str:
+    """Return an artefact's verdicts, table and caption, as wide as the terminal.
+
+    With `evidence` the table is whole, and the numbers behind each verdict and check follow it.
+    """
     paper = source.paper
     with summary.naming_bad_records(source, artefact, results):
-        rows = artefact.rows(results)
-        caption = view.full_caption(artefact, results)
+        rows = list(artefact.rows(results))
+        caption = terminal.prose(view.full_caption(artefact, results))
         checked = summary.checks(artefact, results)
         judged = summary.verdicts(paper, artefact, results)
-    parts = [
-        terminal.table(rows, f"{paper.key}/{artefact.name}: {artefact.title}"),
-        terminal.prose(caption),
-    ]
+    title = f"{paper.key}/{artefact.name}: {artefact.title}"
+    if not evidence:
+        parts = [title, "\n".join(map(_in_short, judged))] if judged else [title]
+        parts.append(terminal.table(rows[:MOST_ROWS], folded=False))
+        if len(rows) > MOST_ROWS:
+            parts[-1] += f"\n{len(rows) - MOST_ROWS} more rows: --evidence"
+        return "\n\n".join([*parts, caption])
+    parts = [terminal.table(rows, title), caption]
     if checked:
         parts.append(terminal.table(checked, "Checks: what no run here could change"))
     if judged:
@@ -60,6 +71,14 @@ def text(source: Source, artefact: Artefact, results: Results) -> str:
         parts.append(terminal.table(claims, "Claims"))
         parts.append(terminal.prose(summary.whereabouts(paper, artefact)))
     return "\n\n".join(parts)
+
+
+def _in_short(row: Row) -> str:
+    """Return a verdict in two lines of the terminal at most: the word, the claim, one number."""
+    number = row["evidence"].partition(";")[0]
+    said = f"{row['verdict']} ({row['setting']}): {row['claim']}. {number}"
+    columns = terminal.width() or terminal.WIDE
+    return textwrap.fill(said, columns, max_lines=2, placeholder=" …", subsequent_indent="  ")
 
 
 def _where(row: Row) -> str:
