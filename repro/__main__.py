@@ -409,7 +409,7 @@ def show(
         typer.echo(f"{showing.setup(target, profile, reference)}\n")
         typer.echo(terminal.prose(summary.searched()))
     else:
-        typer.echo("--evidence: the numbers behind the verdicts. --setup: devices, data, stand-ins.")
+        typer.echo("--evidence: the numbers behind verdicts. --setup: devices, data, stand-ins.")
 
 
 @app.command()
@@ -469,6 +469,10 @@ def report(
         arguments.check_profile(profile)
     rows, path = showing.write_report(profile, reference, output)
     typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
+    if promised := summary.promise_rows(rows, profile):
+        title = f"\nThe papers' promises: the reference records, and this machine's ({profile})"
+        typer.echo(terminal.table(promised, title))
+        typer.echo(terminal.prose(summary.WHAT_MORE))
     typer.echo(f"report: {path}")
 
 

@@ -58,7 +58,7 @@ def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> Non
                   ncols=columns, frameon=False)  # fmt: skip
 
 
-def _log_ticks(axis: Axis, steps: Sequence[int], written: str) -> None:
+def _log_ticks(axis: Axis, steps: Sequence[float], written: str) -> None:
     """Mark a logarithmic axis at `steps` of each decade, each written so."""
     axis.set_major_locator(LogLocator(10, steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
@@ -460,7 +460,7 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
             write(row, 52, our_text, OURS)
     axis.margins(x=0.06)
     low, high = axis.get_xlim()
-    _log_ticks(axis.xaxis, (1, 2, 5) if high < 1000 * low else (1,), "×{:g}")
+    _log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
     axis.set_yticks(range(len(labels)), labels, fontsize=9, linespacing=1.05)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
@@ -502,7 +502,8 @@ def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
                 said += "" if paper is None else f" (paper ×{_times(paper)})"
                 axis.annotate(said, (0, at - 0.3), (4, 0), fontsize=9, va="center",
                               xycoords=axis.get_yaxis_transform(),
-                              textcoords="offset points").set_in_layout(False)  # fmt: skip
+                              textcoords="offset points", bbox={"fc": "white", "ec": "none",
+                              "pad": 0.5}).set_in_layout(False)  # fmt: skip
                 if interval is not None:
                     axis.plot(interval, [at + 0.1] * 2, color=OURS, lw=2.4, label="ours, 95 %")
                 axis.plot([ours], [at + 0.1], "o", color=OURS, ms=8, label="ours")
@@ -513,7 +514,7 @@ def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
             axis.axhline(top - 0.5, color="#dfe3ea", lw=1)
         low, high = axis.get_xlim()
         axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
-        _log_ticks(axis.xaxis, (1, 2, 5), "×{:g}")
+        _log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
         axis.set_ylim(top - 0.5, -0.6)
         title = "What it costs: left is better" if cost else "What it gives: right is better"
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold")
@@ -524,6 +525,13 @@ def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
     axes[0, 1].set_yticks([])
     legend_below(figure, 3, ("paper", "ours"))
     return figure
+
+
+def _ticks_of(low: float, high: float) -> Sequence[float]:
+    """The ticks of each decade that a logarithmic axis has room for."""
+    if high < 5 * low:
+        return 1, 1.2, 1.5, 2, 3, 5, 8
+    return (1, 2, 5) if high < 1000 * low else (1,)
 
 
 def _times(value: float) -> str:

@@ -5,6 +5,7 @@ terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_p
 for a formula.
 """
 
+import base64
 import html
 import io
 import re
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASH = "–"
-LONG = 12  # rows; a longer table is folded, or stands at the end
 
 # Background and ink of each verdict, in the colours of Okabe and Ito, which the colour-blind tell
 # apart; in grey, decided verdicts are dark, open ones light.
@@ -198,6 +198,49 @@ class VerdictList:
             for row in self.rows
         ]
         return "".join(lines)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as HTML, with what it shows in words."""
+
+    png: bytes
+    said: str
+
+    def __repr__(self) -> str:
+        return self.said
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.png).decode()
+        alt = html.escape(self.said, quote=True)
+        return f'<p><img src="data:image/png;base64,{data}" alt="{alt}" width="850"></p>'
+
+
+Part = TableView | VerdictList | Picture | str
+
+
+class Folded:
+    """What a notebook shows behind one line, which opens it.
+
+    Args:
+        title: The line.
+        parts: Tables, verdicts, pictures, or paragraphs of text.
+    """
+
+    def __init__(self, title: str, *parts: Part) -> None:
+        self.title, self.parts = title, parts
+
+    def __repr__(self) -> str:
+        return "\n\n".join([self.title, *map(str, self.parts)])
+
+    def _repr_html_(self) -> str:
+        shown = "".join(
+            f"<p>{html.escape(printable(part)).replace('$', '<span>$</span>')}</p>"
+            if isinstance(part, str)
+            else part._repr_html_()
+            for part in self.parts
+        )
+        return f"<details><summary>{html.escape(self.title)}</summary>{shown}</details>"
 
 
 def badge(word: str, width: str = "0px") -> str:

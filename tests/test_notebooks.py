@@ -15,7 +15,6 @@ import pytest
 from repro import notebooks, paths
 from repro.experiments import PAPERS, load_paper, story, summary
 from repro.experiments.run import UsageError
-from repro.report import LONG
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -72,8 +71,10 @@ class TestAsTheyStand:
         assert metadata["kernelspec"]["name"] == "python3" and read(path)["nbformat"] == 4
         assert set(metadata) <= {"kernelspec", "language_info"}
         for cell in read(path)["cells"]:
-            assert set(cell["metadata"]) <= {"tags"}, "papermill's or a widget's metadata is left"
-            assert set(tags(cell)) <= {"parameters", "opening", "nbval-ignore-output"}
+            known = {"tags", "jupyter"}
+            assert set(cell["metadata"]) <= known, "papermill's or a widget's metadata is left"
+            known = {"parameters", "opening", "hide-input", "nbval-ignore-output"}
+            assert set(tags(cell)) <= known
         assert path.stat().st_size <= 2**20
 
     @named
@@ -143,15 +144,26 @@ class TestAsTheyStand:
         paper = load_paper(key)
         path = FOLDER / f"{paper.notebook}.ipynb"
         code = "\n".join(source(cell) for cell in cells(path, "code"))
-        for artefact in paper.artefacts:
-            assert f'session.show("{artefact}")' in code
+        shown = re.findall(r"session\.(?:show|fold)\(([^)]*)\)", code)
+        assert sorted(re.findall(r'"(\w+)"', ",".join(shown))) == sorted(paper.artefacts)
         text = "\n".join(source(cell) for cell in cells(path, "markdown"))
         asks = story.story_of(paper).asks
-        parts = (asks, "What we found", "All tables", "Verdicts", "Recipe",
-                 "What differs from the paper", "Provenance")  # fmt: skip
+        parts = (asks, "What we found", "What differs from the paper", "Appendix")
         assert [text.find(part) for part in parts] == sorted(text.index(part) for part in parts)
-        for end in ("setup", "tables", "verdicts", "recipe", "provenance"):
-            assert f"session.{end}()" in code
+        assert code.endswith("session.appendix()")
+
+    @named
+    def test_it_is_read_in_ten_minutes(self, path):
+        """What is folded does not count."""
+        texts = [source(cell) for cell in cells(path, "markdown")]
+        for cell in cells(path, "code"):
+            for output in cell["outputs"]:
+                data = output.get("data", {"text/plain": output.get("text", "")})
+                kinds = ("text/html", "text/markdown", "text/plain")
+                texts.append("".join(next((data[kind] for kind in kinds if kind in data), "")))
+        unfolded = [re.sub(r"<details>.*?</details>|<[^>]+>", " ", t, flags=re.S) for t in texts]
+        words = sum(len(text.split()) for text in unfolded)
+        assert words <= (1500 if path.stem == "00_overview" else 2500), words
 
 
 def tiny(
@@ -276,26 +288,28 @@ class TestSession:
             shown.clear()
             session.show(name)
             kinds = [type(item).__name__ for item in shown]
-            short = len(artefact.table(session.results(name))) <= LONG
             checked = summary.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
             assert kinds == [
                 *["VerdictList"] * bool(artefact.claims),
                 *["Image"] * bool(artefact.draw),
                 "Markdown",
-                *["TableView"] * short,
+                "Folded",
                 *["TableView"] * failed,
             ]
         shown.clear()
-        session.setup()
-        session.tables()
-        assert shown[0].data.startswith("> **Setup.** Ours: ")
-        assert "reference records, cpu-2-cores, profile smoke" in shown[0].data
-        assert "TableView" in [type(item).__name__ for item in shown]
-        claims = summary.of_papers(summary.paper_verdicts(session.source))
-        assert sum(session.counts().values()) == len(claims) < len(session.verdicts().frame)
-        session.provenance()
-        assert "33 records" in shown[-1].data or "records" in shown[-1].data
+        session.appendix()
+        setup, claims, *_, records = map(str, shown)
+        where = "reference records, cpu-2-cores, profile smoke"
+        assert setup.startswith("Setup") and where in setup
+            setup.startswith("Setup") and "reference records, cpu-2-cores, profile smoke" in setup
+        )
+        assert claims.startswith(f"{len(summary.paper_verdicts(session.source))} claims")
+        assert f" records: {where}" in records
+        shown.clear()
+        session.fold("figure2", "table2")
+        assert [item.title.partition(":")[0] for item in shown] == ["Figure 2", "Table 2"]
+        assert all("<details><summary>" in item._repr_html_() for item in shown)
         assert sorted(results_folder.rglob("*")) == before
 
     @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """A paper in a notebook: compute or look up its records, and show them."""
 
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
+import pandas as pd
 from IPython.display import Image, Markdown, clear_output, display
 from matplotlib.figure import Figure
 
@@ -82,19 +83,14 @@ class Session:
             display(Markdown(story.opening(self.source)))
             show_figure(self._figure(story.story_of(self.paper).figure))
 
-    def setup(self) -> None:
-        """Show device, data, stand-ins and the meaning of marks, which hold for all cells."""
-        sentences = [report.markdown(sentence) for sentence in story.setup(self.source)]
-        display(Markdown("> **Setup.** " + "\n>\n> ".join(sentences)))
-
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
         return query.results_of(self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
-        """Show an artefact: the verdicts on its claims, figure, caption, and table if it is short.
+        """Show an artefact: the verdicts on its claims, figure and caption.
 
-        Long tables come at the end: `tables` and `verdicts`.
+        Its table and checks are folded; a check that does not hold is not.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
         with summary.naming_bad_records(self.source, artefact, results):
@@ -103,20 +99,34 @@ class Session:
                 caption = view.full_caption(artefact, results)
             figure = artefact.figure(results) if artefact.draw else None
             table = artefact.table(results)
-            failed = [row for row in summary.checks(artefact, results) if row["holds"] == "NO"]
+            checked = summary.checks(artefact, results)
             judged = summary.verdicts(self.paper, artefact, results)
         if judged:
             display(report.VerdictList(judged))
         if figure is not None:
             show_figure(figure)
-        long = len(table) > report.LONG
-        where = f" Its table of {len(table)} rows is at the end." if long else ""
-        text = f"{report.markdown(caption)}{where}"
-        display(Markdown(f"**{report.markdown(artefact.source)}.** {text}"))
-        if not long:
-            display(report.TableView(table))
-        if failed:
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
+        display(_folded(table, checked))
+        if failed := [row for row in checked if row["holds"] == "NO"]:
             display(report.TableView(summary.frame(failed)))
+
+    def fold(self, *names: str) -> None:
+        """Show artefacts behind a line each: verdicts, figure, caption, table, checks."""
+        for name in names:
+            artefact, results = self.paper.artefacts[name], self.results(name)
+            with summary.naming_bad_records(self.source, artefact, results):
+                title = f"{artefact.source}: {artefact.title}"
+                parts: list[report.Part] = []
+                if judged := summary.verdicts(self.paper, artefact, results):
+                    parts.append(report.VerdictList(judged))
+                if artefact.draw:
+                    png = report.figure_png(artefact.figure(results), dpi=85)
+                    parts.append(report.Picture(png, title))
+                parts += [view.full_caption(artefact, results)]
+                parts += [report.TableView(artefact.table(results))]
+                if checked := summary.checks(artefact, results):
+                    parts.append(report.TableView(summary.frame(checked)))
+            display(report.Folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
         """Show a GPU's records of an artefact of which `show` shows others; nothing without any."""
@@ -127,56 +137,29 @@ class Session:
             show_figure(artefact.figure(results))
         text = report.markdown(view.full_caption(artefact, results))
         display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
-        display(report.TableView(artefact.table(results)))
+        display(_folded(artefact.table(results)))
 
     def _figure(self, name: str) -> Figure:
         return self.paper.artefacts[name].figure(self.results(name))
 
-    def tables(self) -> None:
-        """Show the long tables, and the checks."""
-        for name, artefact in self.paper.artefacts.items():
-            results = self.results(name)
-            with summary.naming_bad_records(self.source, artefact, results):
-                table = artefact.table(results)
-                checked = summary.checks(artefact, results)
-            title = report.markdown(f"{artefact.source}: {artefact.title}")
-            shown = [table] if len(table) > report.LONG else []
-            shown += [summary.frame(checked)] if checked else []
-            if shown:
-                display(Markdown(f"**{title}**"))
-            for frame in shown:
-                display(report.TableView(frame))
+    def appendix(self) -> None:
+        """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
+        display(report.Folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
+        judged = summary.paper_verdicts(self.source)
+        columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
+        claims = report.TableView(summary.frame(judged, columns))
+        display(report.Folded(f"{len(judged)} claims, each with its evidence", claims))
+        if failed := [row for row in judged if "why_not" in row]:
+            why = report.TableView(summary.frame(failed, ("claim", "why_not")))
+            display(report.Folded(f"{len(failed)} that did not hold, and why", why))
+        recipe = report.TableView(summary.frame(recipes.recipe(self.paper)))
+        display(report.Folded("Recipe: the paper's, and each profile's", recipe))
+        display(self.provenance())
 
-    def recipe(self) -> report.TableView:
-        """Return the paper's recipe and each profile's, and why they differ."""
-        return report.TableView(summary.frame(recipes.recipe(self.paper)))
-
-    def verdicts(self) -> report.TableView:
-        """Return the verdicts on all claims."""
-        rows = summary.paper_verdicts(self.source)
-        return report.TableView(
-            summary.frame(rows, ("artefact", "claim", "setting", "expected", "verdict", "evidence"))
-        )
-
-    def failures(self) -> None:
-        """Show a paragraph for each claim that certainly fails: why, and the conclusion."""
-        rows = [row for row in summary.paper_verdicts(self.source) if "why_not" in row]
-        paragraphs = [
-            f"- **{report.markdown(row['claim'])}** (`{row['artefact']}`). "
-            f"{report.markdown(row['why_not'])}"
-            for row in rows
-        ]
-        display(Markdown("\n".join(paragraphs) or "All that was run is reproduced or open."))
-
-    def counts(self) -> dict[str, int]:
-        """Return how many claims got each verdict."""
-        rows = summary.paper_verdicts(self.source)
-        return summary.counts(summary.of_papers(rows) or rows)
-
-    def provenance(self) -> None:
-        """Show the origin of the records: devices, versions, commits, time, datasets."""
+    def provenance(self) -> report.Folded:
+        """Return the origin of the records: devices, versions, commits, datasets, commands."""
         records = [record for group in self.source.records.values() for record in group]
-        lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
+        lines = []
         for title, values in {
             "device": {record.device["name"] for record in records},
             "torch": {record.versions["torch"] for record in records},
@@ -188,8 +171,16 @@ class Session:
             "data": {r.dataset["name"] for r in records if r.dataset},
             "command": {record.command for record in records},
         }.items():
-            lines.append(f"- {title}: {report.markdown(', '.join(sorted(values)) or 'none')}")
-        display(Markdown("\n".join(lines)))
+            lines.append(f"{title}: {', '.join(sorted(values)) or 'none'}")
+        return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
+
+
+def _folded(table: pd.DataFrame, checked: Sequence[dict[str, Any]] = ()) -> report.Folded:
+    """Return a table and checks behind a line."""
+    tables = [report.TableView(table)]
+    tables += [report.TableView(summary.frame(checked))] if checked else []
+    also = f", and {len(checked)} checks" if checked else ""
+    return report.Folded(f"Table of {len(table)} rows{also}", *tables)
 
 
 def show_figure(figure: Figure) -> None:

@@ -1,7 +1,10 @@
 """One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
+import os
+import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +15,7 @@ from repro.experiments.design import SETTINGS, Artefact, UsageError
 from repro.experiments.judge import WORDS
 from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
+from repro.experiments.workers import Workers
 from repro.measure.files import replacing
 from repro.records import commit_state, identity, library_versions, now
 
@@ -162,20 +166,19 @@ def write_report(
     """
     path = target(output)
     check_target(path, "the report")  # before minutes are spent
-    chapters: list[str] = []
-    rows: list[Row] = []
-    for key in PAPERS:
-        paper = load_paper(key)
-        source = find_source(paper, profile, device)
-        lead = f"{paper.citation}. Records: {source.label}."
-        chapters += [f"## {report.markdown(paper.title)}", report.markdown(lead)]
-        chapters.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
-        for artefact in paper.artefacts.values():
-            results = results_of(artefact, source)
-            with summary.naming_bad_records(source, artefact, results):
-                judged = summary.verdicts(paper, artefact, results)
-                chapters += _section(source, artefact, results, judged, path)
-            rows += judged
+    find_source(load_paper(PAPERS[0]), profile, device)  # refuses a device that is not there
+    write = partial(_chapter, profile=profile, device=device, path=path)
+    bar = terminal.Bar("report", len(PAPERS), sys.stderr.isatty())
+    made: dict[str, tuple[list[str], list[Row]]] = {}
+    with Workers(min(len(PAPERS), os.cpu_count() or 1)) as workers, bar:
+        # The papers with most figures first.
+        order = sorted(PAPERS, key=lambda key: -len(load_paper(key).artefacts))
+        written = workers.map(write, order) if workers else ((key, write(key)) for key in order)
+        for key, chapter in written:
+            made[key] = chapter
+            bar.advance()
+    chapters = [block for key in PAPERS for block in made[key][0]]
+    rows = [row for key in PAPERS for row in made[key][1]]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
     ]
@@ -189,6 +192,25 @@ def write_report(
     # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
     _write(path, f"{whole}\n".encode(errors="backslashreplace"))
     return rows, path
+
+
+def _chapter(
+    key: str, profile: str | None, device: str | None, path: Path
+) -> tuple[list[str], list[Row]]:
+    """Return the Markdown blocks of a paper and its verdicts, and write its figures."""
+    paper = load_paper(key)
+    source = find_source(paper, profile, device)
+    lead = f"{paper.citation}. Records: {source.label}."
+    blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
+    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
+    rows: list[Row] = []
+    for artefact in paper.artefacts.values():
+        results = results_of(artefact, source)
+        with summary.naming_bad_records(source, artefact, results):
+            judged = summary.verdicts(paper, artefact, results)
+            blocks += _section(source, artefact, results, judged, path)
+        rows += judged
+    return blocks, rows
 
 
 def _section(

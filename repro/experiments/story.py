@@ -289,9 +289,9 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     if records:
         plots.sign(
             figure,
-            f"Ours: {devices(records)}, {_labels(sources)}; mostly small networks and data that "
-            "stand in for the papers'. SIMULATED: by a model of a machine, or within a limit that "
-            "the machine does not have.",
+            f"Ours: {devices(records)}; mostly small networks and data that stand in for the "
+            "papers'. SIMULATED: by a model of a machine, or within a limit that the machine does "
+            "not have.",
         )
     return figure
 

@@ -23,7 +23,14 @@ from repro.experiments.design import (
     setting_of,
 )
 from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
-from repro.experiments.query import LOCAL, Results, Source, of_reference, results_of
+from repro.experiments.query import (
+    LOCAL,
+    Results,
+    Source,
+    find_source,
+    of_reference,
+    results_of,
+)
 from repro.records import Record, RecordError, local_store
 
 if TYPE_CHECKING:
@@ -182,6 +189,33 @@ def paper_verdicts(source: Source) -> list[Row]:
         results = results_of(artefact, source)
         with naming_bad_records(source, artefact, results):
             rows += verdicts(source.paper, artefact, results)
+    return rows
+
+
+WHAT_MORE = (
+    "PROFILE=long trains longer, with more seeds and in further processes: it decides accuracy. "
+    "A GPU (make gpu MINUTES=10) has the papers' own networks, and measures what a CPU cannot."
+)
+
+
+def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
+    """Return a row for each promise of a paper: its verdict and first number, reference and here.
+
+    None where this machine has no records of the profile.
+    """
+    if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
+        return []
+    rows = []
+    for key in PAPERS:
+        source = find_source(load_paper(key), local=False)
+        sides = {"reference": paper_verdicts(source), "here": judged_here}
+        for promise in paper_toml(key)["promises"]:
+            row = {"paper": key, "promise": promise["text"]}
+            for side, judged_rows in sides.items():
+                found = {one["key"]: one for one in judged_rows}[f"{key}/{promise['claim']}"]
+                row[side] = f"{found['verdict']} ({found['setting']})"
+                row[f"{side}, number"] = found["evidence"].partition(";")[0]
+            rows.append(row)
     return rows
 
 

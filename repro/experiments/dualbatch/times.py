@@ -398,8 +398,9 @@ def draw_memory(results: Results) -> "Figure":
     """Draw measured and predicted memory against the batch size, with the limit."""
     from repro.experiments.dualbatch import drawing
 
-    figure, axes = drawing.plots.new_axes(1, len(PARTS), 8.0, 3.0)
-    for axis, role in zip(axes[0], PARTS, strict=True):
+    roles = [role for role in PARTS if results.ok("memory", role=role)] or list(PARTS)
+    figure, axes = drawing.plots.new_axes(1, len(roles), 4.0 * len(roles), 3.0)
+    for axis, role in zip(axes[0], roles, strict=True):
         for record in results.ok("memory", role=role)[:1]:
             metrics, side = record.metrics, f"{record.config['resolution']} px"
             beyond = dict(metrics["beyond"])
@@ -413,7 +414,7 @@ def draw_memory(results: Results) -> "Figure":
             axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
             axis.set_ylim(top=1.12 * limit)
     axes[0, 0].set_ylabel("peak memory (MiB)")
-    drawing.plots.legend_below(figure, 4)
+    drawing.plots.legend_below(figure, 2 * len(roles))
     return figure
 
 
