@@ -144,8 +144,7 @@ def to_html(frame: "pd.DataFrame") -> str:
         ]
     page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
     # A notebook takes text between dollars for a formula, in its tables too.
-    page = page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
-    return page.replace("\u2028", "<br>")
+    return _alone(page).replace("\u2028", "<br>")
 
 
 # A notebook that is not trusted yet loses its style sheets, and keeps these.
@@ -193,7 +192,7 @@ class VerdictList:
         lines = [
             '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
             f"{badge(row['verdict'], '9em')}&ensp;"
-            f"{html.escape(printable(row['claim'])).replace('$', '<span>$</span>')} "
+            f"{_escaped(row['claim'])} "
             f"<small>({html.escape(row['setting'])})</small></div>"
             for row in self.rows
         ]
@@ -231,16 +230,24 @@ class Folded:
         self.title, self.parts = title, parts
 
     def __repr__(self) -> str:
-        return "\n\n".join([self.title, *map(str, self.parts)])
+        parts = [printable(part) if isinstance(part, str) else str(part) for part in self.parts]
+        return "\n\n".join([printable(self.title), *parts])
 
     def _repr_html_(self) -> str:
         shown = "".join(
-            f"<p>{html.escape(printable(part)).replace('$', '<span>$</span>')}</p>"
-            if isinstance(part, str)
-            else part._repr_html_()
+            f"<p>{_escaped(part)}</p>" if isinstance(part, str) else part._repr_html_()
             for part in self.parts
         )
-        return f"<details><summary>{html.escape(self.title)}</summary>{shown}</details>"
+        return f"<details><summary>{_escaped(self.title)}</summary>{shown}</details>"
+
+
+def _escaped(text: str) -> str:
+    """Return text as HTML in which no dollar and no backslash begins a formula."""
+    return _alone(html.escape(printable(text)))
+
+
+def _alone(page: str) -> str:
+    return page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
 
 
 def badge(word: str, width: str = "0px") -> str:

@@ -110,7 +110,8 @@ for words, options in OPTIONS.items():
 add(("reproduce",), "No such command 'reproduce'", "--help")
 add(("--version",), "No such option: --version", "--help")
 add(("\x1b[2J",), "No such command", "--help")
-add(("list", "mbs"), "unexpected extra argument", "--help")
+add(("list", "vgg"), "unknown paper 'vgg'", "mbs, dualbatch")
+add(("run",), "name what to run", "or all")
 add(("status", "mbs"), "unexpected extra argument", "--help")
 add(("doctor", "mbs"), "unexpected extra argument", "--help")
 add(("report", "mbs"), "unexpected extra argument", "--help")
@@ -163,7 +164,8 @@ for address in ("auto", "nowhere:1", "\udcff"):
     add((*FIGURE, "--address", address), "no run of the plan uses Ray", "--set engine=ray")
 for name in ("mnist", "Digits", "digits ", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
-add(("run", *SMOKE, "--dataset", "imagenet"), "'imagenet' serves no experiment", "digits, photos")
+imagenet = ("run", "all", *SMOKE, "--dataset", "imagenet")
+add(imagenet, "'imagenet' serves no experiment", "digits, photos")
 add(("run", "mbs", *QUICK, "--dataset", "digits", "--dataset", "flowers5"), "the same task")
 add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
 for name in ("mnist", "CIFAR10", "", "../cifar10"):

@@ -16,10 +16,13 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import arguments, golden, load_paper, showing
+from repro.experiments import PAPERS, arguments, golden, load_paper, showing
 from repro.records import CorruptRecordWarning
 
 COUNT = len(load_paper("mbs").artefacts)
+
+
+RESULTS = paths.ROOT / "results"  # the checkout's
 
 
 @pytest.fixture
@@ -120,9 +123,39 @@ class TestCommands:
         code, out, err = run("show", f"mbs/{artefact}")
         assert (code, err) == (0, "")
         assert "this machine, profile smoke" in out and "paper" in out
-        assert ("Checks" if artefact == "table2" else "Claims") in out
+        assert "(smaller): " in out or artefact == "table2"  # which has checks alone
+        whole = run("show", f"mbs/{artefact}", "--evidence", "--setup")[1]
+        assert ("Checks" if artefact == "table2" else "Claims") in whole and "Setup" in whole
         assert "photos" in out or "digits" in out
         assert "out of memory" in out or artefact != "table5"
+
+    def test_show_is_short(self, run, monkeypatch):
+        """Verdicts first, in lines of 100 columns; the rest is asked for."""
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("REPRO_RESULTS", str(RESULTS))
+        lines = run("show", "mbs/table4")[1].splitlines()
+        assert len(lines) <= 60 and max(map(len, lines)) <= 100
+        first = next(number for number, line in enumerate(lines) if "(another machine): " in line)
+        assert first < next(number for number, line in enumerate(lines) if "ours (%)" in line)
+        assert "more rows: --evidence" in "\n".join(lines)
+
+    def test_list_is_by_paper(self, run):
+        code, out, _ = run("list")
+        assert code == 0 and all(f"{key}: {load_paper(key).title}, " in out for key in PAPERS)
+        out = run("list", "mbs")[1]
+        assert "mbs/table4" in out and "dualbatch/" not in out
+
+    def test_run_asks_what(self, run, results_folder):
+        code, out, err = run("run")
+        assert (code, out) == (2, "") and "or all, which is mbs, " in err and "25 minutes" in err
+        assert not results_folder.exists()
+
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [("mbs/tabel4", "mbs/table4"), ("table4", "mbs/table4 or dualbatch/table4"), ("mb", "mbs")],
+    )
+    def test_what_was_meant(self, run, given, meant):
+        assert f"did you mean {meant}?" in run("show", given)[2]
 
     def test_show_another_engine(self, run, results_folder):
         options = ("--profile", "smoke", "--set", "engine=ray")
@@ -137,7 +170,7 @@ class TestCommands:
         code, out, err = run("run", *tables, *SMOKE)
         assert code == 0 and "4 computed (0 out of memory, 0 failed)" in out
         assert len(list(results_folder.rglob("solve-*.json"))) == 4
-        code, out, err = run("show", "dualbatch/table6", "--profile", "smoke")
+        code, out, err = run("show", "dualbatch/table6", "--profile", "smoke", "--evidence")
         assert (code, err) == (0, "") and "ImageNet, B_S: 12 of 12" in out
 
     def test_status(self, run, reproduced):
@@ -447,15 +480,15 @@ SEEN = "<script>alert(1)</script><img src=x onerror=y>&lt;[a](javascript:b) ![c]
 
 class TestPlantedRecords:
     @pytest.mark.parametrize("command", [
-        ("show", "mbs/table3"), ("show", "mbs/table2"), ("show", "mbs/figure2"), ("status",),
-        ("show", "mbs/table3", "--from", EVIL),
+        ("show", "mbs/table3", "--evidence", "--setup"), ("show", "mbs/table2"), ("status",),
+        ("show", "mbs/figure2"), ("show", "mbs/table3", "--from", EVIL),
     ])  # fmt: skip
     def test_on_the_terminal(self, run, planted, command):
         code, out, err = run(*command)
         assert code == (2 if EVIL in command else 0), err
         for character in out + err:
             assert character.isprintable() or character in "\n", (character, out)
-        if command[-1] == "mbs/table3":
+        if command[-1] == "--setup":
             assert "alert(1)" in out and r"\x1b]0;m\x07" in out
 
     @pytest.mark.thorough
@@ -473,15 +506,14 @@ class TestPlantedRecords:
         shown: list = []
         monkeypatch.setattr(session_module, "display", shown.append)
         session = session_module.Session("mbs")
-        session.provenance()
-        session.setup()
+        session.appendix()
         for name in ("table3", "figure2"):
             session.show(name)
         texts = []
         for item in shown:
             if type(item).__name__ == "Markdown":
                 texts.append(check_page(filters.markdown2html(item.data)))
-            elif type(item).__name__ == "TableView":
+            elif type(item).__name__ in ("TableView", "Folded"):
                 texts.append(check_page(item._repr_html_()))
                 assert all(c.isprintable() or c == "\n" for c in repr(item))
         assert sum(SEEN in text for text in texts) >= 2

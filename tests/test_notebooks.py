@@ -302,8 +302,6 @@ class TestSession:
         setup, claims, *_, records = map(str, shown)
         where = "reference records, cpu-2-cores, profile smoke"
         assert setup.startswith("Setup") and where in setup
-            setup.startswith("Setup") and "reference records, cpu-2-cores, profile smoke" in setup
-        )
         assert claims.startswith(f"{len(summary.paper_verdicts(session.source))} claims")
         assert f" records: {where}" in records
         shown.clear()

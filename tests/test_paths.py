@@ -125,7 +125,7 @@ def test_results_that_cannot_be_followed(cwd, run, monkeypatch):
 
 
 def test_status_and_show_say_where_they_looked(run, results_folder):
-    for command in (("status",), ("show", "mbs/table1", "--profile", "smoke")):
+    for command in (("status",), ("show", "mbs/table1", "--profile", "smoke", "--setup")):
         code, out, _ = run(*command)
         assert code == 0
         searched = " ".join(out.splitlines()[-2:])

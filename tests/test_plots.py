@@ -57,6 +57,10 @@ FIGURES = {
     "timeline": ((SPANS, (0.03, 0.035), "copy", "ours"), 0),
     "effects": (([*EFFECTS, LEFT], "ratio"), 3),
     "effects_by_group": (({"MBS": EFFECTS, "lacking": []}, "ratio (logarithmic)"), 3),
+    "gains_and_costs": (
+        ({"MBS": [("reach", 64.0, 32.0, None, False), ("time", 1.03, 1.4, (1.2, 1.6), True)],
+          "Another": [("speed", None, 2.0, None, False)]},), 3
+    ),
     "verdict_counts": (
         ({name: dict(zip(WORDS, row, strict=True)) for name, row in COUNTS.items()},), 6
     ),
@@ -164,6 +168,21 @@ def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
     assert "\n" in figure.texts[-1].get_text() and signature.y1 < legend.get_window_extent().y0
     assert all(signature.y1 < axis.get_tightbbox().y0 for axis in figure.axes)
     assert signature.x1 <= figure.get_tightbbox().x1 * figure.dpi + 1
+
+
+def test_gains_stand_left_and_costs_right_in_their_methods_row():
+    gains, costs = make("gains_and_costs").axes
+    assert [text.get_text() for text in gains.get_yticklabels()] == ["MBS", "Another"]
+    assert [text.get_text() for text in gains.texts] == [
+        "reach: ×32 (paper ×64)", "speed: ×2.00"
+    ]  # fmt: skip
+    assert [text.get_text() for text in costs.texts] == ["time: ×1.40 (paper ×1.03)"]
+    for axis, expected in (
+        (gains, {32.0: 0.1, 64.0: 0.1, 2.0: 1.1}),
+        (costs, {1.4: 0.1, 1.03: 0.1}),
+    ):
+        marks = [line for line in axis.get_lines() if line.get_marker() in "oD"]
+        assert {line.get_xdata()[0]: line.get_ydata()[0] for line in marks} == expected
 
 
 def test_effects_stand_under_their_group_with_their_values():

@@ -76,7 +76,7 @@ class TestAt100Columns:
     @pytest.mark.parametrize("paper", PAPERS)
     def test_show_cuts_nothing(self, run, paper):
         """Of every artefact, with its reference records."""
-        code, out, err = run("show", paper)
+        code, out, err = run("show", paper, "--evidence", "--setup")
         assert (code, err) == (0, "")
         shown = [line for line in out.splitlines() if line.startswith(f"{paper}/")]
         assert len(shown) == len(load_paper(paper).artefacts) and "reference records" in out

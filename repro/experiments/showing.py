@@ -1,10 +1,8 @@
 """One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
-import os
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +13,6 @@ from repro.experiments.design import SETTINGS, Artefact, UsageError
 from repro.experiments.judge import WORDS
 from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
-from repro.experiments.workers import Workers
 from repro.measure.files import replacing
 from repro.records import commit_state, identity, library_versions, now
 
@@ -166,19 +163,15 @@ def write_report(
     """
     path = target(output)
     check_target(path, "the report")  # before minutes are spent
-    find_source(load_paper(PAPERS[0]), profile, device)  # refuses a device that is not there
-    write = partial(_chapter, profile=profile, device=device, path=path)
-    bar = terminal.Bar("report", len(PAPERS), sys.stderr.isatty())
-    made: dict[str, tuple[list[str], list[Row]]] = {}
-    with Workers(min(len(PAPERS), os.cpu_count() or 1)) as workers, bar:
-        # The papers with most figures first.
-        order = sorted(PAPERS, key=lambda key: -len(load_paper(key).artefacts))
-        written = workers.map(write, order) if workers else ((key, write(key)) for key in order)
-        for key, chapter in written:
-            made[key] = chapter
+    chapters: list[str] = []
+    rows: list[Row] = []
+    with terminal.Bar("report", len(PAPERS), sys.stderr.isatty()) as bar:
+        for key in PAPERS:
+            bar.say(key)
+            blocks, judged = _chapter(find_source(load_paper(key), profile, device), path)
+            chapters += blocks
+            rows += judged
             bar.advance()
-    chapters = [block for key in PAPERS for block in made[key][0]]
-    rows = [row for key in PAPERS for row in made[key][1]]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
     ]
@@ -194,12 +187,9 @@ def write_report(
     return rows, path
 
 
-def _chapter(
-    key: str, profile: str | None, device: str | None, path: Path
-) -> tuple[list[str], list[Row]]:
+def _chapter(source: Source, path: Path) -> tuple[list[str], list[Row]]:
     """Return the Markdown blocks of a paper and its verdicts, and write its figures."""
-    paper = load_paper(key)
-    source = find_source(paper, profile, device)
+    paper = source.paper
     lead = f"{paper.citation}. Records: {source.label}."
     blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
     blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))

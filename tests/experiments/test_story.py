@@ -1,6 +1,5 @@
 """What a notebook tells first: true of the records that are shown, and silent without them."""
 
-import math
 import re
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from repro import notebooks, paths, plots, report
 from repro.experiments import PAPERS, load_paper, showing, story, summary
 from repro.experiments.design import UsageError
-from repro.experiments.judge import ratio
+from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import Effect
 
@@ -46,7 +45,7 @@ def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
 def test_the_sentences_follow_the_records(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.findings_of(source)
-    for record in story.looking(source)("table4").select("overhead"):
+    for record in story.looking(source)("table4").gpu.select("overhead"):
         undivided = record.timings["undivided"]["samples_s"]
         monkeypatch.setitem(record.timings["halved"], "samples_s", undivided)
     changed = story.findings_of(source)
@@ -120,12 +119,14 @@ def test_the_overview_has_a_row_for_each_paper():
 def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
-    known = {"label": "reach", "claim": "table5.overhead_halved", "remark": "SIMULATED"}
-    told.effects = [known, {"label": "copies", "claim": "figure2.overlap"}]
+    known = {"label": "time", "claim": "table5.overhead_halved", "cost": True}
+    unknown = {"label": "reach", "claim": "table4.overhead_halved", "case": "U-Net"}
+    told.effects = [known, unknown]
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     figure = story.effects_figure({"mbs": source})
-    rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert rows == ["Micro-Batch Streaming", "gain: reach, more is better (SIMULATED)"]
+    gains, costs = figure.axes
+    assert [text.get_text() for text in gains.get_yticklabels()] == ["Micro-Batch\nStreaming"]
+    assert not gains.texts and costs.texts[0].get_text().startswith("time: ×1.17")
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 
@@ -136,9 +137,14 @@ def test_a_study_of_our_own_asks():
 
 
 def test_an_effect_of_a_ratio_is_a_ratio():
-    effect = Effect.of("time", 1.5, ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1]), "SIMULATED")
-    low, high = effect.interval
-    assert low < effect.ours < high and effect.ours == pytest.approx(math.cbrt(2 * 2 * 2))
+    times = ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1])
+    for inverse in (1, -1):
+        effect = Effect.of("time", 1.5, times, inverse=inverse)
+        low, high = effect.interval
+        assert low < effect.ours < high and effect.ours == pytest.approx(2.0**inverse)
+        assert effect.paper == pytest.approx(1.5**inverse)
+    with pytest.raises(ValueError, match="'points' is no ratio"):
+        Effect.of("points", None, difference([2.0, 3.0], [1.0, 1.5]))
 
 
 def test_the_figure_of_all_papers_shows_ours_and_the_papers():
@@ -155,7 +161,7 @@ def test_missing_records_leave_a_sentence_out(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
     first, *_ = told.findings
-    told.findings = ["{figure2.overlap} of a copy", first]  # a CPU has no copy engine
+    told.findings = ["{table4.overhead_halved[U-Net]} of the time", first]  # Table 5 has U-Net
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     assert story.findings_of(source) == [story.filled(first, source.paper, story.looking(source))]
 
