@@ -64,7 +64,8 @@ class Effect:
 def story_of(paper: Paper) -> Any:
     """Return ``[story]`` of a paper's TOML: `says`, `findings`, `figure`, ... as attributes."""
     told = paper_toml(paper.key)["story"]
-    return SimpleNamespace(**{"asks": "What the paper says", "effects": [], "setup": []} | told)
+    defaults = {"asks": "What the paper says", "effects": [], "setup": []}
+    return SimpleNamespace(**defaults | {"did": [], "easy": "", "hard": "", "use": ""} | told)
 
 
 def looking(source: Source) -> Look:
@@ -188,12 +189,18 @@ def opening(source: Source, picture: str = "") -> str:
     story = story_of(source.paper)
     sentences = findings_of(source) or ["The records that would say are missing."]
     name = source.paper.artefacts[story.figure].source
-    lines = [
-        f"**{story.asks}.** {story.says}",
+    lines = [f"**{story.asks}.** {story.says}"]
+    if story.did:
+        rows = [f"| {' | '.join(map(report.markdown, row))} |" for row in story.did]
+        table = "\n".join(["| | paper | here |", "| :--- | :--- | :--- |", *rows])
+        lines += ["**What we did.**", table]
+    lines += [
         f"**What we found** ({report.markdown(source.label)}).",
         "\n".join(f"- {report.markdown(sentence)}" for sentence in sentences),
-        f"**{name}.** {story.look_for}",
     ]
+    told = {"What was easy": story.easy, "What was hard": story.hard, "Use it for": story.use}
+    lines += [f"**{head}.** {text}" for head, text in told.items() if text]
+    lines.append(f"**{name}.** {story.look_for}")
     if picture:
         lines.append(f"![{name}: {source.paper.artefacts[story.figure].title}]({picture})")
     return "\n\n".join(lines)
