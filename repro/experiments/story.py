@@ -216,7 +216,7 @@ CHART, ALL_EFFECTS = "verdicts.png", "effects.png"
 
 
 def overview(sources: Mapping[str, Source], folder: str) -> str:
-    """Return Markdown of all papers on one page: idea, best result, verdicts, and two figures.
+    """Return Markdown of all papers on one page: idea, promises, verdicts, and two figures.
 
     Args:
         sources: By paper.
@@ -224,8 +224,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
     """
     # JupyterLab centres the columns of a table that says nothing of them.
     rows = [
-        "| paper | idea | held up? | result and cost here | verdicts |",
-        "| :--- | :--- | :--- | :--- | :--- |",
+        "| paper | idea | held up? | verdicts |",
+        "| :--- | :--- | :--- | :--- |",
     ]
     claims = []
     for source in sources.values():
@@ -235,26 +235,21 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         numbers = summary.counts(summary.of_papers(judged) or judged)
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
-        best = report.markdown(next(iter(findings_of(source)), "not run"))
-        costs = [effect for effect in effects_of(source) if effect.cost]
-        best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(source))
-        rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {best} | {counted} |")
+        rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {counted} |")
     return "\n\n".join(
         [
-            f"**Did they hold up?** {summary.lead_of(claims)} Numbers are of "
-            f"{report.markdown(_labels(sources))}; most are of small networks and data that stand "
-            "in for the papers' (quick: minutes of training, long: hours). ×0.65 of a time is 65 % "
-            "of it. Brackets hold an interval of 95 %, or of the level that they name.",
-            "\n".join(rows),
-            "A verdict is on one claim. Undecided: its interval admits both answers. Not seen "
-            "here: it certainly fails, in a setting that is not the paper's own. Not run: no "
-            "record here can say.",
-            f"![How many claims of each paper got each verdict]({folder}{CHART})",
-            "What each method gives and what it costs, as ratios. Hollow: the paper's number. "
-            "Solid: ours, with its 95 % interval where it has one. The line at ×1 is no effect.",
+            "**What each gives and costs**, as ratios. Hollow: the paper's number. Solid: ours, with "
+            "its 95 % interval where it has one. ×1 is no effect.",
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
+            f"**Did they hold up?** {summary.lead_of(claims)} Records: "
+            f"{report.markdown(_labels(sources))}. Most are of small networks and data that stand "
+            "in for the papers' (quick: minutes of training, long: hours).",
+            "\n".join(rows),
+            "Undecided: the data allow both answers. Not seen here: it failed, but our setting is "
+            "not the paper's. Not run: it needs hardware or data that we did not have.",
+            f"![How many claims of each paper got each verdict]({folder}{CHART})",
         ]
     )
 
@@ -301,15 +296,6 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
             "not have.",
         )
     return figure
-
-
-def _in_words(effect: Effect) -> str:
-    """Return an effect in words: the ratio, ours and the paper's."""
-    interval = ""
-    if effect.interval is not None:
-        interval = f" [×{effect.interval[0]:.2f}, ×{effect.interval[1]:.2f}]"
-    paper = f", paper ×{effect.paper:.2f}" if effect.paper is not None else ""
-    return f"{effect.label} ×{effect.ours:.2f}{interval}{paper}"
 
 
 _QUICK = (
