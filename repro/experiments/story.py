@@ -240,8 +240,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {counted} |")
     return "\n\n".join(
         [
-            "**What each gives and costs**, as ratios. Hollow: the paper's number. Solid: ours, with "
-            "its 95 % interval where it has one. ×1 is no effect.",
+            "**What each gives and costs**, as ratios. Hollow: the paper's. Solid: ours, with its "
+            "95 % interval where it has one. ×1 is no effect.",
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
             f"**Did they hold up?** {summary.lead_of(claims)} Records: "
             f"{report.markdown(_labels(sources))}. Most are of small networks and data that stand "
