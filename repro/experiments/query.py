@@ -333,8 +333,8 @@ def results_of(
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
     those nearest the paper, once more than half of its runs have some, and some of every
-    experiment; until then they are in `Results.gpu`. The datasets are those of the records, so
-    that an artefact is shown as it was computed, whichever data is at hand now.
+    experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
+    the records, so that an artefact is shown as it was computed, whichever data is at hand now.
 
     Args:
         artefact: Of the source's paper.
@@ -367,7 +367,7 @@ def results_of(
         return real, first, share, COMPUTING_PROFILES.index(results.profile)
 
     *others, best = sorted(candidates, key=worth)
-    if not on_a_gpu(best):
+    if not on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
         best.gpu = next(filter(on_a_gpu, reversed(others)), None)
     return best
 

@@ -4,6 +4,7 @@ import re
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from made_mbs import CHOSEN
@@ -12,7 +13,7 @@ from made_mbs import PAPER as MBS
 from repro import paths
 from repro.experiments import PAPERS, design, load_paper, summary
 from repro.experiments.design import LONG, claims_of, paper_toml
-from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN
+from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN, Verdict
 from repro.experiments.query import Source, find_source, results_of
 from repro.records import RecordStore, reference_stores
 
@@ -161,6 +162,19 @@ def test_what_is_expected_under_long_is_written_apart():
     apart = row.under(LONG)
     assert (apart.expect, apart.margin) == ("not reproduced", row.margin)
     assert apart.written > row.written
+
+
+@pytest.mark.parametrize(
+    ("on_a_gpu", "by"),
+    [("reproduced", "gpu"), ("not seen here", "gpu"), ("undecided", "quick"), ("not run", "quick")],
+)
+def test_a_gpus_records_judge_what_they_decide(on_a_gpu, by):
+    gpu = SimpleNamespace(profile="gpu", gpu=None, word=on_a_gpu)
+    shown = SimpleNamespace(profile="quick", gpu=gpu, word="partly")
+    artefact = SimpleNamespace(judge=lambda claim, results: Verdict(results.word, ""))
+    written = rows_of("together")["accuracy.growth_keeps_accuracy"]
+    _, verdict, used = summary.judged(artefact, written, shown)
+    assert used.profile == by and verdict.word == (on_a_gpu if by == "gpu" else "partly")
 
 
 def test_why_beside_other_records_says_whose_it_is():

@@ -1,6 +1,7 @@
 """Planning, carrying out, finding and gathering runs, on a paper made up for the purpose."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -707,6 +708,28 @@ class TestSources:
             for x in (1, 2):
                 provide("local/gpu", x, seed=seed, key=f"g{x}{seed}")
         assert self.shown(toy).profile == "gpu"
+
+    def test_a_gpus_reference_of_some_runs_stands_beside_a_cpus(self, toy, provide, make_record):
+        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
+        for x, seed in itertools.product((1, 2), (0, 1, 2)):
+            provide("reference/cpu-2-cores/quick", x, seed=seed, key=f"q{x}{seed}")
+        assert self.shown(toy).gpu is None
+        provide("reference/nvidia-h200/gpu", 1, device=gpu)
+        shown = self.shown(toy)
+        assert (shown.profile, shown.gpu.profile, len(shown.gpu.records)) == ("quick", "gpu", 1)
+        assert self.shown(toy, "quick").gpu is None
+        for x, seed in itertools.product((1, 2), (0, 1)):
+            provide("reference/nvidia-h200/gpu", x, seed=seed, key=f"g{x}{seed}", device=gpu)
+        assert (self.shown(toy).profile, self.shown(toy).gpu) == ("gpu", None)
+        provide("local/quick", 1)
+        assert (self.shown(toy, "quick").profile, self.shown(toy, "quick").gpu) == ("quick", None)
+
+    def test_beside_ones_own_records_no_reference_judges(self, toy, provide, make_record):
+        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
+        provide("reference/nvidia-h200/gpu", 1, device=gpu)
+        for x, seed in itertools.product((1, 2), (0, 1, 2)):
+            provide("local/quick", x, seed=seed, key=f"q{x}{seed}")
+        assert (self.shown(toy).profile, self.shown(toy).gpu) == ("quick", None)
 
     def test_an_unknown_device(self, toy, provide):
         provide("reference/nvidia-h200/gpu", 1)
