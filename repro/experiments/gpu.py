@@ -177,7 +177,8 @@ def plan(
     """Look up the runs of pieces, and which have no record.
 
     Records of this machine and those under ``results/reference`` count. A measurement counts if it
-    is of a device with the name of this one, or of any where `device` is None.
+    is of a device with the name of this one, or of any where `device` is None. Measurements of
+    artefacts that another device has begun, and this one has not, come last.
 
     Raises:
         UsageError: A piece names an artefact, experiment or value that does not exist.
@@ -188,7 +189,8 @@ def plan(
     present = datasets.available(root)
     name = describe_device(device)["name"] if device else None
     stores = [store for (_, of), store in reference_stores().items() if of == profile]
-    planned = []
+    planned: list[Planned] = []
+    begun: dict[str, set[str]] = {}  # by artefact: here, elsewhere
     for piece in pieces:
         paper, artefacts = find_artefacts(piece.artefact)
         # Data that is not at hand is named all the same, so that the list can be shown.
@@ -209,7 +211,14 @@ def plan(
         left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, recorded))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-    return planned
+        if planned[-1].measured:
+            anywhere = _recorded(paper, stores, local_store(profile), None)
+            for where, there in (("here", recorded), ("elsewhere", anywhere - recorded)):
+                if any(_lacking(run, there) != run.seeds for run in runs):
+                    begun.setdefault(piece.artefact, set()).add(where)
+    return sorted(
+        planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
+    )
 
 
 def _recorded(

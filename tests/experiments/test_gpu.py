@@ -123,7 +123,8 @@ def test_a_measurement_of_another_device_is_missing_and_a_training_is_not(
         for record in local_store("smoke").read(paper)[0]:
             store.write(dataclasses.replace(record, device=record.device | {"name": "another"}))
             local_store("smoke").path(paper, record.experiment, record.key).unlink()
-    training, measurement = gpu.plan([TRAIN, MEASURE], "smoke", "cpu", None)
+    # What another device has begun comes last.
+    training, measurement = gpu.plan([MEASURE, TRAIN], "smoke", "cpu", None)
     assert not training.left and len(measurement.left) == len(measurement.runs) == 2
     assert not any(one.left for one in gpu.plan([TRAIN, MEASURE], "smoke", None, None))
 
