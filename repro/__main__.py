@@ -547,7 +547,7 @@ def _by_paper(targets: list[str] | None) -> list[Any]:
             f"which is {', '.join(PAPERS)}; all takes some 25 minutes on two cores by profile quick"
         )
     grouped: dict[str, Any] = {}
-    for target in PAPERS if targets == [ALL] else targets:
+    for target in PAPERS if ALL in targets else targets:
         paper, artefacts = find_artefacts(target)
         grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
     return list(grouped.values())

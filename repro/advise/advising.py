@@ -132,8 +132,12 @@ class Advice:
         peak = f"{best.peak_bytes / GIB:.3g} of {memory}"
         if best.method == "undivided":
             return f"Take no method: the batch fits undivided, {peak}."
-        slower = "" if best.slowdown is None else f", {100 * (best.slowdown - 1):.0f} % slower"
-        said = f"Take {TITLES[best.method]}: {peak}{slower}."
+        said = f"Take {TITLES[best.method]}: {peak}"
+        if best.slowdown is not None:
+            percent = round(100 * (best.slowdown - 1))
+            word = "faster" if percent < 0 else "slower"
+            said += f", {abs(percent)} % {word} than undivided would be"
+        said += "."
         if best.method == "mbs":
             said += (
                 " Over plain gradient accumulation it weights unequal parts and masked losses so "

@@ -392,9 +392,7 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 
 
 def _share(results: Results) -> float:
-    """Return the share of the runs that have records, of trainings by two seeds: more narrow
-    intervals.
-    """
+    """Return the share of the runs that have records; a training is whole with two seeds."""
     present = {record.identity for record in results.records}
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:

@@ -79,6 +79,7 @@ def _in_short(row: Row) -> str:
     number = row["evidence"].partition(";")[0]
     said = f"{row['verdict']} ({row['setting']}): {row['claim']}. {number}"
     columns = terminal.width() or terminal.WIDE
+    said = report.printable(said)
     return textwrap.fill(said, columns, max_lines=2, placeholder=" …", subsequent_indent="  ")
 
 

@@ -201,7 +201,7 @@ WHAT_MORE = (
 def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
     """Return a row for each promise of a paper: its verdict and first number, reference and here.
 
-    None where this machine has no records of the profile.
+    Empty where this machine has no records of the profile.
     """
     if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
         return []

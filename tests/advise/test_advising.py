@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.advise import METHODS, PAIRS, AdviceError, Speed, Workload, advise, snippet
-from repro.advise.advising import _ranked, parse_memory, parse_sides
+from repro.advise.advising import TITLES, _ranked, parse_memory, parse_sides
 from repro.advise.predicting import Prediction
 
 MEMORY, BATCH = 300_000, 24
@@ -113,6 +113,8 @@ def test_ranked_by_what_fits_and_then_by_time(advices):
     assert not advice["outofcore_file"].fits and snippet(advice["outofcore_file"]) == ""
     for text in ("Micro-Batch Streaming", "ESTIMATED", "optimizer.step()"):
         assert text in advice.text()
+    assert advice.text().startswith(f"Take {TITLES[advice.best.method]}: ")
+    assert "slower than undivided would be" in advice.answer()
     found = json.loads(json.dumps(advice.to_json()))["methods"]
     assert [row["method"] for row in found] == [row.method for row in advice.rows]
     assert found[0]["fits"] and found[0]["code"] and found[0]["slowdown"] >= found[0]["bound"]
@@ -122,7 +124,7 @@ def test_ranked_by_what_fits_and_then_by_time(advices):
 @pytest.mark.parametrize("device", ["cpu", "H100"])
 def test_what_fits_and_is_no_slower_undivided_is_left_undivided(batch, device):
     found = told(device, METHODS, batch, 1 << 40)
-    assert found.best.method == "undivided"
+    assert found.best.method == "undivided" and "fits undivided" in found.answer()
     order = [row.method for row in found.rows if row.slowdown == pytest.approx(1, rel=1e-9)]
     assert order == [method for method in METHODS if method in order]
 
@@ -154,7 +156,7 @@ def test_what_changes_is_told_where_it_does():
 
 def test_too_little_memory_is_told_and_code_keeps_its_block():
     nothing = told("H100", memory=1)
-    assert json.dumps(nothing.to_json()) and nothing.text()
+    assert json.dumps(nothing.to_json()) and nothing.text().startswith("Nothing fits 9.31e-10 GiB")
     assert not any(row.fits for row in nothing.rows if row.method in PAIRS)
     tight = told("H100", memory=int(0.9 * nothing["undivided"].peak_bytes))
     assert tight["mbs_in_outofcore"].fits and "OutOfCore(" in tight.code("mbs_in_outofcore")
