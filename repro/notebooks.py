@@ -218,6 +218,8 @@ def refresh(path: Path) -> Outcome:
     for cell in executed.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = {"tags": tags} if tags else {}
+        if "hide-input" in (tags or ()):  # the site knows the tag, JupyterLab this
+            cell.metadata["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
             for output in cell.outputs:

@@ -73,6 +73,8 @@ class TestAsTheyStand:
         for cell in read(path)["cells"]:
             known = {"tags", "jupyter"}
             assert set(cell["metadata"]) <= known, "papermill's or a widget's metadata is left"
+            hidden = "hide-input" in tags(cell)
+            assert cell["metadata"].get("jupyter") == ({"source_hidden": True} if hidden else None)
             known = {"parameters", "opening", "hide-input", "nbval-ignore-output"}
             assert set(tags(cell)) <= known
         assert path.stat().st_size <= 2**20
