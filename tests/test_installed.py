@@ -52,7 +52,7 @@ USE = """
             return end.code
 
     ends = [command(*line) for line in (
-        ["list"], ["show", "mbs/table1"], ["status"], ["notebooks", "none"],
+        ["list"], ["show", "mbs/table1", "--setup"], ["status"], ["notebooks", "none"],
         ["notebooks", "00_overview", "--refresh"],
         ["run", "dualbatch/table2", "--profile", "smoke", "--device", "cpu"],
     )]

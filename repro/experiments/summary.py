@@ -206,7 +206,7 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
     if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
         return []
     rows = []
-    for key in PAPERS:
+    for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
         source = find_source(load_paper(key), local=False)
         sides = {"reference": paper_verdicts(source), "here": judged_here}
         for promise in paper_toml(key)["promises"]:
