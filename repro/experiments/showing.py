@@ -1,8 +1,10 @@
 """One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +15,7 @@ from repro.experiments.design import SETTINGS, Artefact, UsageError
 from repro.experiments.judge import WORDS
 from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
+from repro.experiments.workers import Workers
 from repro.measure.files import replacing
 from repro.records import commit_state, identity, library_versions, now
 
@@ -163,16 +166,19 @@ def write_report(
             leads to.
     """
     path = target(output)
-    check_target(path, "the report")  # before minutes are spent
-    chapters: list[str] = []
-    rows: list[Row] = []
-    with terminal.Bar("report", len(PAPERS), sys.stderr.isatty()) as bar:
-        for key in PAPERS:
-            bar.say(key)
-            blocks, judged = _chapter(find_source(load_paper(key), profile, device), path)
-            chapters += blocks
-            rows += judged
+    check_target(path, "the report")  # before it is made
+    made: dict[str, _Chapter] = {}
+    folder = Path(f"{path.stem}_files")
+    asked = [(key, profile, device, folder) for key in PAPERS]
+    with (
+        terminal.Bar("report", len(asked), sys.stderr.isatty()) as bar,
+        Workers(min(len(asked), os.cpu_count() or 1)) as workers,
+    ):
+        chapters = workers.map(_chapter, asked) if workers else ((a, _chapter(a)) for a in asked)
+        for (key, *_), chapter in chapters:
+            made[key] = chapter
             bar.advance()
+    rows = [row for key in PAPERS for row in made[key].rows]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
     ]
@@ -182,38 +188,54 @@ def write_report(
         report.markdown_table(summary.frame(summary.count_rows(rows))),
         "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
     ]
-    whole = "\n\n".join([*head, *chapters, report.markdown(provenance())])
+    blocks = [block for key in PAPERS for block in made[key].blocks]
+    whole = "\n\n".join([*head, *blocks, report.markdown(provenance())])
+    for key in PAPERS:
+        for name, png in made[key].pictures.items():
+            _write(path.parent / folder / name, png)
     # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
     _write(path, f"{whole}\n".encode(errors="backslashreplace"))
     return rows, path
 
 
-def _chapter(source: Source, path: Path) -> tuple[list[str], list[Row]]:
-    """Return the Markdown blocks of a paper and its verdicts, and write its figures."""
-    paper = source.paper
+@dataclass
+class _Chapter:
+    """A paper's part of the report: blocks of Markdown, verdicts, and figures by file name."""
+
+    blocks: list[str]
+    rows: list[Row]
+    pictures: dict[str, bytes]
+
+
+def _chapter(asked: tuple[str, str | None, str | None, Path]) -> _Chapter:
+    """Make a paper's chapter: of its key, profile and device; its figures go into the folder."""
+    key, profile, device, folder = asked
+    source = find_source(load_paper(key), profile, device)
+    paper, look = source.paper, story.looking(source)
+    made = _Chapter([], [], {})
     lead = f"{paper.citation}. Records: {source.label}."
-    blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
-    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
-    rows: list[Row] = []
+    made.blocks += [f"## {report.markdown(paper.title)}", report.markdown(lead)]
+    made.blocks.append(
+        "\n".join(f"- {report.markdown(line)}" for line in story.setup(source, look))
+    )
     for artefact in paper.artefacts.values():
-        results = results_of(artefact, source)
+        results = look(artefact.name)
         with summary.naming_bad_records(source, artefact, results):
             judged = summary.verdicts(paper, artefact, results)
-            blocks += _section(source, artefact, results, judged, path)
-        rows += judged
-    return blocks, rows
+            made.blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
+            if artefact.draw:
+                name = f"{key}-{artefact.name}.png"
+                made.pictures[name] = report.figure_png(artefact.figure(results))
+                link = quote((folder / name).as_posix())
+                made.blocks.append(f"![{report.markdown(artefact.title)}]({link})")
+            made.blocks += _section(source, artefact, results, judged)
+        made.rows += judged
+    return made
 
 
-def _section(
-    source: Source, artefact: Artefact, results: Results, judged: list[Row], path: Path
-) -> list[str]:
-    """Return the Markdown blocks of an artefact, and write its figure."""
-    parts = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
-    if artefact.draw:
-        picture = Path(f"{path.stem}_files", f"{source.paper.key}-{artefact.name}.png")
-        _write(path.parent / picture, report.figure_png(artefact.figure(results)))
-        parts.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
-    parts.append(report.markdown(view.full_caption(artefact, results)))
+def _section(source: Source, artefact: Artefact, results: Results, judged: list[Row]) -> list[str]:
+    """Return the Markdown blocks of an artefact below its title and figure."""
+    parts = [report.markdown(view.full_caption(artefact, results))]
     claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
     tables = [artefact.table(results), summary.frame(claims)]
     parts += [report.markdown_table(frame) for frame in tables if len(frame)]

@@ -304,9 +304,9 @@ _QUICK = (
 )
 
 
-def setup(source: Source) -> list[str]:
+def setup(source: Source, look: Look | None = None) -> list[str]:
     """Return sentences that hold for all artefacts of a paper, said once."""
-    look = looking(source)
+    look = look or looking(source)
     every = [look(name) for name in source.paper.artefacts]
     records = [record for results in every for record in results.records]
     if not records:
