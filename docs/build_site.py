@@ -30,6 +30,7 @@ _MARKDOWN = re.compile(
     r'(<div class="[^"]*jp-MarkdownOutput[^"]*"[^>]*>)(.*?)(?=</div>)', re.DOTALL
 )
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
+_EXPLORER = re.compile(r'<div data-explorer="(\w+)">.*?</div>', re.DOTALL)
 _log = logging.getLogger("mkdocs.hooks.build_site")  # its warnings are errors with --strict
 
 
@@ -117,9 +118,15 @@ def on_page_content(html: str, page, config, files: Files) -> str:
     if not page.file.src_uri.startswith("notebooks/"):
         return html
     _mend_contents(html, page.toc)
+    html = _EXPLORER.sub(_with_choices, html)
     html = _MARKDOWN.sub(lambda cell: cell[1] + _MATH.sub(_as_mathml, cell[2]), html)
     html = re.sub(r'href="(\w+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', html)
     return re.sub(r'href="\.\./(?:docs/)?(\w+)\.md(#[^"]*)?"', r'href="../\1.html\2"', html)
+
+
+def _with_choices(match: re.Match[str]) -> str:
+    """Return a notebook's widget as `docs/explorers.py` wrote it."""
+    return (REPORT / "explorers" / f"{match[1]}.html").read_text(encoding="utf-8")
 
 
 def _as_mathml(match: re.Match[str]) -> str:

@@ -21,7 +21,6 @@ FOLDER = paths.notebooks_dir()
 # its own where it is interrupted. An error of a cell comes as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
-UNRUN = "Run all cells (Run > Run All Cells) for the sliders; they need a running kernel."
 # How a parameter is read, by the type that a notebook declares for it.
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
@@ -223,8 +222,7 @@ def refresh(path: Path) -> Outcome:
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
             for output in cell.outputs:
-                if (data := output.get("data", {})) and data.pop(WIDGET, None):
-                    data["text/plain"] = UNRUN
+                output.get("data", {}).pop(WIDGET, None)
     _write(executed, path)
     return Outcome(f"{path.stem}: outputs refreshed")
 

@@ -1,10 +1,11 @@
 """A paper in a notebook: compute or look up its records, and show them."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import pandas as pd
-from IPython.display import Image, Markdown, clear_output, display
+from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
@@ -21,8 +22,6 @@ from repro.experiments import run as running
 from repro.experiments.design import LONG
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting
-
-Shown = TypeVar("Shown")
 
 
 class Session:
@@ -139,6 +138,12 @@ class Session:
         display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
         display(_folded(artefact.table(results)))
 
+    def explore(self, place: int = 0) -> None:
+        """Show a widget of the paper, the first or another; nothing where it has no records."""
+        module = import_module(f"repro.experiments.{self.paper.key}.widget")
+        for explorer in module.explorers(self.results)[place : place + 1]:
+            explorer.show()
+
     def _figure(self, name: str) -> Figure:
         return self.paper.artefacts[name].figure(self.results(name))
 
@@ -187,20 +192,6 @@ def show_figure(figure: Figure) -> None:
     """Show a figure as PNG, sharp on a dense screen."""
     png = report.figure_png(figure, dpi=105)
     display(Image(png, width=int(figure.get_figwidth() * 85)))
-
-
-_called: set[tuple[str, Hashable]] = set()
-
-
-def once(said: str, function: Callable[..., Shown], *arguments: Hashable) -> Shown:
-    """Call a function that takes seconds the first time, and say so in the notebook meanwhile."""
-    call = (function.__qualname__, arguments)
-    if call not in _called:
-        print(said, flush=True)
-    returned = function(*arguments)
-    _called.add(call)
-    clear_output(wait=True)  # which goes when the next output is shown
-    return returned
 
 
 def definitions() -> report.TableView:

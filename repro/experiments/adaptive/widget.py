@@ -1,6 +1,6 @@
 """Any θ curve, live: the batch sizes, rates, updates and projected time that follow from it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from repro.adaptive import Step, ThetaController, updates
 from repro.experiments.adaptive import draw as look_of
 from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
+from repro.experiments.explorer import Control, Explorer
+from repro.experiments.query import Results
 from repro.plots import INK, legend_below, new_axes, sign
 
 OTHERS = ("best", "scheduled")  # of the paper's strategies, also drawn
@@ -28,6 +30,26 @@ class Curve:
     theta: Sequence[float]
     epochs: int
     decay_at: Sequence[int] = ()
+
+
+def explorers(_: Callable[[str], Results]) -> list[Explorer]:
+    """Return the widget, which needs no records."""
+
+    def computed(task: str, peak: int, tolerance: float, largest: int) -> tuple[str, Figure]:
+        curve = rising(task, peak)
+        steps = follow(curve, tolerance, largest)
+        return describe(curve, steps), draw(curve, steps)
+
+    tasks = {"ResNet-20, CIFAR-10": "CIFAR", "EDSR, DIV2K": "DIV2K", "EDSR, Phantom": "Phantom"}
+    controls = {
+        "task": Control("training", tasks, "ResNet-20, CIFAR-10", 3, listed=True),
+        "peak": Control("θ peaks in epoch", {str(n): n for n in range(1, 81)}, "6", 5),
+        "tolerance": Control(
+            "change of θ that counts as none", {f"{n} %": n / 100 for n in range(51)}, "10 %", 2
+        ),
+        "largest": Control("largest batch", {f"{2**n:,}": 2**n for n in range(5, 14)}, "2,048"),
+    }
+    return [Explorer("adaptive", controls, computed)]
 
 
 def rising(task: str, peak: int) -> Curve:

@@ -1,6 +1,6 @@
 """Any plan, live: its batch sizes and shares, and every worker's steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -10,6 +10,8 @@ from repro import plots
 from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
 from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
+from repro.experiments.explorer import Control, Explorer
+from repro.experiments.query import Results
 from repro.measure import TimeModel
 
 # Ends of the widget's sliders, and of its axes, so that the plan alone moves.
@@ -35,6 +37,26 @@ def paper_setting() -> Setting:
     inferred = PAPER["inferred"]
     times = TimeModel(inferred["a"], inferred["b"])
     return Setting("ResNet-18, GTX 1080", times, PAPER["cifar_samples"])
+
+
+def explorers(_: Callable[[str], Results]) -> list[Explorer]:
+    """Return the widget, which needs no records."""
+    setting = paper_setting()
+
+    def computed(k: float, n_small: int, large_batch: int) -> tuple[str, Figure]:
+        plan = solve(setting, k, n_small, large_batch)
+        return describe(plan), draw(setting, large_batch, plan)
+
+    most = round(100 * MOST_TIME) - 100
+    longer = {f"{percent} %": 1 + percent / 100 for percent in range(1, most + 1)}
+    controls = {
+        "k": Control("longer than large batches alone by", longer, "10 %", 8),
+        "n_small": Control("workers with small batches", {str(n): n for n in range(5)}, "2", 5),
+        "large_batch": Control(
+            "large batch", {str(n): n for n in range(BATCHES[0], BATCHES[1] + 1, 50)}, "500"
+        ),
+    }
+    return [Explorer("dualbatch", controls, computed)]
 
 
 def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBatchPlan | str:

@@ -1,12 +1,14 @@
 """What streaming a mini-batch would need and take, from the measured models of memory and time."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from repro import plots
+from repro.experiments.explorer import Control, Explorer
 from repro.experiments.mbs.cells import MIB, WITH, WITHOUT, styles, whose
 from repro.experiments.query import Results
 from repro.experiments.view import device_name
@@ -77,6 +79,29 @@ def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> Strea
 def size_records(results: Results) -> dict[str, Record]:
     """Return the usable ``size`` records by model."""
     return {record.config["role"]: record for record in results.ok("size")}
+
+
+def explorers(results: Callable[[str], Results]) -> list[Explorer]:
+    """Return the widget, by a function from an artefact's name to its records."""
+    records = size_records(results("table2"))
+    if not records:
+        return []
+
+    def computed(role: str, percent: int, mini_batch: int) -> tuple[str, Figure]:
+        limit_mib = percent / 100 * default_limit_mib(records[role])
+        plan = plan_streaming(records[role], limit_mib * MIB, mini_batch)
+        said = f"limit {limit_mib:,.0f} MiB; {mini_batch} samples, {_told(plan)}"
+        return said, draw_plan(records[role], limit_mib, mini_batch)
+
+    first = next(iter(records))
+    sizes = {f"{size:,}": size for size in SIZES}
+    shares = {f"{percent} %": percent for percent in range(10, 401, 10)}
+    controls = {
+        "role": Control("in place of", {name: name for name in records}, first, 4, listed=True),
+        "percent": Control("memory limit, of Table 2's", shares, "100 %", 4),
+        "mini_batch": Control("mini-batch size", sizes, "64", 3),
+    }
+    return [Explorer("mbs", controls, computed)]
 
 
 def default_limit_mib(record: Record) -> float:

@@ -1,7 +1,9 @@
 """One kernel under any workspace limit, and a network under any total, from measured candidates."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from repro.experiments.explorer import Control, Explorer
 from repro.experiments.microconv.layers import draw_front
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
 from repro.experiments.microconv.runs import CAFFES, MIB, title_of
@@ -34,6 +36,33 @@ def kernels(results: Results) -> dict[str, Entry]:
         for record in results.ok("candidates")
         for entry in entries(record)
     }
+
+
+def explorers(results: Callable[[str], Results]) -> list[Explorer]:
+    """Return two widgets, of one kernel and of a network; each only where it has records."""
+    measured, whole = kernels(results("figure6")), network(results("figure12"))
+    percents = {f"{percent} %": percent for percent in range(0, 101, 2)}
+    share = Control("limit, from the least to the most useful", percents, "50 %", 11)
+
+    def of_kernel(kernel: str, percent: int) -> "tuple[str, Figure]":
+        least, most = limits_mib(measured[kernel])
+        limit_mib = least + (most - least) * percent / 100
+        return describe(measured[kernel], limit_mib), draw(measured[kernel], limit_mib)
+
+    made = []
+    if measured:
+        first = next((n for n in measured if n.startswith("conv2 forward")), next(iter(measured)))
+        names = Control("kernel", {name: name for name in measured}, first, 3, listed=True)
+        made.append(Explorer("microconv", {"kernel": names, "percent": share}, of_kernel))
+    if whole is not None:
+        least, most = totals_mib(whole)
+
+        def of_network(percent: int, record: Record = whole) -> "tuple[str, Figure]":
+            total_mib = least + (most - least) * percent / 100
+            return describe_sharing(record, total_mib), draw_sharing(record, total_mib)
+
+        made.append(Explorer("sharing", {"percent": share}, of_network, height=610))
+    return made
 
 
 def limits_mib(entry: Entry) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """One iteration under any budget and window, simulated from a trace recorded on the spot."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -7,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.experiments.explorer import Control, Explorer
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.experiments.outofcore.runs import GIB, RATE, network_name, simulated
+from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
 
@@ -55,6 +58,29 @@ def iteration(role: str, batch: int) -> Iteration:
     trace, base = trace_at(config, batch), config["baseline"]
     rates = Rates.fit(base, base["batches"], base["images_per_s"])
     return Iteration(role, batch, trace, rates.times(trace))
+
+
+def explorers(_: Callable[[str], Results]) -> list[Explorer]:
+    """Return the widget, which needs no records; a network is recorded when it is first chosen."""
+
+    def computed(network: tuple[str, int], percent: int, window: int) -> "tuple[str, Figure]":
+        shown = iteration(*network)
+        budget = budget_bytes(shown, percent)
+        return describe(shown, budget, window), draw(shown, budget, window)
+
+    networks = {
+        f"{role}, batch {batch:,}": (role, batch)
+        for role, batches in BATCHES.items()
+        for batch in batches
+    }
+    percents = {f"{percent} %": percent for percent in range(101)}
+    windows = {f"{percent} %": percent for percent in range(0, 301, 5)}
+    controls = {
+        "network": Control("network", networks, "ResNet-50, batch 512", listed=True),
+        "percent": Control("budget, from the smallest to all", percents, "25 %", 5),
+        "window": Control("window, of the budget", windows, "150 %", 5),
+    }
+    return [Explorer("outofcore", controls, computed, height=485)]
 
 
 def budget_bytes(shown: Iteration, percent: float) -> int:

@@ -1,0 +1,165 @@
+"""A figure with sliders: live in a notebook, and computed beforehand for a page without a kernel.
+
+The text and the figure follow from choices. In a notebook `Explorer.show` computes them as they
+are asked for; `Explorer.write` computes a few choices of each control, for the site.
+"""
+
+import html
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from matplotlib.figure import Figure
+
+from repro import report
+
+
+@dataclass(frozen=True)
+class Control:
+    """A slider, or a list of choices.
+
+    Attributes:
+        label: Its name, in words and with its unit.
+        choices: What is computed with, by the text that is shown.
+        first: The text that is chosen at first.
+        written: How many choices a page without a kernel offers; 1 leaves the first alone.
+        listed: Whether it is a list that drops down.
+    """
+
+    label: str
+    choices: Mapping[str, Any]
+    first: str
+    written: int = 1
+    listed: bool = False
+
+    def few(self) -> list[str]:
+        """The choices of a page without a kernel: evenly spread, the first one among them."""
+        texts = list(self.choices)
+        if self.written == 1:
+            return [self.first]
+        last, steps = len(texts) - 1, min(self.written, len(texts)) - 1
+        places = [round(last * step / steps) for step in range(steps + 1)]
+        own = texts.index(self.first)
+        places[min(range(len(places)), key=lambda i: abs(places[i] - own))] = own
+        return [texts[place] for place in places]
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """A text and a figure that follow from choices.
+
+    Attributes:
+        name: Of its place in a notebook and on the site, such as ``mbs``.
+        controls: By the argument of `computed`.
+        computed: From a value of each control to the text and the figure.
+        height: Pixels of text and figure, so that a notebook does not jump.
+    """
+
+    name: str
+    controls: Mapping[str, Control]
+    computed: Callable[..., tuple[str, Figure]]
+    height: int = 335
+
+    def show(self) -> None:
+        """Show it in a notebook: with controls where a kernel runs, else as it is at first."""
+        import ipywidgets as widgets
+        from IPython.display import clear_output, display
+
+        from repro.experiments.session import show_figure
+
+        said, figure = self.computed(**{k: c.choices[c.first] for k, c in self.controls.items()})
+        made = {key: _widget(control) for key, control in self.controls.items()}
+        state, view = widgets.Label(""), widgets.Output(layout={"min_height": f"{self.height}px"})
+
+        def fill(said: str, figure: Figure) -> None:
+            with view:
+                clear_output(wait=True)
+                print(said)
+                show_figure(figure)
+
+        def update(_: object) -> None:
+            state.value = "computing …"
+            fill(*self.computed(**{key: own.value for key, own in made.items()}))
+            state.value = ""
+
+        for own in made.values():
+            own.observe(update, "value")
+        row = widgets.HBox([*made.values(), state], layout={"flex_flow": "row wrap"})
+        fill(said, figure)
+        live = widgets.VBox([row, view])._repr_mimebundle_()
+        still = report.Picture(report.figure_png(figure), said)._repr_html_()
+        words = f"<pre>{html.escape(said)}</pre>"
+        page = f'<div data-explorer="{self.name}">{words}{still}</div>'
+        display({**live, "text/html": page, "text/plain": said}, raw=True)
+
+    def write(self, folder: Path, link: str) -> str:
+        """Write a picture for each of the few choices, and return the HTML that shows them.
+
+        Args:
+            folder: For the pictures.
+            link: From the page to that folder.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        offered = [control.few() for control in self.controls.values()]
+        texts = {}
+        for places in itertools.product(*(range(len(few)) for few in offered)):
+            chosen = [few[place] for few, place in zip(offered, places, strict=True)]
+            values = {
+                key: control.choices[text]
+                for (key, control), text in zip(self.controls.items(), chosen, strict=True)
+            }
+            said, figure = self.computed(**values)
+            name = "-".join(map(str, places))
+            folder.joinpath(f"{name}.png").write_bytes(report.figure_png(figure, dpi=100))
+            texts[name] = said
+        return self._page(offered, texts, link)
+
+    def _page(self, offered: Sequence[Sequence[str]], texts: Mapping[str, str], link: str) -> str:
+        inputs = []
+        for control, few in zip(self.controls.values(), offered, strict=True):
+            first = few.index(control.first)
+            label = html.escape(control.label)
+            if control.listed:
+                options = "".join(
+                    f"<option value={place}{' selected' * (place == first)}>{html.escape(text)}"
+                    for place, text in enumerate(few)
+                )
+                inputs.append(f"<label>{label} <select>{options}</select></label>")
+                continue
+            shown = html.escape(json.dumps(few), quote=True)
+            inputs.append(
+                f'<label{" hidden" * (len(few) == 1)}>{label} <input type="range" min="0" '
+                f'max="{len(few) - 1}" value="{first}" data-shown="{shown}"><output></output>'
+                "</label>"
+            )
+        said = html.escape(json.dumps(texts), quote=True)
+        start = "-".join(
+            str(few.index(control.first))
+            for control, few in zip(self.controls.values(), offered, strict=True)
+        )
+        return (
+            f'<div class="explorer" data-texts="{said}" data-folder="{quote(link)}">'
+            f"{''.join(inputs)}<pre>{html.escape(texts[start])}</pre>"
+            f'<img src="{quote(link)}/{start}.png" alt="{html.escape(texts[start], quote=True)}">'
+            "</div>"
+        )
+
+
+def _widget(control: Control) -> Any:
+    """Return the control of a live notebook."""
+    import ipywidgets as widgets
+
+    kind = widgets.Dropdown if control.listed else widgets.SelectionSlider
+    slow = {} if control.listed else {"continuous_update": False}
+    return kind(
+        options=list(control.choices.items()),
+        value=control.choices[control.first],
+        description=control.label,
+        style={"description_width": "initial"},
+        layout={"width": "440px"},
+        **slow,
+    )
