@@ -77,7 +77,7 @@ class OutOfCore:
     recur. Values are those of ordinary training, bit for bit.
 
     Threads that are started within the block, and work that is submitted to pools of threads, are
-    seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
+    seen too; tensors that a collective works on stay until it is done. `docs/details.md` lists
     what is not supported.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
