@@ -79,7 +79,7 @@ class Explorer:
             with view:
                 clear_output(wait=True)
                 print(said)
-                show_figure(figure)
+                show_figure(figure, said)
 
         def update(_: object) -> None:
             state.value = "computing …"

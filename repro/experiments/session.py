@@ -80,7 +80,8 @@ class Session:
                 display(Markdown(f"**Runs were left out**: {lacks}"))
             # The text above this cell tells of the reference records.
             display(Markdown(story.opening(self.source)))
-            show_figure(self._figure(story.story_of(self.paper).figure))
+            opened = self.paper.artefacts[story.story_of(self.paper).figure]
+            show_figure(opened.figure(self.results(opened.name)), opened.title)
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -103,7 +104,7 @@ class Session:
         if judged:
             display(report.VerdictList(judged))
         if figure is not None:
-            show_figure(figure)
+            show_figure(figure, f"{artefact.source}: {artefact.title}")
         display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
         display(_folded(table, checked))
         if failed := [row for row in checked if row["holds"] == "NO"]:
@@ -133,7 +134,7 @@ class Session:
         if results is None:
             return
         if artefact.draw:
-            show_figure(artefact.figure(results))
+            show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
         text = report.markdown(view.full_caption(artefact, results))
         display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
         display(_folded(artefact.table(results)))
@@ -143,9 +144,6 @@ class Session:
         module = import_module(f"repro.experiments.{self.paper.key}.widget")
         for explorer in module.explorers(self.results)[place : place + 1]:
             explorer.show()
-
-    def _figure(self, name: str) -> Figure:
-        return self.paper.artefacts[name].figure(self.results(name))
 
     def appendix(self) -> None:
         """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
@@ -188,10 +186,10 @@ def _folded(table: pd.DataFrame, checked: Sequence[dict[str, Any]] = ()) -> repo
     return report.Folded(f"Table of {len(table)} rows{also}", *tables)
 
 
-def show_figure(figure: Figure) -> None:
-    """Show a figure as PNG, sharp on a dense screen."""
+def show_figure(figure: Figure, alt: str) -> None:
+    """Show a figure as PNG, sharp on a dense screen; `alt` is for those who do not see it."""
     png = report.figure_png(figure, dpi=105)
-    display(Image(png, width=int(figure.get_figwidth() * 85)))
+    display(Image(png, width=int(figure.get_figwidth() * 85), alt=report.printable(alt)))
 
 
 def definitions() -> report.TableView:
