@@ -24,6 +24,9 @@ from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting
 
 
+MOST_VERDICTS = 3  # of an artefact, in sight
+
+
 class Session:
     """A paper in a notebook.
 
@@ -88,25 +91,29 @@ class Session:
         return query.results_of(self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
-        """Show an artefact: the verdicts on its claims, figure and caption.
+        """Show an artefact: verdicts on three of its claims, promises first, figure and caption.
 
-        Its table and checks are folded; a check that does not hold is not.
+        The figure that opens the notebook is not shown again. Table, checks and further verdicts
+        are folded; a check that does not hold is not.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
         with summary.naming_bad_records(self.source, artefact, results):
             caption = artefact.caption(results)
             if len(results.places) > 1:
                 caption = view.full_caption(artefact, results)
-            figure = artefact.figure(results) if artefact.draw else None
+            opened = name == story.story_of(self.paper).figure
+            figure = artefact.figure(results) if artefact.draw and not opened else None
             table = artefact.table(results)
             checked = summary.checks(artefact, results)
             judged = summary.verdicts(self.paper, artefact, results)
+        promised = {f"{self.paper.key}/{claim}" for _, claim in story.promises(self.paper.key)}
+        judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
-            display(report.VerdictList(judged))
+            display(report.VerdictList(judged[:MOST_VERDICTS]))
         if figure is not None:
             show_figure(figure, f"{artefact.source}: {artefact.title}")
         display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
-        display(_folded(table, checked))
+        display(_folded(table, checked, judged[MOST_VERDICTS:]))
         if failed := [row for row in checked if row["holds"] == "NO"]:
             display(report.TableView(summary.frame(failed)))
 
@@ -178,12 +185,21 @@ class Session:
         return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
 
 
-def _folded(table: pd.DataFrame, checked: Sequence[dict[str, Any]] = ()) -> report.Folded:
-    """Return a table and checks behind a line."""
-    tables = [report.TableView(table)]
-    tables += [report.TableView(summary.frame(checked))] if checked else []
-    also = f", and {len(checked)} checks" if checked else ""
-    return report.Folded(f"Table of {len(table)} rows{also}", *tables)
+def _folded(
+    table: pd.DataFrame,
+    checked: Sequence[dict[str, Any]] = (),
+    judged: Sequence[dict[str, Any]] = (),
+) -> report.Folded:
+    """Return a table, checks and verdicts behind a line."""
+    parts: list[report.Part] = [report.TableView(table)]
+    title = f"Table of {len(table)} rows"
+    if checked:
+        parts.append(report.TableView(summary.frame(checked)))
+        title += f", {len(checked)} checks"
+    if judged:
+        parts.append(report.VerdictList(judged))
+        title += f", {len(judged)} further claims"
+    return report.Folded(title, *parts)
 
 
 def show_figure(figure: Figure, alt: str) -> None:

@@ -78,7 +78,7 @@ def looking(source: Source) -> Look:
     return look
 
 
-_PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?(:mean)?\}")
+_PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 
 def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
@@ -99,27 +99,33 @@ def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -
 def filled(sentence: str, paper: Paper, look: Look) -> str:
     """Put the numbers of claims into a sentence.
 
-    ``{ARTEFACT.CLAIM[CASE]}`` becomes our estimate with its interval, ``:mean`` after it the
-    estimate alone; ``{paper:ARTEFACT.CLAIM[CASE]}`` the paper's effect, or the margin;
-    ``{verdict:ARTEFACT.CLAIM}`` the verdict's word. A claim of one case needs no ``[CASE]``.
+    ``{ARTEFACT.CLAIM[CASE]}`` becomes our estimate, of which figures draw the interval;
+    ``{paper:ARTEFACT.CLAIM[CASE]}`` the paper's effect, or the margin; ``{verdict:ARTEFACT.CLAIM}``
+    the verdict's word. A claim of one case needs no ``[CASE]``.
 
     Raises:
         NotRun: Records are missing.
     """
 
     def number(match: re.Match[str]) -> str:
-        kind, artefact, key, case, mean = match.groups()
+        kind, artefact, key, case = match.groups()
         claim = claims_of(paper.key)[artefact][key]
         if kind == "verdict":
             return summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].word
         name, ours = _case(paper, look, artefact, key, case)
         if kind == "paper":
-            return claim.papers_number(name, ours)
+            return _in_prose(claim.papers_number(name, ours))
         if isinstance(ours, Exact):
             return ours.text
-        return ours.shown(ours.mean) if mean else str(ours)
+        return _in_prose(f"{ours.shown(ours.mean)} {ours.unit}".rstrip())
 
     return _PLACE.sub(number, sentence)
+
+
+def _in_prose(number: str) -> str:
+    """Return a ratio as a sentence has it, and a share without its sign."""
+    number = re.sub(r"^[+](?=[\d.]+ %)", "", number)
+    return f"{number[1:]} times" if number.startswith("×") else number
 
 
 def findings_of(source: Source) -> list[str]:
