@@ -210,8 +210,8 @@ def refresh(path: Path) -> Outcome:
             cell.attachments = {name: {"image/png": text} for name, text in encoded.items()}
         if "(attachment:method.svg)" in cell.source:
             drawn = paths.ROOT / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.svg"
-            encoded = base64.b64encode(drawn.read_bytes()).decode()
-            cell.attachments = {"method.svg": {"image/svg+xml": encoded}}
+            svg = base64.b64encode(drawn.read_bytes()).decode()
+            cell.attachments = {"method.svg": {"image/svg+xml": svg}}
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder, path.name)
         nbformat.write(notebook, given)

@@ -23,7 +23,6 @@ from repro.experiments.design import LONG
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting
 
-
 MOST_VERDICTS = 3  # of an artefact, in sight
 
 
