@@ -80,7 +80,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 def _in_short(row: Row) -> str:
     """Return a verdict in two lines of the terminal at most: the word, the claim, one number."""
     number = row["evidence"].partition(";")[0]
-    said = f"{row['verdict']} ({row['setting']}): {row['claim']}. {number}"
+    end = "" if row["claim"].endswith("?") else "."
+    said = f"{row['verdict']} ({row['setting']}): {row['claim']}{end} {number}"
     columns = terminal.width() or terminal.WIDE
     said = report.printable(said)
     return textwrap.fill(said, columns, max_lines=2, placeholder=" …", subsequent_indent="  ")
