@@ -1,6 +1,5 @@
 """The datasets by name: where they are searched, how they are loaded."""
 
-import inspect
 import os
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ import torch
 
 from repro import paths
 from repro.datasets import embedded, generators, phantom, pictures, sources
-from repro.datasets.archives import Decoded, cached, content_hash
+from repro.datasets.archives import Decoded, cached
 from repro.datasets.decoding import StreamedImages, exceeds_memory
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -105,6 +104,7 @@ def load(
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
+        TypeError: A generated or embedded set has no such option.
     """
     _check_name(name)
     size = check_size(image_size)
@@ -172,11 +172,11 @@ def looked_for(name: str) -> str:
     return " or ".join(sources.looked_for(name))
 
 
-def download(names: str | Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
+def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
     """Download what is missing and the network allows; say for each name what became of it.
 
     Args:
-        names: One name or several.
+        names: Of `NAMES`.
         root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
             `./data`.
 
@@ -184,7 +184,7 @@ def download(names: str | Sequence[str] = ON_DISK, root: Root = None) -> dict[st
         DatasetError: A name is unknown. All else that goes wrong is in the report.
     """
     report = {}
-    for name in [names] if isinstance(names, str) else names:
+    for name in names:
         _check_name(name)
         if name in (present := _available(root)):
             report[name] = f"present: {present[name]}"
@@ -225,13 +225,8 @@ def _check_options(
             f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
             "whole; leave out one of them"
         )
-    known = set(inspect.signature(_MADE[name]).parameters) if name in _MADE else set()
-    known -= {"image_size"}
-    if unknown := sorted(set(options) - known):
-        allowed = ", ".join(sorted(known)) or "none"
-        raise DatasetError(
-            f"{name!r} takes no option {', '.join(unknown)}: its own options are {allowed}"
-        )
+    if options and name not in _MADE:
+        raise DatasetError(f"{name!r} takes no option {', '.join(options)}")
 
 
 def _find(name: str, root: Root) -> sources.Source | None:
@@ -336,7 +331,7 @@ def _read(
         return divided_anew(decoded) if anew else decoded
 
     try:
-        content = content_hash(source.files(per_class), source.path)
+        content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
         decoded = None
         if source.streams and size is not None:

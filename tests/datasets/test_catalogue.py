@@ -95,16 +95,17 @@ def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
 
 
 def test_carvana_in_kaggle_layout_and_as_an_archive(tmp_path):
-    (tmp_path / "train_masks").mkdir()
+    folder = tmp_path / "carvana"
+    (folder / "train_masks").mkdir(parents=True)
     for stem in (f"car{car}_{view:02d}" for car in range(5) for view in (1, 2)):
-        write_folder(tmp_path, {f"train/{stem}.jpg": encode(random_image(int(stem[3])), "JPEG")})
+        write_folder(folder, {f"train/{stem}.jpg": encode(random_image(int(stem[3])), "JPEG")})
         mask = Image.fromarray(np.eye(8, dtype=np.uint8) * 255).convert("1")
-        mask.save(tmp_path / "train_masks" / f"{stem}_mask.gif")
+        mask.save(folder / "train_masks" / f"{stem}_mask.gif")
     data = load("carvana", tmp_path)
     assert (len(data.train), len(data.test)) == (8, 2)  # whole cars, not views
     assert torch.equal(data.train.masks[0], torch.eye(8, dtype=torch.uint8))
     assert data.classes == ("background", "car") and data.record_name == "carvana"
-    (tmp_path / "train_masks" / "car3_02_mask.gif").unlink()
+    (folder / "train_masks" / "car3_02_mask.gif").unlink()
     with pytest.raises(CorruptDatasetError, match=r"car3_02\.jpg has no mask"):
         load("carvana", tmp_path)
     packed = load("carvana", write(tmp_path / "a", mask_files("carvana", ("train", "test"), 2)))
@@ -126,7 +127,7 @@ def test_search_order(tmp_path, monkeypatch):
     ("name", "wanted", "address"),
     [
         ("cifar10", ["cifar-10-batches-py", "'synthetic'", "'digits'"], "cifar-10-python.tar.gz"),
-        ("div2k", ["DIV2K_train_HR/"], "DIV2K_train_HR.zip"),
+        ("div2k", ["div2k/{DIV2K_train_HR,DIV2K_valid_HR}/*.png"], "DIV2K_train_HR.zip"),
         ("bsds500", ["bsds500/{train,test}/", "no public address is known"], None),
     ],
 )
@@ -158,7 +159,7 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     assert report["flowers5"].startswith("present")
     assert "network is closed" in report["cifar10"]
     assert "Kaggle" in report["carvana"] and "image-net.org" in report["imagenet"]
-    assert list(download("digits")) == ["digits"]
+    assert list(download(["digits"])) == ["digits"]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: nullcontext())
     monkeypatch.setattr(
         "repro.datasets.sources.fetch", lambda name, root: write(root, class_files(name))
@@ -179,7 +180,6 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
         ("flowers5", {"per_class": 0}, "per_class=0"),
         ("flowers5", {"binary": True}, "only for 'camvid'"),
         ("flowers5", {"seed": 1}, "takes no option seed"),
-        ("synthetic", {"classes": 3}, "its own options are channels, masks"),
         ("synthetic", {"num_classes": 1}, "num_classes=1"),
         ("photos", {"image_size": 500}, "at most"),
         ("phantom", {"train": 0}, "train=0: expected an int, at least 1"),

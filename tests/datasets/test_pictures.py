@@ -18,7 +18,7 @@ from repro.datasets import CorruptDatasetError, available, download, load, pictu
 # Height and width of the pictures, some standing; the largest cut that all have is 10 x 14.
 SIZES = {"train": [(12, 16), (18, 10), (10, 20)], "test": [(14, 11), (13, 15)]}
 COMMON = (10, 14)
-LAYOUTS = ("folder", "archive", "div2k/native", "native")  # the last come first in a search
+LAYOUTS = ("folder", "archive", "native")  # the last comes first in a search
 
 
 def pixels(split, number):
@@ -27,11 +27,9 @@ def pixels(split, number):
 
 def files(layout, name="div2k"):
     """A set's files; natively DIV2K's own folders."""
-    native = {
-        split: f"{layout.removesuffix('native')}{own}" for split, own in pictures.DIV2K.items()
-    }
+    native = {split: f"div2k/{own}" for split, own in pictures.DIV2K.items()}
     return {
-        f"{native[split] if 'native' in layout else f'{name}/{split}'}/{k:04d}.png": encode(
+        f"{native[split] if layout == 'native' else f'{name}/{split}'}/{k:04d}.png": encode(
             pixels(split, k)
         )
         for split, sizes in SIZES.items()
@@ -110,7 +108,7 @@ def test_damaged_pictures_and_missing_splits(tmp_path, layout):
             load("div2k", tmp_path, image_size=size)
     for split, own in pictures.DIV2K.items():
         left = {k: v for k, v in whole.items() if f"/{split}/" not in k and own not in k}
-        empty = tmp_path / split / (own if layout == "native" else f"div2k/{split}")
+        empty = tmp_path / split / "div2k" / (own if layout == "native" else split)
         if not packed:
             empty.mkdir(parents=True)
         with pytest.raises(CorruptDatasetError, match=r"no image of .*expected "):
@@ -125,8 +123,8 @@ def test_a_download(tmp_path, monkeypatch):
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             for name, content in files("native").items():
-                if name.startswith(part):
-                    archive.writestr(name, content)
+                if name.startswith(f"div2k/{part}"):
+                    archive.writestr(name.removeprefix("div2k/"), content)
         archives[part] = packed.getvalue()
 
     def give(url, root):
@@ -136,15 +134,15 @@ def test_a_download(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: nullcontext())
     monkeypatch.setattr(torchvision.datasets.utils, "download_url", give)
     # What comes is not DIV2K, though a zip of the same layout: nothing of it stays.
-    said = download("div2k", new)["div2k"]
-    assert "SHA-256" in said and pictures._ARCHIVES["DIV2K_train_HR"][1] in said
-    assert list(new.iterdir()) == []
-    expected = {part: (0, sha256(content).hexdigest()) for part, content in archives.items()}
+    said = download(["div2k"], new)["div2k"]
+    assert "SHA-256" in said and pictures._ARCHIVES["DIV2K_train_HR"] in said
+    assert list((new / "div2k").iterdir()) == []
+    expected = {part: sha256(content).hexdigest() for part, content in archives.items()}
     monkeypatch.setattr(pictures, "_ARCHIVES", expected)
     taken.clear()
-    assert download("div2k", new)["div2k"].startswith("downloaded: folders DIV2K")
+    assert download(["div2k"], new)["div2k"].startswith("downloaded: folders DIV2K")
     assert [Path(url).stem for url in taken] == list(pictures.DIV2K.values())
     assert all(url.startswith("https://") for url in taken)
-    assert sorted(path.name for path in new.iterdir()) == sorted(archives)
+    assert sorted(path.name for path in (new / "div2k").iterdir()) == sorted(archives)
     assert load("div2k", new).image_shape == (3, *COMMON)
-    assert download("div2k", new)["div2k"].startswith("present")
+    assert download(["div2k"], new)["div2k"].startswith("present")
