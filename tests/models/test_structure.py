@@ -175,16 +175,6 @@ def test_the_cost_of_deeplab_is_the_published_one():
     assert counter.get_total_flops() / 2 == pytest.approx(54.17e9, rel=0.005)
 
 
-@pytest.mark.parametrize("width", [1, 7])
-def test_widths_that_divide_nothing(width):
-    model = deeplabv3plus(num_classes=2, width=width)
-    assert model.classifier.in_channels == 4 * width
-    assert model.middle[0].first[0].in_channels == pytest.approx(728 * width / 64, abs=0.5)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        model(torch.randn(1, 3, 33, 33))  # of the mean over one image
-    assert model.eval()(torch.randn(1, 3, 33, 33)).isfinite().all()
-
-
 def test_strides_and_atrous_rates():
     def rates(module):
         return [m.dilation for m in convolutions(module) if m.groups > 1]
