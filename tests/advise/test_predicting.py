@@ -347,17 +347,6 @@ def test_recurrent_networks_and_layers_that_no_step_uses(cell):
     assert tight.fits and tight.host_bytes > spare
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
-def test_operations_on_lists_need_no_more_than_their_largest_element(options):
-    def peaks(**options: bool) -> list[int]:
-        optimizer = partial(torch.optim.AdamW, **options)
-        own = Workload.of(Transformer(), example=tokens(), optimizer=optimizer)
-        return [predict(own, "outofcore", 2, memory).peak_bytes for memory in (1, PLENTY)]
-
-    (least, most), plain = peaks(**options), peaks()
-    assert least <= 1.4 * plain[0] and most >= plain[1]
-
-
 def test_an_accelerators_budget_leaves_room_for_kernels():
     own = workload("ResNet")
     limit = predict(own, "undivided", 8, PLENTY).peak_bytes

@@ -142,34 +142,6 @@ def test_what_is_named_as_an_archive_and_is_none(tmp_path, name, kind):
         load(name, tmp_path)
 
 
-def test_linked_folders_are_entered_whatever_their_names(tmp_path):
-    write_folder(tmp_path, class_files())
-    write_folder(tmp_path / "plain", class_files())
-    for split in ("train", "test"):
-        there = tmp_path / "flowers5" / split / "ant"
-        there.symlink_to(there.rename(tmp_path / f"{split}-elsewhere"))
-    linked, plain = load("flowers5", tmp_path), load("flowers5", tmp_path / "plain")
-    assert linked.classes == plain.classes and linked.fingerprint == plain.fingerprint
-    for split in ("train", "test"):
-        folder = tmp_path / "flowers5" / split
-        (folder / "ant").rename(os.fsdecode(bytes(folder) + b"/\xff"))  # which is not UTF-8
-    assert load("flowers5", tmp_path).classes[1] == "\udcff"
-
-
-def test_a_pipe_in_the_folder_of_another_project_is_not_waited_for(tmp_path):
-    for car in range(5):
-        files = f"train/{car}_1.jpg", f"train_masks/{car}_1_mask.gif"
-        write_folder(tmp_path / "carvana", dict.fromkeys(files, b"x"))
-    (tmp_path / "carvana" / "train" / "0_1.jpg").unlink()
-    os.mkfifo(tmp_path / "carvana" / "train" / "0_1.jpg")  # which is not among what is hashed
-    for part in ("DIV2K_train_HR", "DIV2K_valid_HR"):
-        (tmp_path / "div2k" / part).mkdir(parents=True)
-        os.mkfifo(tmp_path / "div2k" / part / "a_1.png")
-    for name in ("div2k", "carvana"):
-        with pytest.raises(CorruptDatasetError, match=r"_1\.(png|jpg) is no file"):
-            load(name, tmp_path)
-
-
 FORMS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
 
 

@@ -81,20 +81,6 @@ def test_what_an_epoch_depends_on():
     assert torch.equal(plain.flatten(2).sort().values, first[0].flatten(2).sort().values)
 
 
-def test_the_batch_size_between_epochs_and_within():
-    data = pairs(2, 12)
-    wanted = epoch(PatchLoader(*data, 4, patch=PATCH, augment=True))
-    loader = PatchLoader(*data, 4, patch=PATCH, augment=True)
-    batches = iter(loader)
-    begun = [next(batches)]
-    loader.set_batch_size(5)  # of the next epoch, also whose draws they are
-    assert all(map(torch.equal, epoch([*begun, *batches]), wanted))
-    assert loader.batch_size == 5 and [len(x) for x, _ in loader] == [5, 5, 2]
-    assert len(PatchLoader(*data, 5, patch=PATCH, drop_last=True)) == 2
-    x, y = next(iter(loader))
-    assert x.dtype == y.dtype == torch.float32 and x.is_contiguous()
-
-
 @pytest.mark.gpu
 def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(device, no_waits):
     here, there = (

@@ -1,12 +1,8 @@
 """Phantom: the ellipses of Shepp and Logan, and how they are varied."""
 
-import inspect
-
 import numpy as np
-import torch
 from skimage.data import shepp_logan_phantom
 
-from repro.datasets import available, load
 from repro.datasets.phantom import ELLIPSES, SHAPES, SIZES, TURN, draw_ellipses, randomised
 from repro.datasets.phantom import phantom as make
 
@@ -60,16 +56,3 @@ def test_an_image_is_a_drawing_of_varied_ellipses_from_its_seed_and_number():
     again, other = make(16, train=2, test=1, seed=7), make((16, 12), train=2, test=1, seed=7)
     prints = {data.fingerprint for data in (small, large, other, make(16, train=2, test=1))}
     assert len(prints) == 4 and again.fingerprint == small.fingerprint
-
-
-def test_what_it_is():
-    data = load("phantom", image_size=(12, 20), train=2, test=1)
-    assert data.image_shape == (1, 12, 20) and data.train.images.dtype == torch.uint8
-    assert (data.name, data.kind, data.classes) == ("phantom", "synthetic", ())
-    assert data.train.labels is data.train.masks is data.val is None
-    for text in ("2 + 1 grey images of 12x20", "drawn at random, seed 0", "our choice"):
-        assert text in data.provenance
-    assert available()["phantom"] == "generated"
-    defaults = {name: p.default for name, p in inspect.signature(make).parameters.items()}
-    assert defaults == {"image_size": None, "train": 1600, "test": 200, "seed": 0}  # the paper's
-    assert make(train=1, test=1).image_shape == (1, 256, 256)

@@ -1,7 +1,5 @@
 """The authors' raw times: where they are found, what is refused and in which words."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -45,15 +43,6 @@ def test_the_fingerprint_is_of_the_numbers_and_of_whose_they_are(folder):
     other.rename(one)
     moved.rename(other)
     assert load_times(folder).fingerprint != first
-
-
-def test_the_order_of_folders(folder, tmp_path, monkeypatch):
-    assert find_times() is None
-    monkeypatch.setenv("REPRO_DATA", str(folder))
-    assert find_times() == find_times(tmp_path / "elsewhere") == folder.resolve() / TIMES
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    assert find_times(other) == other.resolve() / TIMES
 
 
 def test_both_files_are_needed(folder, tmp_path, monkeypatch):

@@ -66,16 +66,6 @@ def test_torchs_losses_divide_by_what_is_read(loss_fn, targets):
     torch.testing.assert_close(combined(loss_fn, targets), loss_fn(OUTPUTS, targets))
 
 
-def test_counts_by_sample_and_by_row():
-    known = known_loss(nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1))
-    rows = torch.tensor([[0, 1, 3], [1, 1, 1]])
-    assert known.counts(rows).tolist() == [7.5, 0.0]
-    assert known.counts(VALUES) is None and known_loss(F.mse_loss).counts(LABELS) is None
-    uneven = [VALUES[:2], VALUES[2:]]
-    assert known_loss(F.mse_loss).weights(uneven, even=False) == [8.0, 40.0]
-    assert known.weights(uneven, even=False) == [2.0, 10.0]
-
-
 def test_other_losses_are_not_known():
     hooked = nn.CrossEntropyLoss()
     assert not known_loss(hooked).hooked

@@ -54,23 +54,6 @@ def test_a_patch_has_70_pixels():
     assert reached.any(dim=0).sum() == reached.any(dim=1).sum() == 70
 
 
-def test_layers_and_scales_of_the_discriminators():
-    model, seen = small(scales=3), []
-    model.discriminator.scales[1].register_forward_pre_hook(lambda _, x: seen.append(x[0]))
-    labels, real = batch(64, 32)
-    outputs = model.discriminator(labels, real)
-    for scale in outputs:
-        assert [layer.shape[1] for layer in scale] == [4, 8, 16, 32, 1]
-    # A 4x4 convolution with 2 pixels of padding has one pixel more than half, or than its input.
-    assert [layer.shape[2] for layer in outputs[0]] == [33, 17, 9, 10, 11]
-    assert [scale[-1].shape[2:] for scale in outputs] == [(11, 7), (7, 5), (5, 4)]
-    # The coarser scale sees the mean of neighbours, at the border of those that exist.
-    both = torch.cat((labels, real), dim=1)
-    assert seen[0].shape == (2, 8, 32, 16)
-    torch.testing.assert_close(seen[0][:, :, 1, 2], both[:, :, 1:4, 3:6].mean(dim=(2, 3)))
-    torch.testing.assert_close(seen[0][:, :, 0, 0], both[:, :, :2, :2].mean(dim=(2, 3)))
-
-
 class Judge(nn.Module):
     """Stands for the discriminators: the same outputs for every image, by hand."""
 
