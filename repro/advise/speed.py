@@ -147,15 +147,8 @@ def probe(
         Exception: Whatever the step itself raises on real tensors.
     """
     device = accelerator.resolve(device)
-    forked: dict[str, Any] = {"devices": []}
-    if accelerator.is_accelerator(device):
-        forked = {"devices": [device.index], "device_type": device.type}
-    with (
-        torch.random.fork_rng(**forked),
-        accelerator.on(device),
-        machine({}, device.type),
-        torch.enable_grad(),
-    ):
+    kept = accelerator.forked_rng(device)
+    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 

@@ -40,7 +40,7 @@ class Source:
         layout: Its layout, in words.
         path: Archive or folder.
         everything: Lists classes and all images by split.
-        hashed: Lists the files whose content is the dataset's; None: the images.
+        hashed: Lists the files whose content is the dataset's.
         streams: Whether images may stay encoded, for want of memory.
     """
 
@@ -48,7 +48,7 @@ class Source:
     layout: str
     path: Path
     everything: Callable[[], Listing]
-    hashed: Callable[[], list[Path]] | None = None
+    hashed: Callable[[], list[Path]]
     streams: bool = False
 
     def listing(self, per_class: int | None) -> Listing:
@@ -58,14 +58,12 @@ class Source:
 
     def content(self, per_class: int | None) -> str:
         """A hash of the names and contents of files; of images that may stream, of their sizes."""
-        if self.hashed is not None and not self.streams:
+        if not self.streams:
             return content_hash(self.hashed(), self.path)
         items = self.listing(per_class)[1].values()
         files = [
             item.image for members in items for item in members if isinstance(item.image, Path)
         ]
-        if not self.streams:
-            return content_hash(files, self.path)
         sized = sorted((f.relative_to(self.path).as_posix(), f.stat().st_size) for f in files)
         return digest(f"{name}|{size}" for name, size in sized)
 
@@ -133,7 +131,7 @@ def _own_layout(name: str, root: Path) -> Source | None:
         return [path] if packed else [f for f in contents().values() if isinstance(f, Path)]
 
     # Elsewhere the images may have been recompressed, which changes accuracies.
-    record_name = f"{name}-jpeg" if name in _NATIVE and name != "div2k" else name
+    record_name = f"{name}-jpeg" if name in _NATIVE else name
     layout = f"{'archive' if packed else 'folder'} {path.name}"
     # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
     streams = name == "imagenet" and not packed
@@ -193,7 +191,7 @@ def _imagenet(name: str, root: Path) -> Source | None:
             items[split] = [Item(file, Path(file), label=k) for file, k in dataset.samples]
         return tuple(names[0] for names in dataset.classes), items
 
-    return Source(name, "torchvision ImageNet folder", folder, everything, streams=True)
+    return Source(name, "torchvision ImageNet folder", folder, everything, list, streams=True)
 
 
 def _carvana(name: str, root: Path) -> Source | None:
@@ -228,25 +226,6 @@ def _carvana(name: str, root: Path) -> Source | None:
     return Source(name, "Kaggle folders train, train_masks", folder, everything, hashed)
 
 
-def _div2k(name: str, root: Path) -> Source | None:
-    folder, parts = root / name, pictures.DIV2K
-    if not all((folder / part).is_dir() for part in parts.values()):
-        return None
-
-    def everything() -> Listing:
-        items = {
-            split: [Item(str(file), file) for file in sorted((folder / part).glob("*.png"))]
-            for split, part in parts.items()
-        }
-        if not all(items.values()):
-            raise CorruptDatasetError(
-                f"{folder} has no image of a split: expected {looked_for(name)[0]}"
-            )
-        return (), items
-
-    return Source(name, f"folders {' and '.join(parts.values())}", folder, everything)
-
-
 def _files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
 
@@ -257,7 +236,6 @@ _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
     "flowers102": (_flowers102, "flowers-102/"),
     "imagenet": (_imagenet, "imagenet/{ILSVRC2012_devkit_t12.tar.gz or meta.bin}"),
     "carvana": (_carvana, "carvana/{train/*.jpg,train_masks/*_mask.gif}"),
-    "div2k": (_div2k, f"div2k/{{{','.join(pictures.DIV2K.values())}}}/*.png"),
 }
 
 
@@ -279,7 +257,7 @@ def fetch(name: str, root: Path) -> None:
 def download_url(name: str) -> str | None:
     """The address that `name` is downloaded from; None if there is none."""
     if name == "div2k":
-        return f"{pictures.URL}{pictures.DIV2K['train']}.zip"
+        return f"{pictures.URL}{pictures.DIV2K['train'][0]}.zip"
     if name in ("cifar10", "cifar100"):
         return str(_torchvision_class(name).url)
     if name == "flowers102":

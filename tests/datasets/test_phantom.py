@@ -19,14 +19,6 @@ def test_unvaried_it_is_scikit_images():
     assert len(np.unique(np.rint(255 * ours))) == len(np.unique(np.rint(255 * wanted))) >= 5
 
 
-def test_ellipses_turn_move_and_are_clipped():
-    # Positive degrees turn against the clock: the far end of a turned bar lies up and right.
-    bar = draw_ellipses(np.array([(1.0, 0.8, 0.05, 0.0, 0.0, 45.0)]), 101)
-    assert bar[50 - 25, 50 + 25] == 1 and bar[50 + 25, 50 + 25] == 0
-    moved = draw_ellipses(np.array([(0.8, 0.1, 0.1, 0.5, 0.5, 0.0)] * 2), (101, 201))
-    assert moved.shape == (101, 201) and moved[25, 150] == 1 and moved[75, 50] == 0
-
-
 def test_parameters_stay_in_their_ranges():
     drawn = np.stack([randomised(generator(seed)) for seed in range(500)])  # (500, 10, 6)
     fixed = drawn[:, :, (0, 3, 4)]

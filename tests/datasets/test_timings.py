@@ -34,17 +34,6 @@ def test_by_framework(folder):
     assert whole.tolist() == [9.0, 5.0, 3.0] and whole.dtype == np.float64
 
 
-def test_the_fingerprint_is_of_the_numbers_and_of_whose_they_are(folder):
-    first = load_times(folder).fingerprint
-    one, other = (folder / TIMES / name for name in NAMES)
-    np.save(one, np.load(one)[:-1])  # without its empty entry
-    assert load_times(folder).fingerprint == first
-    moved = one.rename(one.with_name("moved"))
-    other.rename(one)
-    moved.rename(other)
-    assert load_times(folder).fingerprint != first
-
-
 def test_both_files_are_needed(folder, tmp_path, monkeypatch):
     (folder / TIMES / NAMES[1]).unlink()
     assert find_times(folder) is None

@@ -31,18 +31,6 @@ def test_images_have_the_size_of_the_labels_and_samples_are_apart():
         torch.testing.assert_close(torch.cat([model(one) for one in labels.split(1)]), images)
 
 
-@pytest.mark.parametrize(("scales", "downsamplings"), [(1, 1), (4, 1), (2, 3), (5, 2)])
-def test_the_smallest_size_can_be_trained_on(scales, downsamplings):
-    model = small(scales=scales, downsamplings=downsamplings)
-    labels, real = batch(model.smallest, model.smallest)
-    loss = model.generator_loss(labels, real, model(labels))
-    assert (loss + model.discriminator_loss(labels, real, real)).isfinite()
-    with pytest.raises(ValueError, match=f"at least {model.smallest}"):
-        model(labels[:, :, model.multiple :])
-    with pytest.raises(ValueError, match=rf"multiples of {model.multiple} .*: resize or pad"):
-        model(torch.rand(1, 5, model.smallest, model.smallest + 1))
-
-
 def test_a_patch_has_70_pixels():
     # InstanceNorm sees the whole image and is left out here.
     model = small(scales=1)
