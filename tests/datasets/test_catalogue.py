@@ -212,7 +212,7 @@ def test_photos_masks_labels_and_disjoint_regions():
 def test_synthetic_is_seeded_and_has_structure(masks):
     options = {"train": 300, "test": 100, "num_classes": 3, "masks": masks}
     data = synthetic((16, 20), **options)
-    assert data.kind == "synthetic" and data.image_shape == (3, 16, 20)
+    assert data.kind == "synthetic" and data.train.images.shape[1:] == (3, 16, 20)
     again, other = synthetic((16, 20), **options), synthetic((16, 20), seed=1, **options)
     assert data.fingerprint == again.fingerprint != other.fingerprint
     assert torch.equal(data.test.images, again.test.images)

@@ -47,7 +47,7 @@ def cut(image, size=COMMON):
 def test_every_layout(tmp_path, packed, name):
     root = write(tmp_path / "data", files(name), packed)
     data = load(name, root)
-    assert data.image_shape == (3, *COMMON) and data.train.images.dtype == torch.uint8
+    assert data.train.images.shape[1:] == (3, *COMMON) and data.train.images.dtype == torch.uint8
     assert (len(data.train), len(data.test), data.val, data.classes) == (3, 2, None, ())
     for split, images in (("train", data.train.images), ("test", data.test.images)):
         for number, image in enumerate(images):
@@ -69,7 +69,7 @@ def test_an_archive_comes_before_a_folder_and_may_have_a_validation_split(tmp_pa
 def test_image_size(tmp_path, size):
     data = load("div2k", write(tmp_path, files(), False), image_size=size)
     height, width = (size, size) if isinstance(size, int) else size
-    assert data.image_shape == (3, height, width)
+    assert data.train.images.shape[1:] == (3, height, width)
     for number, image in enumerate(data.train.images):
         whole = Image.fromarray(np.ascontiguousarray(lying(pixels("train", number))))
         scaled = round(whole.width * size / whole.height) if size == 8 else width
@@ -125,5 +125,5 @@ def test_a_download(tmp_path, monkeypatch):
     assert [Path(url).stem for url in taken] == [*archives]
     assert all(url.startswith("https://") for url in taken)
     assert sorted(path.name for path in (new / "div2k").iterdir()) == ["test", "train"]
-    assert load("div2k", new).image_shape == (3, *COMMON)
+    assert load("div2k", new).train.images.shape[1:] == (3, *COMMON)
     assert download(["div2k"], new)["div2k"].startswith("present")
