@@ -97,8 +97,8 @@ class Source:
 
 def find(name: str, root: Path) -> Source | None:
     """The source of dataset `name` in `root`, or None. Layouts of others come first."""
-    native, _ = _NATIVE.get(name, (_nothing, ""))
-    return native(name, root) or _own_layout(name, root)
+    native = _NATIVE[name][0](name, root) if name in _NATIVE else None
+    return native or _own_layout(name, root)
 
 
 def looked_for(name: str) -> list[str]:
@@ -136,10 +136,6 @@ def _own_layout(name: str, root: Path) -> Source | None:
     # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
     streams = name == "imagenet" and not packed
     return Source(record_name, layout, path, everything, hashed, streams)
-
-
-def _nothing(name: str, root: Path) -> Source | None:
-    return None
 
 
 def _cifar(name: str, root: Path) -> Source | None:
