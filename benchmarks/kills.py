@@ -12,7 +12,6 @@ of the others (none where papermill is not installed).
 """
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import os
@@ -131,23 +130,6 @@ def check_decoded(folder: Path) -> int | None:
     return max(numbers, default=None)
 
 
-def write_hash(folder: Path, number: int) -> None:
-    """Hash another content than before."""
-    os.environ["REPRO_CACHE"] = str(folder / "cache")
-    file = folder / "content"
-    file.write_text(str(number) * 1000, encoding="utf-8")
-    archives.content_hash([file], folder)
-
-
-def check_hash(folder: Path) -> int | None:
-    """The hash that is given is that of the content."""
-    os.environ["REPRO_CACHE"] = str(folder / "cache")
-    file = folder / "content"
-    expected = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert archives.content_hash([file], folder) == expected
-    return None
-
-
 def write_checkpoint(folder: Path, number: int) -> None:
     """Save another state than before."""
     save_checkpoint(folder / "run.pt", {"n": number, "x": torch.full((ELEMENTS,), float(number))})
@@ -245,7 +227,6 @@ WRITERS: Mapping[str, Writer] = {
     "records": Writer(write_record, check_records),
     "packed records": Writer(write_packed, check_records),
     "decoded sets": Writer(write_decoded, check_decoded),
-    "hashes": Writer(write_hash, check_hash),
     "checkpoints": Writer(write_checkpoint, check_checkpoint),
     "benchmark cache": Writer(write_times, check_times),
     "library": Writer(write_library, check_library, longest_s=0.2),

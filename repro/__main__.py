@@ -80,7 +80,7 @@ def advise(
     model: Annotated[str, option(help="torchvision/NAME, or a network of repro.models.")],
     batch: Annotated[int, typer.Option(help="Samples of the mini-batch.")],
     memory: Annotated[str, option(help="Of the device, such as 16GiB or 800MiB.")],
-    image: Annotated[str | None, option(help="Pixels: 224, or 512x1024.")] = None,
+    image: Annotated[str, option(help="Pixels: 224, or 512x1024.")] = "224",
     classes: Annotated[int | None, typer.Option(help="Instead of the model's own.")] = None,
     device: Annotated[
         str | None, option(help="cpu, cuda, ..., or a data sheet's: H100. It need not be here.")
@@ -89,39 +89,35 @@ def advise(
     method: Annotated[
         str | None, option(help="Whose code is shown, instead of the best one's.")
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Methods within methods, too.")] = False,
     probe: Annotated[
         float, typer.Option(help="Seconds of measured steps where the device is here, or 0.")
     ] = 6.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which methods train a batch within a memory, how fast, and how to use them.
 
     From one training step, recorded without content, and a data sheet or some measured steps.
     """
     from repro import advise as advising
-    from repro.advise.advising import ask, parse_memory, parse_sides
+    from repro.advise.advising import parse_memory, parse_sides
     from repro.experiments import arguments
 
     try:
-        advice = ask(
+        if method is not None and method not in advising.METHODS:
+            known = ", ".join(advising.METHODS)
+            raise advising.AdviceError(f"the method is {method!r}: choose {known}")
+        advice = advising.advise(
             model,
             batch,
             parse_memory(memory),
             image=parse_sides(image),
-            classes=classes,
+            options={} if classes is None else {"num_classes": classes},
             device=device or arguments.default_device(),
             optimizer=optimizer,
-            method=method,
-            pairs=pairs,
             probe_seconds=probe,
         )
     except advising.AdviceError as error:
         raise arguments.UsageError(str(error)) from error
-    if as_json:
-        typer.echo(json.dumps(advice.to_json(), indent=1))
-    else:
-        typer.echo(advice.text(method))
+    typer.echo(advice.text(method))
 
 
 @app.command("list")

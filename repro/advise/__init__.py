@@ -10,14 +10,12 @@ From a training step recorded on tensors that have shapes and no content, the pl
 """
 
 from repro.advise.advising import Advice, advise
-from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
-from repro.advise.snippets import snippet
+from repro.advise.predicting import METHODS, Prediction, predict
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload, checkpoint_blocks
 
 __all__ = [
     "METHODS",
-    "PAIRS",
     "Advice",
     "AdviceError",
     "Prediction",
@@ -27,5 +25,4 @@ __all__ = [
     "checkpoint_blocks",
     "predict",
     "probe",
-    "snippet",
 ]

@@ -1,15 +1,15 @@
-"""All methods for one batch and one memory, ranked; and the command's arguments."""
+"""All methods for one batch and one memory, ranked."""
 
 import math
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from repro.advise.predicting import METHODS, PAIRS, Prediction, check_sizes, predict
+from repro.advise.predicting import METHODS, Prediction, predict
 from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
@@ -26,33 +26,23 @@ TITLES = {
     "outofcore_file": "out-of-core, to a file",
     "checkpointing": "activation checkpointing",
     "save_on_cpu": "torch's save_on_cpu",
-    "theta": "θ-adaptive batch size",
-    "dualbatch": "dual-batch learning",
-    "microconv": "tuned convolutions (μ-cuDNN)",
     "checkpointing_mbs": "checkpointing + MBS",
     "mbs_in_outofcore": "MBS in out-of-core",
-    "checkpointing_in_outofcore": "checkpointing in out-of-core",
 }
-_DIVIDED = "none where the loss is a mean over samples"
-_STATISTICS = "; BatchNorm normalises by its micro-batch"
-_CHANGES = {
+_BATCHNORM = "; BatchNorm normalises by its micro-batch"
+CHANGES = {  # that a method makes in the mathematics
     "undivided": "nothing",
-    "accumulation": "none where the loss is a mean over samples and the weights are right",
-    "mbs": "none: the mini-batch's gradient, for any loss that can be divided",
+    "accumulation": "none where the loss is a mean over samples and the weights are right"
+    + _BATCHNORM,
+    "mbs": "none: the mini-batch's gradient, for any loss that can be divided" + _BATCHNORM,
     "mbs_deferred": "as MBS; running statistics are pooled",
     "outofcore": "nothing, to the last bit",
     "outofcore_file": "nothing, to the last bit",
     "checkpointing": "none but that BatchNorm's running statistics are updated twice",
     "save_on_cpu": "nothing",
-    "theta": "another training: the batch grows from small to this one, with the rate",
-    "dualbatch": "another training: small and large batches, workers merged asynchronously",
-    "microconv": "rounding of other algorithms, within max_error",
     "checkpointing_mbs": "as of both",
     "mbs_in_outofcore": "as MBS",
-    "checkpointing_in_outofcore": "as checkpointing",
 }
-_DIVIDES = ("accumulation", "mbs", "mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore")
-_OTHERS = ("theta", "dualbatch")  # their question is accuracy, not memory
 _TIE = 1e-9  # times that differ by less, relatively, are rounded otherwise and equal
 GIB = 2**30
 
@@ -67,9 +57,7 @@ class Advice:
         memory_bytes: The limit.
         device: For which.
         grounds: Source of the seconds.
-        rows: A prediction for each method: those that fit, by their time; then those that answer
-            another question; then those that do not fit.
-        took_s: Seconds that the predictions took.
+        rows: A prediction for each method: those that fit, by their time; then those that do not.
     """
 
     workload: Workload
@@ -78,46 +66,42 @@ class Advice:
     device: str
     grounds: str
     rows: tuple[Prediction, ...]
-    took_s: float
 
     def __getitem__(self, method: str) -> Prediction:
         """One method's prediction."""
-        for row in self.rows:
-            if row.method == method:
-                return row
-        raise KeyError(f"{method!r}: there are {', '.join(row.method for row in self.rows)}")
+        return {row.method: row for row in self.rows}[method]
 
     @property
     def best(self) -> Prediction | None:
         """The fastest that fits; None where nothing does."""
         return self.rows[0] if self.rows[0].fits else None
 
-    def changes(self, method: str) -> str:
-        """Change that a method makes in the mathematics, in words."""
-        change = _CHANGES[method]
-        if not self.workload.has_batch_statistics:
-            return change.partition(" but that BatchNorm")[0]
-        return change + _STATISTICS if method in _DIVIDES else change
-
-    def code(self, method: str | None = None) -> str:
-        """Lines of code that use a method; the best one's by default."""
-        if method is None:
-            return snippet(self.best) if self.best else ""
+    def code(self, method: str) -> str:
+        """Lines of code that use a method."""
         return snippet(self[method])
 
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""
+
+        def times(value: float | None) -> str:
+            return DASH if value is None else f"{value:.2f}"
+
+        def note(row: Prediction) -> str:
+            size = row.settings.get("micro_batch")
+            parts = [f"micro-batches of {size}" if size else "", row.reason]
+            return "; ".join(part for part in parts if part) or DASH
+
         return [
             {
                 "method": TITLES[row.method],
                 "fits": "yes" if row.fits else "no",
                 "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
-                "time over undivided": _times(row.slowdown),
-                "at least": _times(row.bound),
+                "time over undivided": times(row.slowdown),
+                "at least": times(row.bound),
                 "host (GiB)": f"{row.host_bytes / GIB:.3g}" if row.host_bytes else DASH,
                 "largest batch": DASH if row.largest is None else f"{row.largest:,}",
-                "changes": self.changes(row.method),
-                "note": _note(row),
+                "changes": CHANGES[row.method],
+                "note": note(row),
             }
             for row in self.rows
         ]
@@ -169,42 +153,14 @@ class Advice:
             lines += ["", f"{TITLES[chosen]}:", "", code]
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of it."""
-        return {
-            "workload": self.workload.name,
-            "batch": self.batch,
-            "memory_bytes": self.memory_bytes,
-            "device": self.device,
-            "grounds": self.grounds,
-            "seconds_to_tell": self.took_s,
-            "methods": [
-                asdict(row) | {"changes": self.changes(row.method), "code": snippet(row)}
-                for row in self.rows
-            ],
-        }
-
-
-def _times(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"
-
-
-def _note(row: Prediction) -> str:
-    size = row.settings.get("micro_batch")
-    parts = [f"micro-batches of {size}" if size else "", row.reason]
-    return "; ".join(part for part in parts if part) or DASH
-
 
 def advise(
-    step_or_model: Any,
+    model: nn.Module | str,
     batch: int,
     memory_bytes: int,
     *,
     device: str | torch.device = "cpu",
-    speed: Speed | None = None,
     probe_seconds: float = 6.0,
-    simulated: bool = False,
-    methods: Sequence[str] = METHODS,
     **given: Any,
 ) -> Advice:
     """Predict for each method whether a batch fits, its time and its change in the mathematics.
@@ -213,70 +169,56 @@ def advise(
     measured. No argument is changed.
 
     Args:
-        step_or_model: As of `Workload.of`: a model, its name, or a function that makes steps of a
-            batch size.
+        model: A model, or its name, as of `Workload.of`.
         batch: Samples of the mini-batch.
         memory_bytes: Limit on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
             (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
             an H100.
-        speed: Of the device; then nothing is measured.
         probe_seconds: To measure for, at most; 0 to leave it.
-        simulated: As of `predict`.
-        methods: Of `METHODS` or `PAIRS`.
-        **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`.
+        **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`,
+            `options`.
 
     Raises:
         AdviceError: A number or a name is none, or the step cannot be recorded.
     """
-    begun = time.perf_counter()
-    check_sizes(batch, memory_bytes)
-    if unknown := [name for name in methods if name not in (*METHODS, *PAIRS)]:
-        raise AdviceError(f"methods has {unknown[0]!r}: choose {', '.join((*METHODS, *PAIRS))}")
     if not probe_seconds >= 0:
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
     device = str(device)
     present = _is_present(device)
-    workload = Workload.of(step_or_model, **given)
-    if speed is None:
-        speed = Speed.of(device if device in DEVICES else "cpu" if device == "cpu" else "H100")
-        if present and probe_seconds:
-            try:
-                speed = probe(workload, device, batch, memory_bytes, probe_seconds)
-            except AdviceError:
-                raise
-            except Exception as error:
-                raise AdviceError(
-                    f"a training step of {workload.name} failed on {device} "
-                    f"({type(error).__name__}: {error}): the example must be what model and loss "
-                    "take; probe_seconds=0 measures nothing"
-                ) from error
     kind = "cpu" if device == "cpu" else "accelerator"
-    predictions = [
-        predict(workload, m, batch, memory_bytes, speed, device=kind, simulated=simulated)
-        for m in methods
-    ]
-    ranked = _ranked(predictions)
-    took = time.perf_counter() - begun
-    return Advice(workload, batch, memory_bytes, device, speed.grounds, ranked, took)
+    workload = Workload.of(model, **given)
+    predict(workload, "undivided", batch, memory_bytes, device=kind)  # refuses what cannot be
+    speed = Speed.of(device if device in DEVICES else "cpu" if device == "cpu" else "H100")
+    if present and probe_seconds:
+        try:
+            speed = probe(workload, device, batch, memory_bytes, probe_seconds)
+        except AdviceError:
+            raise
+        except Exception as error:
+            raise AdviceError(
+                f"a training step of {workload.name} failed on {device} "
+                f"({type(error).__name__}: {error}): the example must be what model and loss "
+                "take; probe_seconds=0 measures nothing"
+            ) from error
+    rows = [predict(workload, m, batch, memory_bytes, speed, device=kind) for m in METHODS]
+    return Advice(workload, batch, memory_bytes, device, speed.grounds, ranked(rows))
 
 
-def _ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
+def ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
     """Methods that fit first, by time; of those that take as long, the plainest."""
 
-    def rank(row: Prediction) -> tuple[int, float]:
-        group = 2 if not row.fits else 1 if row.method in _OTHERS else 0
+    def rank(row: Prediction) -> tuple[bool, float]:
         # Without a time it goes behind undivided training, of which it is a variation.
-        return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
+        return not row.fits, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
 
-    plainest = (*METHODS, *PAIRS)
-    left, ranked = sorted(rows, key=rank), list[Prediction]()
+    left, done = sorted(rows, key=rank), list[Prediction]()
     while left:
-        group, slowdown = rank(left[0])
-        ties = [r for r in left if rank(r) <= (group, slowdown * (1 + _TIE))]
-        ranked += sorted(ties, key=lambda row: plainest.index(row.method))
+        misfit, slowdown = rank(left[0])
+        ties = [r for r in left if rank(r) <= (misfit, slowdown * (1 + _TIE))]
+        done += sorted(ties, key=lambda row: [*METHODS].index(row.method))
         left = left[len(ties) :]
-    return tuple(ranked)
+    return tuple(done)
 
 
 def _is_present(device: str) -> bool:
@@ -315,38 +257,13 @@ def parse_memory(text: str) -> int:
     return nbytes
 
 
-def parse_sides(text: str | None) -> tuple[int, int] | None:
-    """Height and width of a text such as ``224`` or ``512x1024``; None of None.
+def parse_sides(text: str) -> tuple[int, int]:
+    """Height and width of a text such as ``224`` or ``512x1024``.
 
     Raises:
         AdviceError: It is no such text.
     """
-    if text is None:
-        return None
     parts = re.fullmatch(r"([1-9]\d{0,5})(?:[x×]([1-9]\d{0,5}))?", text)
     if parts is None:
         raise AdviceError(f"the image is {text[:40]!r}: give pixels, as 224 or 512x1024")
     return int(parts[1]), int(parts[2] or parts[1])
-
-
-def ask(
-    model: str,
-    batch: int,
-    memory_bytes: int,
-    *,
-    method: str | None,
-    pairs: bool,
-    classes: int | None,
-    **given: Any,
-) -> Advice:
-    """Advice for a named model, by the command's arguments; `given` as of `advise`.
-
-    Raises:
-        AdviceError: As of `advise`, or the method is none.
-    """
-    known = (*METHODS, *PAIRS)
-    if method is not None and method not in known:
-        raise AdviceError(f"the method is {method!r}: choose {', '.join(known)}")
-    methods = known if pairs or method in PAIRS else METHODS
-    options = {} if classes is None else {"num_classes": classes}
-    return advise(model, batch, memory_bytes, methods=methods, options=options, **given)

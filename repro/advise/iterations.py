@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from repro.measure.fake_tensors import imagined
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
-_NONE: frozenset[str] = frozenset()
 Vector = NDArray[np.float64]
 
 
@@ -93,6 +91,19 @@ class Iteration:
         large = sum(self.large.sizes[name] for name in chosen)
         return small + (large - small) * (batch - self.few) // (self.more - self.few)
 
+    def without(self, names: frozenset[str]) -> "Iteration":
+        """The step with some variables that take no memory."""
+        small, large = (
+            replace(trace, sizes={n: 0 if n in names else s for n, s in trace.sizes.items()})
+            for trace in (self.small, self.large)
+        )
+        return replace(self, small=small, large=large)
+
+    @cached_property
+    def without_inputs(self) -> "Iteration":
+        """The step with a batch that takes no memory."""
+        return self.without(self.inputs)
+
     def _line(self, small: Iterable[float], large: Iterable[float], batch: int) -> Vector:
         """Values at a batch size, on the line through those of both traces, at least 0."""
         low, high = np.asarray(list(small), float), np.asarray(list(large), float)
@@ -102,19 +113,13 @@ class Iteration:
         """Floating-point operations of each function, (n,)."""
         return self._line((c.flops for c in self.costs), (c.flops for c in self.larger), batch)
 
-    def touched(self, batch: int, without: frozenset[str] = _NONE) -> Vector:
-        """Bytes that each function reads and writes, some variables left out, (n,)."""
-        if not without:
-            return self._line(self.small.needs_bytes, self.large.needs_bytes, batch)
-        low, high = (
-            [sum(t.sizes[v] for v in f.variables if v not in without) for f in t.functions]
-            for t in (self.small, self.large)
-        )
-        return self._line(low, high, batch)
+    def touched(self, batch: int) -> Vector:
+        """Bytes that each function reads and writes, (n,)."""
+        return self._line(self.small.needs_bytes, self.large.needs_bytes, batch)
 
-    def alive(self, batch: int, without: frozenset[str] = _NONE) -> Vector:
-        """Bytes alive while each function runs, some variables left out, (n,)."""
-        return self._line(_alive(self.small, without), _alive(self.large, without), batch)
+    def alive(self, batch: int) -> Vector:
+        """Bytes alive while each function runs, (n,)."""
+        return self._line(self.small.live_bytes, self.large.live_bytes, batch)
 
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
@@ -152,18 +157,29 @@ class Iteration:
         kinds = self.small.kinds
         return frozenset(n for n in self.small.accesses if kinds.get(n) == "gradient")
 
-    def kept_bytes(self, kind: str) -> int:
-        """Bytes of a kind that stay from step to step, whatever the batch size."""
-        kept = *self.small.persistent, *self.small.held
-        names = [n for n in kept if self.small.kinds.get(n) == kind]
-        return self.bytes_of((n for n in names if n not in self.inputs), self.few)
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of buffers, whatever the batch size."""
+        trace = self.small
+        kept = {*trace.persistent, *trace.held} - self.inputs
+        return sum(trace.sizes[n] for n in kept if trace.kinds.get(n) == "buffer")
 
-    def born(self, names: frozenset[str]) -> Vector:
-        """Bytes of those of some variables that each function makes, (n,)."""
-        made = np.zeros(len(self.small.functions))
-        for name in names:
+    @cached_property
+    def passes(self) -> tuple[Vector, Vector]:
+        """Bytes alive in a pass after the first, (n,) at both sizes, batch and sums left out.
+
+        A gradient counts where it is made: it lies beside the sum until it is added.
+        """
+        rest = self.without(self.gradients | self.inputs)
+        made = np.zeros(len(self.costs))
+        for name in self.gradients:
             made[self.small.accesses[name][0]] += self.small.sizes[name]
-        return made
+        return made + rest.small.live_bytes, made + rest.large.live_bytes
+
+    def alive_again(self, batch: int) -> Vector:
+        """Bytes alive in a pass after the first, (n,), the sums of gradients among them."""
+        small, large = self.passes
+        return self._line(small, large, batch) + self.bytes_of(self.gradients, self.few)
 
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
@@ -220,23 +236,6 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     return Trace(tuple(functions), sizes, kinds, deaths), order
 
 
-def _alive(trace: Trace, without: frozenset[str]) -> Vector:
-    n = len(trace.functions)
-    change = np.zeros(n + 1)
-    kept = *trace.persistent, *trace.held
-    base = sum(trace.sizes[name] for name in kept if name not in without)
-    for name, (birth, death) in trace.lifetimes.items():
-        if name in without:
-            continue
-        size = trace.sizes[name]
-        change[birth] += size
-        if death > n:  # the one of the step before is still there at the start
-            base += size
-            death -= n
-        change[death] -= size
-    return base + np.cumsum(change[:n])
-
-
 def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
     """Bytes alive while each function runs, and those moved to the host, (n + 1,)."""
     n, moved = len(backward), 0
@@ -255,57 +254,36 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
             last = max(use for use in used if not backward[use] and use < later[0])
             change[last + 1] -= size
             change[min(trace.lifetimes[name][1], n)] += size
-    return np.append(_alive(trace, _NONE) + np.cumsum(change[:n]), moved)
+    return np.append(trace.live_bytes + np.cumsum(change[:n]), moved)
 
 
-def recorded(make: Callable[[int], Callable[[], object]]) -> Iteration:
-    """Record the step that `make` gives for a batch size, without computing anything.
+def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
+    """Record a step of two batch sizes, without computing anything.
 
-    Raises:
-        ValueError: Steps of two batch sizes differ in more than sizes.
-    """
-    recordings: list[tuple[Trace, tuple[Cost, ...]]] = []
-    # When variables end shows in the third iteration; their sizes in the second already.
-    for batch, warmup in zip(_RECORDED, (2, 1), strict=True):
-        with imagined():
-            recordings.append(_record(make(batch), warmup))
-    return _joined(recordings)
-
-
-def recorded_again(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
-    """Record steps of one model, whose optimizer has its state, and which leave nothing behind.
-
-    One iteration of each batch size is enough then. The caller has chosen the kind of tensors.
+    Args:
+        step_of: Given a batch size, returns a step of one model, which leaves nothing behind and
+            whose optimizer has its state. The caller has chosen the kind of tensors.
 
     Raises:
         ValueError: Steps of two batch sizes differ in more than sizes.
     """
-    return _joined([_record(step_of(batch), 0) for batch in _RECORDED])
-
-
-def _record(step: Callable[[], object], warmup: int) -> tuple[Trace, tuple[Cost, ...]]:
-    costs, left = _Costs(), warmup
-
-    def noting() -> None:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            step()
-            return
-        with costs:
-            step()
-
-    trace = record(noting, warmup=warmup, device="meta")
-    return trace, _aligned(trace, costs.noted)
-
-
-def _joined(recordings: list[tuple[Trace, tuple[Cost, ...]]]) -> Iteration:
-    (small, costs), (large, larger) = recordings
+    (small, costs), (large, larger) = (_record(step_of(batch)) for batch in _RECORDED)
     if small.functions != large.functions:
         raise ValueError(
             f"steps of {_RECORDED[0]} and {_RECORDED[1]} samples run different operations"
         )
     return Iteration(*_RECORDED, small, large, costs, larger)
+
+
+def _record(step: Callable[[], object]) -> tuple[Trace, tuple[Cost, ...]]:
+    costs = _Costs()
+
+    def noting() -> None:
+        with costs:
+            step()
+
+    trace = record(noting, warmup=0, device="meta")
+    return trace, _aligned(trace, costs.noted)
 
 
 def _aligned(trace: Trace, noted: list[Cost]) -> tuple[Cost, ...]:

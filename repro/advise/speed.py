@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
-from repro.advise.workload import Step, Workload
+from repro.advise.workload import Workload
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
 from repro.measure.datasheets import DEVICES, LAUNCH_S, REACHED, Device
@@ -147,15 +147,8 @@ def probe(
         Exception: Whatever the step itself raises on real tensors.
     """
     device = accelerator.resolve(device)
-    forked: dict[str, Any] = {"devices": []}
-    if accelerator.is_accelerator(device):
-        forked = {"devices": [device.index], "device_type": device.type}
-    with (
-        torch.random.fork_rng(**forked),
-        accelerator.on(device),
-        machine({}, device.type),
-        torch.enable_grad(),
-    ):
+    kept = accelerator.forked_rng(device)
+    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 
@@ -228,29 +221,16 @@ class _Probe:
 
         A warm-up comes before; after half of the time there is one further round alone.
         """
-        workload, rounds = self.workload, list[Phases]()
-        if workload.step is not None:  # whose phases nobody sees
-            step = workload.step(size)
-            by_rates = Speed.of("cpu").seconds(workload.plain, workload.plain, size)
-            shares = {
-                phase: float(by_rates[workload.plain.phases == phase].sum() / by_rates.sum())
-                for phase in _MEASURED
-            }
+        parts, _ = self.workload.built(size, self.device)
+        loss: list[torch.Tensor] = []
+        rounds: list[Phases] = []
 
-            def one() -> Phases:
-                took = self._took(step)
-                return {phase: took * share for phase, share in shares.items()}
-
-        else:
-            parts, _ = workload.built(size, self.device)
-            loss: list[torch.Tensor] = []
-
-            def one() -> Phases:
-                parts.optimizer.zero_grad(set_to_none=True)
-                forward = self._took(lambda: loss.append(parts.forward()))
-                backward = self._took(lambda: loss.pop().backward())
-                update = self._took(parts.optimizer.step)
-                return {FORWARD: forward, BACKWARD: backward, UPDATE: update}
+        def one() -> Phases:
+            parts.optimizer.zero_grad(set_to_none=True)
+            forward = self._took(lambda: loss.append(parts.forward()))
+            backward = self._took(lambda: loss.pop().backward())
+            update = self._took(parts.optimizer.step)
+            return {FORWARD: forward, BACKWARD: backward, UPDATE: update}
 
         for _ in range(_REPEATS + 1):
             rounds.append(one())
@@ -265,14 +245,11 @@ class _Probe:
         accelerator.synchronize(self.device)
         return time.perf_counter() - start
 
-    def _step(self, size: int) -> Step:
-        made = self.workload.step
-        return self.workload.built(size, self.device)[1] if made is None else made(size)
-
     def _swapping(
-        self, step: Step, budget: int, rounds: int, enough_s: float, **options: Any
+        self, size: int, budget: int, rounds: int, enough_s: float, **options: Any
     ) -> list[float]:
         """Seconds of steps under `OutOfCore`."""
+        _, step = self.workload.built(size, self.device)
         took: list[float] = []
         with OutOfCore(budget, device=self.device, **options) as block:
             for number in range(rounds):
@@ -284,7 +261,7 @@ class _Probe:
 
     def _seen_s(self, size: int, plain_s: float) -> float:
         """Extra seconds of an operation under `OutOfCore` where nothing is swapped."""
-        took = self._swapping(self._step(size), 1 << 62, 2 + _REPEATS, float("inf"))
+        took = self._swapping(size, 1 << 62, 2 + _REPEATS, float("inf"))
         least = min(took[2:])  # recorded and planned before
         return max(0.0, least - plain_s) / len(self.workload.plain.small.functions)
 
@@ -298,7 +275,7 @@ class _Probe:
 
         if time_for(4 + _REPEATS):
             speed = replace(speed, moved_s=self._moved_s(speed, size))
-        if self.workload.model is None or self.queued:  # an accelerator goes on meanwhile
+        if self.queued:  # an accelerator goes on meanwhile
             return speed
         if time_for(2 * (1 + _REPEATS)):
             speed = replace(speed, block_s=self._block_s(speed, size))
@@ -321,9 +298,9 @@ class _Probe:
         simulated = plan_swaps(trace, budget).simulate(times, speed.link)
         if not simulated.transfers:
             return 0.0
-        step, rounds = self._step(size), _REPEATS + 3  # recorded, planned, and once more
+        rounds = _REPEATS + 3  # recorded, planned, and once more
         try:
-            took = self._swapping(step, budget, rounds, _ENOUGH_S, window_bytes=None)
+            took = self._swapping(size, budget, rounds, _ENOUGH_S, window_bytes=None)
         except BudgetTooSmall:  # by tensors that the first iteration holds of the one before
             return 0.0
         return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)

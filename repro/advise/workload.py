@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
-from repro.advise.iterations import Iteration, recorded, recorded_again
+from repro.advise.iterations import Iteration, recorded
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 from repro.measure.checks import is_whole
 from repro.measure.fake_tensors import imagined
@@ -45,49 +45,45 @@ class Workload:
 
     Attributes:
         name: For texts.
-        step: Given a batch size, returns a function that trains one step; used on fake tensors.
-        model: Returns the model anew; None where a step alone was given.
-        samples: Returns inputs and targets of a batch size; None where a step alone was given.
-        loss_fn: Called with outputs and targets; None where a step alone was given.
+        model: Returns the model anew.
+        samples: Returns inputs and targets of a batch size.
+        loss_fn: Called with outputs and targets.
         optimizer: Makes the optimizer of some parameters.
         blocks: Names of the classes that activation checkpointing recomputes as a whole, or a
             function that makes a model do so.
     """
 
     name: str
-    step: Callable[[int], Step] | None
-    model: Callable[[], nn.Module] | None = None
-    samples: Callable[[int], tuple[Any, Any]] | None = None
-    loss_fn: Callable[..., Tensor] | None = None
-    optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS["sgd"]
-    blocks: Blocks = ()
+    model: Callable[[], nn.Module]
+    samples: Callable[[int], tuple[Any, Any]]
+    loss_fn: Callable[..., Tensor]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    blocks: Blocks
 
     @classmethod
     def of(
         cls,
-        step_or_model: "Workload | nn.Module | str | Callable[[int], Step]",
+        model: nn.Module | str,
         *,
         example: tuple[Any, Any] | None = None,
-        image: int | tuple[int, int] | None = None,
-        loss_fn: Callable[..., Tensor] | None = None,
+        image: int | tuple[int, int] = 224,
+        loss_fn: Callable[..., Tensor] = functional.cross_entropy,
         optimizer: str | Callable[..., torch.optim.Optimizer] = "sgd",
         blocks: Blocks | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> "Workload":
-        """A workload from a model, its name, or a function that makes steps.
+        """A workload from a model or its name.
 
         Args:
-            step_or_model: A model; its name, as of `repro.models.build`; or a function that, given
-                a batch size, makes model, optimizer and batch and returns a function that trains
-                one step (as of `repro.measure.probe`). Of a model a copy without content is made:
+            model: A model, or its name, as of `repro.models.build`. A copy without content is made:
                 it is neither changed nor run, but for probes, which run a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
                 class for each output. A model may ask for values of its whole numbers and masks,
                 such as whether all of a mask is true: a batch has those of the example, over and
                 over. It must not ask for other values.
-            image: Height and width of the images, where `example` is left out; by default 224.
-            loss_fn: Left out, cross-entropy over the model's outputs.
+            image: Height and width of the images, where `example` is left out.
+            loss_fn: Called with outputs and targets.
             optimizer: ``"sgd"`` (with momentum), ``"adam"``, ``"adamw"``, or a function that makes
                 one of parameters.
             blocks: Names of the classes of modules that checkpointing recomputes, or a function
@@ -99,8 +95,6 @@ class Workload:
             AdviceError: The arguments cannot be trained, such as a model without an example that
                 does not take images.
         """
-        if isinstance(step_or_model, Workload):
-            return step_or_model
         if isinstance(optimizer, str):
             if optimizer not in OPTIMIZERS:
                 raise AdviceError(
@@ -109,33 +103,25 @@ class Workload:
                 )
             optimizer = OPTIMIZERS[optimizer]
         make: Callable[[], nn.Module]
-        if isinstance(step_or_model, str):
+        if isinstance(model, str):
             from repro.models import build
 
-            name = step_or_model
-            make = partial(build, step_or_model, **dict(options or {}))
-        elif isinstance(step_or_model, nn.Module):
-            name = type(step_or_model).__name__
-            make = partial(_twin, step_or_model)
-        elif callable(step_or_model):
-            called = getattr(step_or_model, "__name__", type(step_or_model).__name__)
-            return cls(called, step_or_model, optimizer=optimizer)
+            name, make = model, partial(build, model, **dict(options or {}))
+        elif isinstance(model, nn.Module):
+            name, make = type(model).__name__, partial(_twin, model)
         else:
-            raise AdviceError(
-                f"{step_or_model!r} is a {type(step_or_model).__name__}: give a model, its name, "
-                "or a function that makes a training step of a batch size"
-            )
+            raise AdviceError(f"{model!r} is a {type(model).__name__}: give a model, or its name")
         with torch.device("meta"):
             try:
-                model = make()
+                shape = make()
             except ValueError as error:  # its own texts say what there is
                 raise AdviceError(str(error)) from error
             if blocks is None:
-                blocks = repeated_blocks(model)
+                blocks = repeated_blocks(shape)
             elif not callable(blocks):
                 blocks = tuple(blocks)
-            samples = _images(model, image) if example is None else partial(_resized, example)
-        return cls(name, None, make, samples, loss_fn or default_loss, optimizer, blocks)
+            samples = _images(shape, image) if example is None else partial(_resized, example)
+        return cls(name, make, samples, loss_fn, optimizer, blocks)
 
     @cached_property
     def plain(self) -> Iteration:
@@ -145,8 +131,6 @@ class Workload:
     @cached_property
     def checkpointed(self) -> Iteration | str:
         """The step with its blocks recomputed; where it cannot be, a text that says why."""
-        if self.model is None:
-            return "of a step alone nothing is known of its blocks: give the model"
         if not self.blocks:
             return "the model has no class of blocks more than once: name some by blocks="
         try:
@@ -158,39 +142,20 @@ class Workload:
     @cached_property
     def _shape(self) -> nn.Module:
         """The model without content."""
-        assert self.model is not None
         with torch.device("meta"):
             return self.model()
 
-    @cached_property
-    def has_batch_statistics(self) -> bool:
-        """Whether the model normalises by its batch, so that dividing it changes what it computes.
-
-        Taken to be so where a step alone was given and runs batch normalisation.
-        """
-        if self.model is not None:
-            kinds = [type(module) for module in self._shape.modules()]
-            if any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds):
-                return True
-            if any(issubclass(kind, nn.modules.instancenorm._InstanceNorm) for kind in kinds):
-                return False  # torch computes it as batch normalisation, of each sample by itself
-        names = {function.name for function in self.plain.trace(self.plain.few).functions}
-        return any("batch_norm" in name for name in names)
-
     def _recorded(self, checkpointing: bool) -> Iteration:
         try:
-            if self.step is not None:
-                return recorded(self.step)
             # Tensors on the device "meta" are quicker, but take attention and LSTMs apart where no
             # device does: then tensors that say they are a CPU's. These may have values, too.
-            fused = any(isinstance(part, nn.LSTM) for part in self._shape.modules())
-            for inside in (torch.device("meta"), imagined(ones=False))[fused:]:
-                with suppress(Exception), inside:
-                    iteration = recorded_again(self._recordable(checkpointing))
+            if not any(isinstance(part, nn.LSTM) for part in self._shape.modules()):
+                with suppress(Exception), torch.device("meta"):
+                    iteration = recorded(self._recordable(checkpointing))
                     if not any(cost.name == "aten._safe_softmax" for cost in iteration.costs):
                         return iteration
             with _imagined_with_values():
-                return recorded_again(self._recordable(checkpointing))
+                return recorded(self._recordable(checkpointing))
         except AdviceError:
             raise
         except Exception as error:
@@ -198,9 +163,7 @@ class Workload:
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "
                 "and the step must not depend on values, but for whether conditions on whole "
-                "numbers and masks of the example hold: leave out what is asked for them, or give "
-                "a function that makes a training step of a batch size, where every number that "
-                "is asked for is 1"
+                "numbers and masks of the example hold: leave out what is asked for them"
             ) from error
 
     def _recordable(self, checkpointing: bool) -> Callable[[int], Step]:
@@ -210,7 +173,6 @@ class Workload:
         parts.optimizer.zero_grad(set_to_none=True)
 
         def step_of(batch: int) -> Step:
-            assert self.samples is not None
             parts.inputs, parts.targets = self.samples(batch)
 
             def step() -> None:
@@ -235,7 +197,6 @@ class Workload:
             device: Where; None where tensors are made without content, in a context for that.
             checkpointing: Recompute the blocks.
         """
-        assert self.model is not None and self.loss_fn is not None and self.samples is not None
         # Drawing initial weights may never end on tensors without content.
         model = (self.model() if device is not None else _twin(self._shape)).train()
         if checkpointing:
@@ -281,7 +242,7 @@ class Parts:
 def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
     """The outermost classes that a model has more than once, containers of torch left out.
 
-    Where there is none, the classes of its own parts that have parts themselves.
+    Where there is none, `nn.Sequential` where the model consists of such.
     """
     counts = Counter(type(module).__name__ for module in model.modules() if _is_block(module))
     names: dict[str, None] = {}
@@ -295,12 +256,8 @@ def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
                 look(child)
 
     look(model)
-    if not names:
-        names = {
-            type(child).__name__: None
-            for child in model.children()
-            if isinstance(child, nn.Sequential) and len(child) > 1
-        }
+    if not names and any(type(m) is nn.Sequential and len(m) > 1 for m in model.children()):
+        return ("Sequential",)
     return tuple(names)
 
 
@@ -424,19 +381,20 @@ def _without_content() -> bool:
 
 
 def _images(
-    model: nn.Module, image: int | tuple[int, int] | None
+    model: nn.Module, image: int | tuple[int, int]
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
     """A function from a batch size to images and classes that suit the model's outputs."""
-    sides = (image, image) if isinstance(image, int) else tuple(image or (224, 224))
+    sides = (image, image) if isinstance(image, int) else tuple(image)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
     try:
         with torch.no_grad():
-            _, classes, *places = _first(model.train()(torch.empty(2, 3, *sides))).shape
+            _, classes, *places = model.train()(torch.empty(2, 3, *sides)).shape
     except Exception as error:
         raise AdviceError(
-            f"{type(model).__name__} does not take images of 3×{sides[0]}×{sides[1]} "
-            f"({type(error).__name__}: {error}): give example=(inputs, targets) and loss_fn="
+            f"{type(model).__name__} does not make class scores of images of 3×{sides[0]}×"
+            f"{sides[1]} ({type(error).__name__}: {error}): give example=(inputs, targets) and "
+            "loss_fn="
         ) from error
 
     def make(batch: int) -> tuple[Tensor, Tensor]:
@@ -467,18 +425,3 @@ def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
 
     both: tuple[Any, Any] = map_leaves(resize, example)
     return both
-
-
-def _first(outputs: Any) -> Tensor:
-    while not isinstance(outputs, Tensor):
-        outputs = next(iter(outputs.values() if isinstance(outputs, Mapping) else outputs))
-    return outputs
-
-
-def default_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """Cross-entropy; of several outputs their mean."""
-    if isinstance(outputs, Tensor):
-        return functional.cross_entropy(outputs, targets)
-    tensors = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
-    losses = [functional.cross_entropy(one, targets) for one in tensors]
-    return torch.stack(losses).mean()

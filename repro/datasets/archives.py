@@ -1,23 +1,19 @@
 """Archives and folders of class folders or of images with masks, and the cache of decoded sets.
 
 An archive is read in memory and never extracted, so that its member names reach no file system.
-It is refused where a member has more than `MEMBER_BYTES`, where it unpacks to more than the
-machine's memory or to more than `BOMB_BYTES` and `BOMB_RATIO` times its size; where a member of
-the layout is a link or a device, a name is there twice or leads out of the archive; and where
-anything follows its end. A folder is refused where an image is no file.
+It is refused where it unpacks to more than the machine's memory or to more than `BOMB_BYTES` and
+`BOMB_RATIO` times its size; where a member is neither a file nor a folder, a name is there twice or
+leads out of the archive; and where anything follows its end.
 """
 
-import contextlib
 import hashlib
 import io
 import logging
 import lzma
-import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -35,8 +31,6 @@ from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".jpg", ".jpeg", ".png"}
-
-MEMBER_BYTES = 2**28  # of one file in an archive; the largest of DIV2K has 2**23
 BOMB_BYTES, BOMB_RATIO = 2**28, 100  # images hardly compress: theirs is below 2
 
 logger = logging.getLogger(__name__)
@@ -66,7 +60,12 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
         content = memoryview(unpacked)
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             for member in tar:
-                inside = _checked(member, folders, path)
+                parts = PurePosixPath(member.name).parts
+                if ".." in parts or member.name.startswith("/"):
+                    raise _refused(path, f"the name {member.name!r} leads out of it")
+                if not (member.isdir() or member.isreg()) or member.issparse():
+                    raise _refused(path, f"{member.name!r} is a link or a device, not a file")
+                inside = None if member.isdir() else _inside(member.name, folders)
                 if inside in files:
                     raise _refused(path, f"it holds {inside!r} twice")
                 if inside is not None:
@@ -91,20 +90,14 @@ def _unpacked(path: Path) -> bytes:
 
     tarfile would take a truncated stream for its end.
     """
-    memory, most = memory_bytes(), max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size)
+    most = min(memory_bytes(), max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size))
     content = io.BytesIO()
     with lzma.open(path) as stream:
         while part := stream.read(1 << 20):
             content.write(part)
             if content.tell() > most:
-                reason = f"it unpacks to more than {most:,} bytes, {BOMB_RATIO} times its size"
+                reason = f"it unpacks to more than {most:,} bytes, the most that is read of it"
                 raise _refused(path, reason)
-            if content.tell() > memory:
-                raise _refused(path, "its images take more than this machine's memory")
-    with path.open("rb") as file:  # lzma ignores what follows a stream; zeros are its padding
-        file.seek(-min(path.stat().st_size, 1 << 10), os.SEEK_END)
-        if not file.read().rstrip(b"\0").endswith(b"YZ"):
-            raise _refused(path, "something else follows the end of its compressed stream")
     return content.getvalue()
 
 
@@ -113,25 +106,6 @@ def _refused(path: Path, reason: str) -> CorruptDatasetError:
         f"{path} is refused: {reason}; pack it again from the images alone, with tar "
         "--dereference --hard-dereference"
     )
-
-
-def _checked(member: tarfile.TarInfo, folders: int, path: Path) -> str | None:
-    """The path of an image as of `_inside`; refuses members that no dataset has."""
-    parts = PurePosixPath(member.name).parts
-    if ".." in parts or member.name.startswith("/"):
-        raise _refused(path, f"the name {member.name!r} leads out of it")
-    if not 0 <= member.size <= MEMBER_BYTES:
-        raise _refused(
-            path, f"{member.name!r} has {member.size:,} bytes, the most are {MEMBER_BYTES:,}"
-        )
-    if member.isdir():
-        return None
-    if member.isreg() and not member.issparse():
-        return _inside(member.name, folders)
-    parts = parts[1:] if parts and parts[0] == "." else parts
-    if len(parts) < 2 or parts[1] in SPLITS:  # a linked folder would hide images
-        raise _refused(path, f"{member.name!r} is a link or a device, not a file")
-    return None
 
 
 def _inside(name: str, folders: int) -> str | None:
@@ -146,22 +120,9 @@ def _inside(name: str, folders: int) -> str | None:
 
 
 def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
-    """List the images below a folder of the same layout, keyed by their path in it.
-
-    Raises:
-        CorruptDatasetError: One of them is no file, such as a link that leads nowhere.
-    """
-    files: dict[str, Encoded] = {}
-    for file in _below(path, 2 + folders):
-        inside = file.relative_to(path).as_posix()
-        if _inside(f"_/{inside}", folders) is None:
-            continue
-        if not file.is_file():
-            raise CorruptDatasetError(
-                f"{file} is named as an image and is no file: remove it, or provide it again"
-            )
-        files[inside] = file
-    return files
+    """List the images below a folder of the same layout, keyed by their path in it."""
+    inside = {file.relative_to(path).as_posix(): file for file in _below(path, 2 + folders)}
+    return {name: file for name, file in inside.items() if _inside(f"_/{name}", folders)}
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:
@@ -174,20 +135,6 @@ def _below(folder: Path, levels: int) -> Iterator[Path]:
             yield entry
         elif entry.is_dir():
             yield from _below(entry, levels - 1)
-
-
-def archive_at(path: Path) -> bool:
-    """Whether a dataset's archive lies at a path.
-
-    Raises:
-        CorruptDatasetError: Something else does, such as a link that leads nowhere.
-    """
-    if not path.is_file() and os.path.lexists(path):
-        raise CorruptDatasetError(
-            f"{path} is named as an archive and is no file, or a link that leads nowhere: remove "
-            "it, or provide it again"
-        )
-    return path.is_file()
 
 
 def labelled_items(
@@ -265,30 +212,10 @@ def first_of_each_class(items: Iterable[Item], per_class: int | None) -> list[It
 
 
 def content_hash(files: Sequence[Path], base: Path) -> str:
-    """SHA-256 of one file, or of the names and contents of several below `base`.
-
-    The hash is remembered by path, size and times of change of every file, and checked when read.
-    """
-    files = sorted(files)
-    stats = [(file, file.stat()) for file in files]
-    # No program sets the ctime: it shows a content that came with another file's mtime.
-    signature = digest(
-        f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}" for file, stat in stats
-    )
-    remembered = paths.cache_dir() / "hashes" / signature
-    with contextlib.suppress(OSError, ValueError):  # ValueError: two words, in UTF-8
-        result, check = regular(remembered).read_text(encoding="utf-8").split()
-        if check == digest([signature, result]):
-            return result
+    """SHA-256 of one file, or of the names and contents of several below `base`."""
     if len(files) == 1:
-        result = file_sha256(files[0])
-    else:
-        result = digest(f"{f.relative_to(base).as_posix()}|{file_sha256(f)}" for f in files)
-    text = f"{result} {digest([signature, result])}"
-    # If nothing can be kept, it is hashed again; keeping the decoded set reports the reason.
-    with contextlib.suppress(OSError), replacing(remembered) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return result
+        return file_sha256(files[0])
+    return digest(f"{f.relative_to(base).as_posix()}|{file_sha256(f)}" for f in sorted(files))
 
 
 def file_sha256(path: Path) -> str:
@@ -306,26 +233,20 @@ def file_sha256(path: Path) -> str:
 def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
     """Load the decoded set kept as `stem`, memory-mapped; build and keep it where missing.
 
-    Every byte of it is compared with the digest that was kept with it, once in a process unless the
-    file changes. A cache file that does not load, or is not what was written under this name, is
-    built again, with a warning.
+    Every byte of it is compared with the digest that was kept with it. A cache file that does not
+    load, or is not what was written under this name, is built again, with a warning.
 
     Raises:
         DatasetError: The set cannot be kept.
     """
     path = paths.cache_dir() / f"{stem}.pt"
     try:
-        return _read(regular(path), stem)
+        return _read(path, stem)
     except FileNotFoundError:
         pass
     except Exception as error:  # torch.load raises almost anything of a damaged file
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.warning("decoding again, for the cache file %s is damaged: %s", path, reason)
-    try:
-        regular(path).parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
-        TemporaryDirectory(dir=path.parent).cleanup()
-    except OSError as error:
-        raise _unwritable(path, error) from error
     built = build()
     state = {
         "classes": list(built.classes),
@@ -336,37 +257,22 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         with replacing(path) as temporary:
             torch.save(state, temporary)
     except (OSError, RuntimeError) as error:
-        raise _unwritable(path, error) from error
+        raise DatasetError(
+            f"cannot write the cache file {path} ({error}): make its folder writable, free some "
+            "space, or name another folder in $REPRO_CACHE"
+        ) from error
     return _read(path, stem)
 
 
-_compared: set[tuple[str | int, ...]] = set()  # versions of cache files whose digest was right
-
-
 def _read(path: Path, stem: str) -> Decoded:
-    version = _version(path, stem)
-    state = torch.load(path, mmap=True, weights_only=True)
+    state = torch.load(regular(path), mmap=True, weights_only=True)
     splits = {name: Split(**tensors) for name, tensors in state["splits"].items()}
     decoded = Decoded(tuple(state["classes"]), splits)
-    if version not in _compared or version != _version(path, stem):
-        if state.get("digest") != _digest(stem, decoded):
-            raise CorruptDatasetError(f"its content is not what was written as {path.name}")
-        _compared.add(version)
+    if state.get("digest") != _digest(stem, decoded):
+        raise CorruptDatasetError(f"its content is not what was written as {path.name}")
     return decoded
-
-
-def _version(path: Path, stem: str) -> tuple[str | int, ...]:
-    state = path.stat()
-    return (stem, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def _digest(stem: str, decoded: Decoded) -> str:
     splits = decoded.splits
     return digest([stem, list(decoded.classes), list(splits), tensor_digest(*splits.values())])
-
-
-def _unwritable(path: Path, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"cannot write the cache file {path} ({error}): make its folder writable, free some "
-        "space, or name another folder in $REPRO_CACHE"
-    )

@@ -1,19 +1,18 @@
 """The datasets by name: where they are searched, how they are loaded."""
 
-import inspect
+import contextlib
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from repro import paths
 from repro.datasets import embedded, generators, phantom, pictures, sources
-from repro.datasets.archives import Decoded, cached, content_hash
+from repro.datasets.archives import Decoded, cached
 from repro.datasets.decoding import StreamedImages, exceeds_memory
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -105,6 +104,7 @@ def load(
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
+        TypeError: A generated or embedded set has no such option.
     """
     _check_name(name)
     size = check_size(image_size)
@@ -172,11 +172,11 @@ def looked_for(name: str) -> str:
     return " or ".join(sources.looked_for(name))
 
 
-def download(names: str | Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
+def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
     """Download what is missing and the network allows; say for each name what became of it.
 
     Args:
-        names: One name or several.
+        names: Of `NAMES`.
         root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
             `./data`.
 
@@ -184,16 +184,14 @@ def download(names: str | Sequence[str] = ON_DISK, root: Root = None) -> dict[st
         DatasetError: A name is unknown. All else that goes wrong is in the report.
     """
     report = {}
-    for name in [names] if isinstance(names, str) else names:
+    for name in names:
         _check_name(name)
         if name in (present := _available(root)):
             report[name] = f"present: {present[name]}"
-            continue
-        try:
-            source = _downloaded(name, root, allowed=True)
-            report[name] = f"downloaded: {source.layout} at {source.path}"
-        except DatasetNotFoundError as error:
-            report[name] = f"not downloaded: {error.__cause__ or error}"
+        elif reason := _fetch(name, root):
+            report[name] = f"not downloaded: {reason}"
+        else:
+            report[name] = f"downloaded: {_available(root)[name]}"
     return report
 
 
@@ -225,13 +223,8 @@ def _check_options(
             f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
             "whole; leave out one of them"
         )
-    known = set(inspect.signature(_MADE[name]).parameters) if name in _MADE else set()
-    known -= {"image_size"}
-    if unknown := sorted(set(options) - known):
-        allowed = ", ".join(sorted(known)) or "none"
-        raise DatasetError(
-            f"{name!r} takes no option {', '.join(unknown)}: its own options are {allowed}"
-        )
+    if options and name not in _MADE:
+        raise DatasetError(f"{name!r} takes no option {', '.join(options)}")
 
 
 def _find(name: str, root: Root) -> sources.Source | None:
@@ -239,44 +232,35 @@ def _find(name: str, root: Root) -> sources.Source | None:
     return next((source for source in candidates if source is not None), None)
 
 
-class _NoDownloadError(Exception):
-    """Why there was no download."""
-
-
 def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
     """Download a dataset once; its source.
 
     Raises:
-        DatasetNotFoundError: There is no download; its cause says why.
+        DatasetNotFoundError: There is no download.
     """
-    try:
-        if not allowed:
-            raise _NoDownloadError("not tried, download=False")
-        _fetch(name, root)
-        source = _find(name, root)
-        if source is None:
-            raise _NoDownloadError("the download finished, but left nothing that can be loaded")
-    except _NoDownloadError as reason:
-        folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
-        files = "\n  ".join(sources.looked_for(name))
-        raise DatasetNotFoundError(
-            f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
-            f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
-            f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
-            "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
-            f"{' and '.join(map(repr, EMBEDDED))}."
-        ) from reason
-    return source
+    reason = _fetch(name, root) if allowed else "not tried, download=False"
+    source = None if reason else _find(name, root)
+    if source is not None:
+        return source
+    folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
+    files = "\n  ".join(sources.looked_for(name))
+    raise DatasetNotFoundError(
+        f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
+        f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
+        f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
+        "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
+        f"{' and '.join(map(repr, EMBEDDED))}."
+    )
 
 
-def _fetch(name: str, root: Root) -> None:
+def _fetch(name: str, root: Root) -> str:
+    """Download a dataset; empty, or why there is none."""
     try:
         url = sources.download_url(name)
     except (ImportError, RuntimeError) as error:
-        raise _NoDownloadError(f"torchvision cannot be imported ({error})") from error
+        return f"torchvision cannot be imported ({error})"
     if url is None:
-        reason = _BY_HAND.get(name, "no public address is known that serves this layout")
-        raise _NoDownloadError(reason)
+        return _BY_HAND.get(name, "no public address is known that serves this layout")
     # A closed network may swallow packets, and torchvision itself waits without a limit.
     request = urllib.request.Request(url, method="HEAD")
     try:
@@ -284,26 +268,21 @@ def _fetch(name: str, root: Root) -> None:
             pass
     except urllib.error.HTTPError as error:
         if error.code in (403, 407):  # a refusal; anything else may be of HEAD alone
-            raise _NoDownloadError(f"{url} is refused ({error})") from error
+            return f"{url} is refused ({error})"
     except OSError as error:
-        raise _NoDownloadError(f"{url} cannot be reached ({error})") from error
-    target = _writable_root(root)
-    try:
-        sources.fetch(name, target)
-    except (OSError, RuntimeError, EOFError) as error:
-        raise _NoDownloadError(f"{url} failed ({error})") from error
-
-
-def _writable_root(root: Root) -> Path:
+        return f"{url} cannot be reached ({error})"
     folders = paths.data_roots(root)
     for folder in folders[:1] if root is not None else folders:
-        try:
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+        if not os.access(folder, os.W_OK):
             continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise _NoDownloadError("no folder to download to is writable")
+        try:
+            sources.fetch(name, folder)
+        except (OSError, RuntimeError, EOFError) as error:
+            return f"{url} failed ({error})"
+        return "" if _find(name, root) else "it finished, but left nothing that can be loaded"
+    return "no folder to download to is writable"
 
 
 def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -> Decoded | None:
@@ -336,7 +315,7 @@ def _read(
         return divided_anew(decoded) if anew else decoded
 
     try:
-        content = content_hash(source.files(per_class), source.path)
+        content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
         decoded = None
         if source.streams and size is not None:

@@ -116,12 +116,6 @@ class ImageData:
         """Number of classes."""
         return len(self.classes)
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
-
 
 def digest(parts: Iterable[object]) -> str:
     """SHA-256 of the text of all parts, in their order: 64 hexadecimal digits."""

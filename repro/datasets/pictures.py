@@ -10,17 +10,16 @@ from repro.datasets.archives import file_sha256
 from repro.datasets.decoding import Item, centre, opened
 
 NAMES = ("div2k", "bsds500")
-DIV2K = {"train": "DIV2K_train_HR", "test": "DIV2K_valid_HR"}
 URL = "https://data.vision.ee.ethz.ch/cvl/DIV2K/"
-# Bytes and SHA-256 of the archives. Its authors publish none; these are TensorFlow Datasets'
-# (url_checksums/div2k.txt), which checks every download by them.
-_ARCHIVES = {
-    "DIV2K_train_HR": (
-        3_530_603_713,
+# By split, DIV2K's archive and its SHA-256. Its authors publish none; these are TensorFlow
+# Datasets' (url_checksums/div2k.txt), which checks every download by them.
+DIV2K = {
+    "train": (
+        "DIV2K_train_HR",
         "9d0b9c463f6e35b6c62cc6a930ee2224f670b34c1df841a57670f9acf0f6c335",
     ),
-    "DIV2K_valid_HR": (
-        448_993_893,
+    "test": (
+        "DIV2K_valid_HR",
         "20dd31fd84d777bc1cf5d6b7654a3f569c0aec74458ae094122ad1d0489900fc",
     ),
 }
@@ -42,8 +41,8 @@ def cut_alike(items: Iterable[Item]) -> Callable[[Image.Image], Image.Image]:
     return lambda picture: centre(lying(picture), common)
 
 
-def fetch(root: Path) -> None:
-    """Download DIV2K's archives, check them, and unpack them into `root`, each whole or not at all.
+def fetch(folder: Path) -> None:
+    """Download DIV2K's archives, check them, and unpack each into its split's folder, or nothing.
 
     Raises:
         RuntimeError: An archive's SHA-256 is not the expected one.
@@ -51,19 +50,17 @@ def fetch(root: Path) -> None:
     """
     from repro._torchvision import torchvision
 
-    for part, (size, expected) in _ARCHIVES.items():
-        if (root / part).exists():
+    folder.mkdir(exist_ok=True)
+    for split, (name, expected) in DIV2K.items():
+        if (folder / split).exists():
             continue
-        with TemporaryDirectory(dir=root) as temporary:
-            folder = Path(temporary)
-            archive = folder / f"{part}.zip"
-            torchvision.datasets.utils.download_url(f"{URL}{archive.name}", str(folder))
-            received = file_sha256(archive)
-            if received != expected:
-                came = archive.stat().st_size
+        with TemporaryDirectory(dir=folder) as temporary:
+            archive = Path(temporary) / f"{name}.zip"
+            torchvision.datasets.utils.download_url(f"{URL}{archive.name}", temporary)
+            if (received := file_sha256(archive)) != expected:
                 raise RuntimeError(
-                    f"{archive.name} came as {came:,} bytes with SHA-256 {received}, expected are "
-                    f"{size:,} bytes with {expected}; nothing was kept, try again"
+                    f"{archive.name} came with SHA-256 {received}, expected is {expected}; nothing "
+                    "was kept, try again"
                 )
-            torchvision.datasets.utils.extract_archive(str(archive), str(folder))
-            (folder / part).rename(root / part)
+            torchvision.datasets.utils.extract_archive(str(archive), temporary)
+            (Path(temporary) / name).rename(folder / split)

@@ -1,6 +1,7 @@
 """Where a dataset can lie in a folder: layouts of others (torchvision, Kaggle) and archives."""
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from repro.datasets import pictures
 from repro.datasets.archives import (
     Decoded,
-    archive_at,
+    content_hash,
     first_of_each_class,
     labelled_items,
     masked_items,
@@ -18,7 +19,7 @@ from repro.datasets.archives import (
     read_folder,
 )
 from repro.datasets.decoding import Encoded, Item, decode
-from repro.datasets.image_data import CorruptDatasetError, DatasetError, Size
+from repro.datasets.image_data import CorruptDatasetError, DatasetError, Size, digest
 
 CAMVID_CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree"),
@@ -39,7 +40,7 @@ class Source:
         layout: Its layout, in words.
         path: Archive or folder.
         everything: Lists classes and all images by split.
-        hashed: Lists the files whose content is the dataset's; None: the images that are loaded.
+        hashed: Lists the files whose content is the dataset's.
         streams: Whether images may stay encoded, for want of memory.
     """
 
@@ -47,7 +48,7 @@ class Source:
     layout: str
     path: Path
     everything: Callable[[], Listing]
-    hashed: Callable[[], list[Path]] | None = None
+    hashed: Callable[[], list[Path]]
     streams: bool = False
 
     def listing(self, per_class: int | None) -> Listing:
@@ -55,12 +56,16 @@ class Source:
         classes, items = self.everything()
         return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
 
-    def files(self, per_class: int | None) -> list[Path]:
-        """The files that the fingerprint is of."""
-        if self.hashed is not None:
-            return self.hashed()
-        return [Path(item.name) for members in self.listing(per_class)[1].values()
-                for item in members]  # fmt: skip
+    def content(self, per_class: int | None) -> str:
+        """A hash of the names and contents of files; of images that may stream, of their sizes."""
+        if not self.streams:
+            return content_hash(self.hashed(), self.path)
+        items = self.listing(per_class)[1].values()
+        files = [
+            item.image for members in items for item in members if isinstance(item.image, Path)
+        ]
+        sized = sorted((f.relative_to(self.path).as_posix(), f.stat().st_size) for f in files)
+        return digest(f"{name}|{size}" for name, size in sized)
 
     def decode(self, size: int | Size | None, per_class: int | None) -> Decoded:
         """Decode the images of `listing`, resized to `size`.
@@ -92,8 +97,8 @@ class Source:
 
 def find(name: str, root: Path) -> Source | None:
     """The source of dataset `name` in `root`, or None. Layouts of others come first."""
-    native, _ = _NATIVE.get(name, (_nothing, ""))
-    return native(name, root) or _own_layout(name, root)
+    native = _NATIVE[name][0](name, root) if name in _NATIVE else None
+    return native or _own_layout(name, root)
 
 
 def looked_for(name: str) -> list[str]:
@@ -107,7 +112,7 @@ def looked_for(name: str) -> list[str]:
 def _own_layout(name: str, root: Path) -> Source | None:
     """A `NAME.tar.xz`, or the folder that it unpacks to."""
     archive, folder = root / f"{name}.tar.xz", root / name
-    packed = archive_at(archive)
+    packed = os.path.lexists(archive)  # whatever it is: no stand-in takes its place
     if not packed and not ((folder / "train").is_dir() and (folder / "test").is_dir()):
         return None
     path = archive if packed else folder
@@ -126,15 +131,11 @@ def _own_layout(name: str, root: Path) -> Source | None:
         return [path] if packed else [f for f in contents().values() if isinstance(f, Path)]
 
     # Elsewhere the images may have been recompressed, which changes accuracies.
-    record_name = f"{name}-jpeg" if name in _NATIVE and name != "div2k" else name
+    record_name = f"{name}-jpeg" if name in _NATIVE else name
     layout = f"{'archive' if packed else 'folder'} {path.name}"
     # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
     streams = name == "imagenet" and not packed
     return Source(record_name, layout, path, everything, hashed, streams)
-
-
-def _nothing(name: str, root: Path) -> Source | None:
-    return None
 
 
 def _cifar(name: str, root: Path) -> Source | None:
@@ -173,9 +174,8 @@ def _flowers102(name: str, root: Path) -> Source | None:
 
 
 def _imagenet(name: str, root: Path) -> Source | None:
-    marks = ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")
-    folder = _first(root / "imagenet", root, lambda f: any((f / m).is_file() for m in marks))
-    if folder is None:
+    folder, marks = root / name, ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")
+    if not any((folder / mark).is_file() for mark in marks):
         return None
 
     @functools.cache
@@ -187,14 +187,12 @@ def _imagenet(name: str, root: Path) -> Source | None:
             items[split] = [Item(file, Path(file), label=k) for file, k in dataset.samples]
         return tuple(names[0] for names in dataset.classes), items
 
-    # Only what is loaded is hashed: the whole of it is 150 GB.
-    return Source(name, "torchvision ImageNet folder", folder, everything, streams=True)
+    return Source(name, "torchvision ImageNet folder", folder, everything, list, streams=True)
 
 
 def _carvana(name: str, root: Path) -> Source | None:
-    parts = ("train", "train_masks")
-    folder = _first(root / "carvana", root, lambda f: all((f / part).is_dir() for part in parts))
-    if folder is None:
+    folder, parts = root / name, ("train", "train_masks")
+    if not all((folder / part).is_dir() for part in parts):
         return None
 
     def everything() -> Listing:
@@ -224,30 +222,6 @@ def _carvana(name: str, root: Path) -> Source | None:
     return Source(name, "Kaggle folders train, train_masks", folder, everything, hashed)
 
 
-def _div2k(name: str, root: Path) -> Source | None:
-    parts = pictures.DIV2K
-    folder = _first(root / name, root, lambda f: all((f / p).is_dir() for p in parts.values()))
-    if folder is None:
-        return None
-
-    def everything() -> Listing:
-        items = {
-            split: [Item(str(file), file) for file in sorted((folder / part).glob("*.png"))]
-            for split, part in parts.items()
-        }
-        if not all(items.values()):
-            raise CorruptDatasetError(
-                f"{folder} has no image of a split: expected {looked_for(name)[0]} with *.png"
-            )
-        return (), items
-
-    return Source(name, f"folders {' and '.join(parts.values())}", folder, everything)
-
-
-def _first(one: Path, other: Path, holds: Callable[[Path], bool]) -> Path | None:
-    return next((folder for folder in (one, other) if holds(folder)), None)
-
-
 def _files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
 
@@ -256,15 +230,8 @@ _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
     "cifar10": (_cifar, "cifar-10-batches-py/"),
     "cifar100": (_cifar, "cifar-100-python/"),
     "flowers102": (_flowers102, "flowers-102/"),
-    "imagenet": (
-        _imagenet,
-        "imagenet/ or the root itself with ILSVRC2012_devkit_t12.tar.gz or meta.bin",
-    ),
-    "carvana": (
-        _carvana,
-        "carvana/ or the root itself with train/*.jpg and train_masks/*_mask.gif",
-    ),
-    "div2k": (_div2k, " and ".join(f"{part}/" for part in pictures.DIV2K.values())),
+    "imagenet": (_imagenet, "imagenet/{ILSVRC2012_devkit_t12.tar.gz or meta.bin}"),
+    "carvana": (_carvana, "carvana/{train/*.jpg,train_masks/*_mask.gif}"),
 }
 
 
@@ -278,7 +245,7 @@ def _torchvision_class(name: str) -> Any:
 def fetch(name: str, root: Path) -> None:
     """Download `name` into `root`; raises what torchvision and urllib raise."""
     if name == "div2k":
-        pictures.fetch(root)
+        pictures.fetch(root / name)
     else:
         _torchvision_class(name)(root, download=True)
 
@@ -286,7 +253,7 @@ def fetch(name: str, root: Path) -> None:
 def download_url(name: str) -> str | None:
     """The address that `name` is downloaded from; None if there is none."""
     if name == "div2k":
-        return f"{pictures.URL}{pictures.DIV2K['train']}.zip"
+        return f"{pictures.URL}{pictures.DIV2K['train'][0]}.zip"
     if name in ("cifar10", "cifar100"):
         return str(_torchvision_class(name).url)
     if name == "flowers102":

@@ -141,7 +141,7 @@ class DualBatchPlan:
             raise ValueError(
                 f"the time model has b = {b:g} s per step: without a fixed cost per step (b > 0) a "
                 "small batch is as fast as a large one; probe smaller batch sizes, with more "
-                "repeats, or fit with relative=True"
+                "repeats"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
         k = _ratio(k, k_max)

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from repro.measure.checks import is_whole
 from repro.measure.containers import (
     BatchError,
     BatchSizeMismatchError,
@@ -170,34 +171,32 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
         UnsplittableBatchError: `split` returned something else, or samples cannot be counted.
     """
     parts = split((inputs, targets), most)
-    if not isinstance(parts, list | tuple):
+    pairs = isinstance(parts, list | tuple) and all(
+        isinstance(part, list | tuple) and len(part) in (2, 3) for part in parts
+    )
+    if not pairs:
         raise UnsplittableBatchError(
-            f"split returned {type(parts).__name__}; it must return a list of (inputs, targets)"
+            f"split returned a {type(parts).__name__}; it must return a list of micro-batches, "
+            "each (inputs, targets) or (inputs, targets, number of samples)"
         )
     if not parts:
         raise EmptyBatchError("split returned no micro-batch; give at least one sample")
     micro_batches = []
-    for part in parts:
-        if not isinstance(part, list | tuple) or len(part) not in (2, 3):
+    for part_inputs, part_targets, *given in parts:
+        if given and not is_whole(given[0], 1):
             raise UnsplittableBatchError(
-                f"split returned a list of {type(part).__name__}; each micro-batch must be "
-                f"(inputs, targets) or (inputs, targets, number of samples)"
+                f"split gave {given[0]!r} as a number of samples; give at least 1"
             )
-        if len(part) == 3:
-            count = part[2]
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise UnsplittableBatchError(
-                    f"split gave {count!r} as a number of samples; give at least 1"
-                )
-        else:
-            try:
-                count = read_batch(part[0], part[1]).num_samples
-            except BatchError as error:
-                raise UnsplittableBatchError(
-                    f"the samples of a micro-batch that split returned cannot be counted "
-                    f"({error}); return (inputs, targets, number of samples)"
-                ) from error
-        micro_batches.append((_without_mappings(part[0]), _without_mappings(part[1]), count))
+        try:
+            count = int(given[0]) if given else read_batch(part_inputs, part_targets).num_samples
+        except BatchError as error:
+            raise UnsplittableBatchError(
+                f"the samples of a micro-batch that split returned cannot be counted ({error}); "
+                "return (inputs, targets, number of samples)"
+            ) from error
+        micro_batches.append(
+            (_without_mappings(part_inputs), _without_mappings(part_targets), count)
+        )
     return micro_batches
 
 

@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repro.measure.memory import (
-    LinearMemoryModel,
-    MemoryMeter,
-    Resident,
-    comparable_peaks,
-)
+from repro.measure.memory import LinearMemoryModel, MemoryMeter, comparable_peaks
 from repro.measure.timing import Timing, time_interleaved
 
 
@@ -48,23 +43,18 @@ class TimeModel:
             )
 
     @classmethod
-    def fit(
-        cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float], relative: bool = False
-    ) -> "TimeModel":
+    def fit(cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float]) -> "TimeModel":
         """Fit the line by least squares (section 3.2).
 
         Args:
             batch_sizes: Samples in a step, at least two distinct ones.
             seconds_per_batch: The measured time of a step of each.
-            relative: Minimise relative residuals, so that small batches count as much as large
-                ones; the paper minimises absolute ones.
 
         Raises:
             ValueError: The points are too few, or time does not increase with the batch size.
         """
         _check_points("time", batch_sizes, seconds_per_batch)
-        sizes, seconds = np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float)
-        a, b = np.polyfit(sizes, seconds, 1, w=1 / seconds if relative else None)
+        a, b = np.polyfit(np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float), 1)
         _check_slope("seconds per step", a, batch_sizes, seconds_per_batch)
         points = tuple(int(x) for x in batch_sizes), tuple(float(s) for s in seconds_per_batch)
         return cls(float(a), float(b), *points)
@@ -104,19 +94,8 @@ class TimeModel:
             )
 
 
-@dataclass(frozen=True)
 class MemoryModel(LinearMemoryModel):
-    """Peak memory as a straight line of the batch size, M(B) = p + B a (equation 9).
-
-    Attributes:
-        fixed_bytes: p, what does not depend on the batch: parameters, gradients, optimizer state.
-        bytes_per_sample: a, activations and data of one sample.
-        batch_sizes: What the line was fitted to; empty where it was not.
-        measured_bytes: The measured peaks at these batch sizes.
-    """
-
-    batch_sizes: tuple[int, ...] = ()
-    measured_bytes: tuple[int, ...] = ()
+    """Peak memory as a straight line of the batch size, M(B) = p + B a (equation 9)."""
 
     @classmethod
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "MemoryModel":
@@ -128,8 +107,7 @@ class MemoryModel(LinearMemoryModel):
         _check_points("memory", batch_sizes, peak_bytes)
         line = super().fit(batch_sizes, peak_bytes)
         _check_slope("bytes", line.bytes_per_sample, batch_sizes, peak_bytes)
-        points = tuple(int(x) for x in batch_sizes), tuple(int(m) for m in peak_bytes)
-        return cls(line.fixed_bytes, line.bytes_per_sample, *points)
+        return cls(line.fixed_bytes, line.bytes_per_sample)
 
     def max_batch(self, limit_bytes: float) -> int:
         """The largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
@@ -160,10 +138,8 @@ def probe(
     batch_sizes: Sequence[int],
     *,
     device: torch.device | str = "cpu",
-    resident: Resident = (),
     warmup: int = 2,
     repeats: int = 5,
-    relative: bool = False,
 ) -> Probe:
     """Measure training steps of several batch sizes and fit `TimeModel` and `MemoryModel`.
 
@@ -175,22 +151,18 @@ def probe(
         make_step: Given a batch size, returns a function that runs one training step of it.
         batch_sizes: At least two distinct ones.
         device: Where the steps run.
-        resident: The model, or its tensors, that lie on the device already (CPU only).
         warmup: Unrecorded rounds.
         repeats: Recorded rounds.
-        relative: Fit relative residuals of the time.
 
     Raises:
         ValueError: The batch sizes are too few, or the measurements do not increase.
     """
     sizes = sorted(set(batch_sizes))
     _check_points("probed", sizes, [1.0] * len(sizes))
-    # Several meters walk it: an iterator would be used up by the first.
-    held = resident if isinstance(resident, torch.nn.Module) else list(resident)
     meters = []
     for size in sizes:
         step = make_step(size)
-        with MemoryMeter(device, resident=held) as meter:
+        with MemoryMeter(device) as meter:
             step()
             step()  # in the first one the optimizer makes its state
         meters.append(meter)
@@ -199,8 +171,7 @@ def probe(
     steps = {str(size): make_step(size) for size in sizes}
     timed = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     timings = {int(name): timing for name, timing in timed.items()}
-    medians = [timings[size].median_s for size in sizes]
-    time = TimeModel.fit(sizes, medians, relative)
+    time = TimeModel.fit(sizes, [timings[size].median_s for size in sizes])
     return Probe(time, MemoryModel.fit(sizes, list(peaks.values())), timings, peaks)
 
 

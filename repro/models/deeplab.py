@@ -78,9 +78,30 @@ class AtrousPyramid(nn.Module):
 
 
 class DeepLabV3Plus(nn.Module):
-    """An Xception of output stride 16, an atrous pyramid, and a decoder of stride 4."""
+    """An Xception of output stride 16, an atrous pyramid, and a decoder of stride 4.
 
-    def __init__(self, in_channels: int, num_classes: int, width: int) -> None:
+    Images may have any size. 41,055,413 parameters by default, and 54.0 billion multiplications for
+    an image of 513x513, where the authors' model zoo has 54.17 billion.
+
+    In training the mean over the image leaves BatchNorm one value for each image and channel, so
+    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images); in
+    evaluation it works.
+
+    Differs from the paper: it states no dropout; after the pyramid there is the 0.1 of the
+    authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in the
+    authors' code a block with a shortcut has its ReLU before each separable convolution and none
+    inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
+
+    Args:
+        in_channels: Channels of the images.
+        num_classes: Number of logits for each pixel; 21 for PASCAL VOC 2012.
+        width: Channels of the stem's output; all others are in proportion, rounded, at least 1.
+
+    Raises:
+        ValueError: An option is below 1.
+    """
+
+    def __init__(self, in_channels: int = 3, num_classes: int = 21, width: int = 64) -> None:
         super().__init__()
         check_at_least(1, in_channels=in_channels, num_classes=num_classes, width=width)
 
@@ -128,30 +149,7 @@ class DeepLabV3Plus(nn.Module):
         return _resize(x, image_size)  # (B, num_classes, H, W)
 
 
-def deeplabv3plus(in_channels: int = 3, num_classes: int = 21, width: int = 64) -> DeepLabV3Plus:
-    """Build DeepLabv3+ on Xception-65, at output stride 16, for images of any size.
-
-    41,055,413 parameters with 3 channels, 21 classes and width 64, and 54.0 billion multiplications
-    for an image of 513x513, where the authors' model zoo has 54.17 billion.
-
-    In training the mean over the image leaves BatchNorm one value for each image and channel, so
-    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images); in
-    evaluation it works.
-
-    Differs from the paper: it states no dropout; after the pyramid there is the 0.1 of the
-    authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in the
-    authors' code a block with a shortcut has its ReLU before each separable convolution and none
-    inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
-
-    Args:
-        in_channels: Channels of the images.
-        num_classes: Number of logits for each pixel; 21 for PASCAL VOC 2012.
-        width: Channels of the stem's output; all others are in proportion, rounded, at least 1.
-
-    Raises:
-        ValueError: An option is below 1.
-    """
-    return DeepLabV3Plus(in_channels, num_classes, width)
+deeplabv3plus = DeepLabV3Plus  # named as the functions that build the other architectures
 
 
 def _separable(

@@ -19,10 +19,27 @@ class UNet(nn.Module):
     """A contracting path, a bottom, and an expanding path that reads the contracting one's maps.
 
     Weights start from N(0, 2 / N), N the number of incoming nodes of one neuron (section 3), and
-    biases from zero.
+    biases from zero. The output has the size of the input, whatever that is. 31,037,633 parameters
+    by default, as the common PyTorch version has.
+
+    Differs from the paper: convolutions are padded, so that no border is lost and no skip is
+    cropped; each is followed by BatchNorm (and so has no bias); there is no dropout at the end of
+    the contracting path. Where a size is odd, pooling rounds up and the row or column that
+    upsampling then has too many is dropped, so that images need no tiling.
+
+    Args:
+        in_channels: Channels of the images.
+        num_classes: Number of logits for each pixel; 1 for a binary mask.
+        width: Channels at full resolution; each halving doubles them.
+        depth: How many times the resolution is halved.
+
+    Raises:
+        ValueError: An option is below 1.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, width: int, depth: int) -> None:
+    def __init__(
+        self, in_channels: int = 3, num_classes: int = 1, width: int = 64, depth: int = 4
+    ) -> None:
         super().__init__()
         check_at_least(
             1, in_channels=in_channels, num_classes=num_classes, width=width, depth=depth
@@ -66,27 +83,7 @@ class UNet(nn.Module):
         return self.classifier(x)  # (B, num_classes, H, W)
 
 
-def unet(in_channels: int = 3, num_classes: int = 1, width: int = 64, depth: int = 4) -> UNet:
-    """Build a U-Net whose output has the size of its input, whatever that is.
-
-    31,037,633 parameters with 3 channels, 1 class, width 64 and depth 4, as the common PyTorch
-    version has.
-
-    Differs from the paper: convolutions are padded, so that no border is lost and no skip is
-    cropped; each is followed by BatchNorm (and so has no bias); there is no dropout at the end of
-    the contracting path. Where a size is odd, pooling rounds up and the row or column that
-    upsampling then has too many is dropped, so that images need no tiling.
-
-    Args:
-        in_channels: Channels of the images.
-        num_classes: Number of logits for each pixel; 1 for a binary mask.
-        width: Channels at full resolution; each halving doubles them.
-        depth: How many times the resolution is halved.
-
-    Raises:
-        ValueError: An option is below 1.
-    """
-    return UNet(in_channels, num_classes, width, depth)
+unet = UNet  # named as the functions that build the other architectures
 
 
 def _double_conv(in_channels: int, out_channels: int) -> nn.Module:

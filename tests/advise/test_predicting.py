@@ -60,12 +60,12 @@ def tokens() -> tuple[Tensor, Tensor]:
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
-bce = functional.binary_cross_entropy_with_logits
+bce, ce = functional.binary_cross_entropy_with_logits, functional.cross_entropy
 NETWORKS = {
-    "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, None),
-    "DenseNet": (partial(build, "densenet40", growth=4), images, None),
+    "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, ce),
+    "DenseNet": (partial(build, "densenet40", growth=4), images, ce),
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
-    "transformer": (Transformer, tokens, None),
+    "transformer": (Transformer, tokens, ce),
 }
 
 
@@ -83,7 +83,7 @@ def to_host(tensor: Tensor) -> Tensor:
 def measured(name: str, method: str) -> int:
     """Return the peak of two steps on a CPU, without the mini-batch."""
     parts, step = workload(name).built(BATCH, "cpu", checkpointing=method == "checkpointing")
-    parts.loss_fn = loss_fn = NETWORKS[name][2] or functional.cross_entropy
+    parts.loss_fn = loss_fn = NETWORKS[name][2]
     passes = step
     if method == "save_on_cpu":
 
@@ -122,8 +122,10 @@ def measured(name: str, method: str) -> int:
     ],
 )
 def test_peaks_are_those_of_small_networks(name, method):
-    told = predict(workload(name), method, BATCH, PLENTY, micro_batch=MICRO, simulated=True)
-    assert told.peak_bytes == pytest.approx(measured(name, method), rel=1e-3)
+    peak = measured(name, method)
+    told = predict(workload(name), method, BATCH, int(1.001 * peak), simulated=True)
+    assert told.fits and told.peak_bytes == pytest.approx(peak, rel=1e-3)
+    assert told.settings.get("micro_batch", MICRO) == MICRO
 
 
 @pytest.mark.slow
@@ -131,7 +133,7 @@ def test_peaks_are_those_of_small_networks(name, method):
 def test_what_fits_is_told_to_the_sample(name):
     """Also of what streams and recomputes, and for a mini-batch that counts."""
     own = workload(name)
-    for method in ("undivided", "checkpointing", "save_on_cpu", "theta", "dualbatch"):
+    for method in ("undivided", "checkpointing", "save_on_cpu"):
         for simulated in (True, False):
             foretell = partial(predict, own, method, simulated=simulated, device="cuda")
             limit = foretell(BATCH, PLENTY).peak_bytes
@@ -139,9 +141,10 @@ def test_what_fits_is_told_to_the_sample(name):
             assert there.fits and there.largest == BATCH
             assert not short.fits and short.largest == BATCH - 1
             assert not foretell(BATCH + 1, limit).fits
-    limit = predict(own, "mbs", 50, PLENTY, micro_batch=5).peak_bytes
-    assert predict(own, "mbs", 50, limit).settings == {"micro_batch": 5}
-    assert predict(own, "mbs", 50, limit - 1).settings == {"micro_batch": 4}
+    roomy = predict(own, "mbs", 50, predict(own, "undivided", 9, PLENTY).peak_bytes)
+    limit, size = roomy.peak_bytes, roomy.settings["micro_batch"]
+    assert predict(own, "mbs", 50, limit).settings == {"micro_batch": size}
+    assert predict(own, "mbs", 50, limit - 1).settings["micro_batch"] < size
 
 
 def test_out_of_core_runs_at_the_budget_that_is_told_and_not_below():
@@ -165,15 +168,14 @@ def test_out_of_core_runs_at_the_budget_that_is_told_and_not_below():
 def test_within_a_block_micro_batches_are_planned_as_one_iteration():
     own = workload("ResNet")
     limit = predict(own, "undivided", 4, PLENTY).peak_bytes
-    told = predict(own, "mbs_in_outofcore", 40, limit, micro_batch=8)
-    assert told.fits and told.settings["micro_batch"] == 8 and told.host_bytes > 0
+    told = predict(own, "mbs_in_outofcore", 200, limit)
+    micro = told.settings["micro_batch"]
+    assert told.fits and 1 < micro < 200 and told.host_bytes > 0
     assert told.peak_bytes <= limit
-    alone = predict(own, "mbs_in_outofcore", 8, PLENTY, micro_batch=8)
-    roomy = predict(own, "mbs_in_outofcore", 40, PLENTY, micro_batch=8)
-    assert roomy.host_bytes == 0
-    # Five passes, one update, and four sums of gradients.
-    passes = roomy.seconds / alone.seconds
-    assert 3.5 < passes < 6.5
+    alone = predict(own, "mbs_in_outofcore", micro, PLENTY)
+    assert alone.host_bytes == 0 and alone.settings["micro_batch"] == micro
+    # So many passes, one update, sums of gradients, and copies.
+    assert told.seconds / alone.seconds > 0.7 * 200 / micro
 
 
 def fixed_speed(**measured: tuple[float, ...]) -> Speed:
@@ -185,17 +187,20 @@ def fixed_speed(**measured: tuple[float, ...]) -> Speed:
 def test_seconds_are_those_that_were_measured():
     """Between and beyond measured sizes on lines; the update is whatever the batch."""
     own, speed = workload("ResNet"), fixed_speed()
+    tight = predict(own, "undivided", 10, PLENTY).peak_bytes
 
     def told(method: str, batch: int, speed: Speed = speed, **options: Any) -> Any:
-        return predict(own, method, batch, PLENTY, speed, **options)
+        memory = tight if batch == 32 and method != "undivided" else PLENTY
+        return predict(own, method, batch, memory, speed, **options)
 
     for batch, seconds in ((2, 7), (8, 25), (5, 16), (32, 97)):
         assert told("undivided", batch).seconds == pytest.approx(seconds)
         assert told("undivided", batch).slowdown == 1
-    divided = told("accumulation", 32, micro_batch=8)
-    assert divided.seconds == pytest.approx(4 * 24 + 1, rel=1e-2)
+    divided = told("accumulation", 32)
+    assert divided.settings["micro_batch"] < 10
+    assert divided.seconds == pytest.approx(3 * 32 + 1, rel=1e-2)
     slow_few = fixed_speed(forward=(6.0, 8.0), backward=(12.0, 16.0))
-    assert told("mbs", 32, slow_few, micro_batch=2).slowdown > 2
+    assert told("mbs", 32, slow_few).slowdown > 1.1
     recomputed = told("checkpointing", 8)
     assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
     plenty = told("outofcore", 8)
@@ -203,13 +208,11 @@ def test_seconds_are_those_that_were_measured():
     # A micro-batch of MBS takes what was measured of it; a device hides the host's time.
     speed = replace(speed, streamed_s=(3.0, 1.0), deferred_s=(3.0, 2.0))
     for method, each in (("mbs", 1), ("mbs_deferred", 2)):
-        seconds = told(method, 32, speed, micro_batch=8).seconds
-        assert seconds == pytest.approx(4 * 24 + 1 + 3 + 3 * each)
-    by_hand, elsewhere = (
-        told(method, 32, speed, device="cuda", micro_batch=8).seconds
-        for method in ("accumulation", "mbs")
-    )
-    assert elsewhere == by_hand
+        streamed = told(method, 32, speed)
+        count = -(-32 // streamed.settings["micro_batch"])
+        assert streamed.seconds == pytest.approx(3 * 32 + 1 + 3 + (count - 1) * each)
+    elsewhere = told("mbs", 32, speed, device="cuda").seconds
+    assert elsewhere == pytest.approx(divided.seconds, rel=1e-2)
 
 
 def test_nothing_is_done_to_what_is_given():
@@ -221,29 +224,6 @@ def test_nothing_is_done_to_what_is_given():
     assert not model.training and torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None and not p.is_meta for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_a_step_of_ones_own():
-    """Without a model, what has to change the model cannot be told."""
-    made = []
-
-    def make_step(batch: int):
-        made.append(batch)
-        model, inputs, labels = nn.Linear(40, 5), torch.randn(batch, 40), torch.arange(batch) % 5
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-
-        return step
-
-    own = Workload.of(make_step)
-    whole, divided = (predict(own, m, 1000, PLENTY, micro_batch=10) for m in ("undivided", "mbs"))
-    assert divided.peak_bytes < whole.peak_bytes and made == [2, 4]
-    told = predict(own, "checkpointing", 1000, PLENTY)
-    assert told.slowdown is None and "give the model" in told.reason
 
 
 @pytest.mark.slow
@@ -270,11 +250,10 @@ def test_blocks_are_the_outermost_classes_that_come_again():
         ({"method": "faster"}, "choose undivided"),
         ({"batch": 0}, "batch is 0"),
         ({"memory_bytes": 0.5}, "memory_bytes is 0.5"),
-        ({"micro_batch": 0}, "micro_batch is 0"),
-        (3, "give a model, its name"),
+        (3, "give a model, or its name"),
         ("resnet1", "is not known: choose one of"),
         (nn.LazyLinear(3), "lazy"),
-        (nn.Linear(3, 3), "does not take images"),
+        (nn.Linear(3, 3), "does not make class scores of images"),
     ],
 )
 def test_refused(given, told):
@@ -366,26 +345,6 @@ def test_recurrent_networks_and_layers_that_no_step_uses(cell):
     assert spare < predict(own, "undivided", 1, PLENTY).peak_bytes
     tight = predict(own, "outofcore", BATCH, told.peak_bytes // 2)
     assert tight.fits and tight.host_bytes > spare
-
-
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
-def test_operations_on_lists_need_no_more_than_their_largest_element(options):
-    def peaks(**options: bool) -> list[int]:
-        optimizer = partial(torch.optim.AdamW, **options)
-        own = Workload.of(Transformer(), example=tokens(), optimizer=optimizer)
-        return [predict(own, "outofcore", 2, memory).peak_bytes for memory in (1, PLENTY)]
-
-    (least, most), plain = peaks(**options), peaks()
-    assert least <= 1.4 * plain[0] and most >= plain[1]
-
-
-def test_normalisation_of_each_sample_is_none_of_the_batch():
-    def has(norm: nn.Module) -> bool:
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.LazyLinear(2))
-        model(torch.zeros(2, 3, 6, 6))
-        return Workload.of(model, image=6).has_batch_statistics
-
-    assert has(nn.BatchNorm2d(4)) and not has(nn.InstanceNorm2d(4, affine=True))
 
 
 def test_an_accelerators_budget_leaves_room_for_kernels():

@@ -5,9 +5,8 @@ import lzma
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from PIL import Image, PngImagePlugin
 
 from repro import paths
 from repro.datasets import CorruptDatasetError, DatasetError, archives, available, image_data, load
-from repro.datasets.archives import content_hash
 from repro.datasets.decoding import opened
 
 IMAGE = "flowers5/train/ant/x.png"
@@ -45,16 +43,14 @@ def refused() -> Iterator[tuple[str, bytes, bytes, str]]:
     for kind, code in (("symbolic link", tarfile.SYMTYPE), ("hard link", tarfile.LNKTYPE),
                        ("device", tarfile.CHRTYPE), ("FIFO", tarfile.FIFOTYPE)):  # fmt: skip
         yield kind, member(type=code, linkname=first).tobuf(), end, "a link or a device"
-    for name in ("flowers5/train/c", "flowers5/val"):
-        link = member(name, type=tarfile.SYMTYPE, linkname="/etc")
-        yield f"linked {name}", link.tobuf(), end, "a link or a device"
+    link = member("flowers5/train/c", type=tarfile.SYMTYPE, linkname="/etc")
+    yield "linked folder", link.tobuf(), end, "a link or a device"
     for kind, name, said in (
         ("..", f"../{IMAGE}", "leads out of it"), ("/", f"/{IMAGE}", "leads out of it"),
         ("twice", first, "twice"), ("other top folder", first.replace("flowers5", "more"), "twice"),
     ):  # fmt: skip
         yield kind, member(name, len(image)).tobuf() + padded, end, said
-    for size in (archives.MEMBER_BYTES + 1, 12 * 2**30):
-        yield str(size), member(size=size).tobuf(tarfile.GNU_FORMAT), end, f"{size:,} bytes"
+    yield "too long", member(size=12 * 2**30).tobuf(tarfile.GNU_FORMAT), end, "damaged"
     # GNU's header of a name of 4 MB, without its file.
     long = member("././@LongLink", 2**22, type=tarfile.GNUTYPE_LONGNAME).tobuf() + b"a" * 2**22
     yield "long name", long, end, "damaged or incomplete"
@@ -90,24 +86,16 @@ class TestArchives:
         self.pack(tmp_path, extra, tail)
         self.refuse(tmp_path, said)
 
-    def test_what_is_cut_or_followed_by_something(self, tmp_path):
+    def test_what_is_cut(self, tmp_path):
         path = self.pack(tmp_path)
         content = path.read_bytes()
         for kept in (0.0, 0.5, 0.999):
             path.write_bytes(content[: int(len(content) * kept)])
             self.refuse(tmp_path, r"flowers5\.tar\.xz is damaged.*delete it")
-        path.write_bytes(content + b"something more")
-        self.refuse(tmp_path, "something else follows the end of its compressed stream")
 
     def test_a_good_one_is_not(self, tmp_path):
-        notes = member("flowers5/notes", type=tarfile.SYMTYPE, linkname="/etc/passwd").tobuf()
         folder = member("flowers5/train/ant", type=tarfile.DIRTYPE).tobuf()
-        for extra, end in (
-            (b"", 1024),
-            (b"", 1024 + 10240 * 7),
-            (b"", 512),
-            (notes + folder, 1024),
-        ):
+        for extra, end in ((b"", 1024 + 10240 * 7), (b"", 512), (folder, 1024)):
             self.pack(tmp_path, extra, bytes(end))
             assert len(load("flowers5", tmp_path).train) == 2, (extra, end)
 
@@ -120,7 +108,7 @@ class TestArchives:
             self.refuse(tmp_path, "unpacks to more than")
         self.pack(tmp_path)
         monkeypatch.setattr(archives, "memory_bytes", lambda: 500)
-        self.refuse(tmp_path, "more than this machine's memory")
+        self.refuse(tmp_path, "unpacks to more than 500 bytes")
 
 
 def put(place: Path, kind: str) -> None:
@@ -140,7 +128,7 @@ KINDS = ("folder", "pipe", "link")
 def test_what_is_named_as_an_image_and_is_none(tmp_path, kind):
     write_folder(tmp_path, class_files())
     put(tmp_path / IMAGE, kind)
-    with pytest.raises(CorruptDatasetError, match=r"x\.png is named as an image and is no file"):
+    with pytest.raises(CorruptDatasetError, match=r"x\.png is no file"):
         load("flowers5", tmp_path)
 
 
@@ -149,37 +137,9 @@ def test_what_is_named_as_an_image_and_is_none(tmp_path, kind):
 def test_what_is_named_as_an_archive_and_is_none(tmp_path, name, kind):
     """It is not passed over for a stand-in."""
     put(tmp_path / f"{name}.tar.xz", kind)
-    for ask in (available, lambda root: load(name, root)):
-        with pytest.raises(CorruptDatasetError, match="is named as an archive and is no file"):
-            ask(tmp_path)
-
-
-def test_linked_folders_are_entered_whatever_their_names(tmp_path):
-    write_folder(tmp_path, class_files())
-    write_folder(tmp_path / "plain", class_files())
-    for split in ("train", "test"):
-        there = tmp_path / "flowers5" / split / "ant"
-        there.symlink_to(there.rename(tmp_path / f"{split}-elsewhere"))
-    linked, plain = load("flowers5", tmp_path), load("flowers5", tmp_path / "plain")
-    assert linked.classes == plain.classes and linked.fingerprint == plain.fingerprint
-    for split in ("train", "test"):
-        folder = tmp_path / "flowers5" / split
-        (folder / "ant").rename(os.fsdecode(bytes(folder) + b"/\xff"))  # which is not UTF-8
-    assert load("flowers5", tmp_path).classes[1] == "\udcff"
-
-
-def test_a_pipe_in_the_folder_of_another_project_is_not_waited_for(tmp_path):
-    for car in range(5):
-        files = f"train/{car}_1.jpg", f"train_masks/{car}_1_mask.gif"
-        write_folder(tmp_path, dict.fromkeys(files, b"x"))
-    (tmp_path / "train" / "0_1.jpg").unlink()
-    os.mkfifo(tmp_path / "train" / "0_1.jpg")  # which is not among what is hashed
-    for part in ("DIV2K_train_HR", "DIV2K_valid_HR"):
-        (tmp_path / part).mkdir()
-        os.mkfifo(tmp_path / part / "a_1.png")
-    for name in ("div2k", "carvana"):
-        with pytest.raises(CorruptDatasetError, match=r"_1\.(png|jpg) is no file"):
-            load(name, tmp_path)
+    assert name in available(tmp_path)
+    with pytest.raises(CorruptDatasetError, match=r"tar\.xz is no file"):
+        load(name, tmp_path)
 
 
 FORMS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
@@ -259,9 +219,6 @@ class TestImages:
             one_line(caught.value)
 
 
-OTHER = {"train": "test", "test": "train"}
-
-
 class TestCache:
     """What was decoded is what comes back, or is decoded again."""
 
@@ -285,18 +242,6 @@ class TestCache:
         load("flowers5", tmp_path)
         assert len(caplog.records) == 1
 
-    def test_a_change_while_the_process_lives(self, tmp_path, data, caplog):
-        """It was compared before, and is compared again, whatever time it is given."""
-        path = self.cache(tmp_path)
-        kept, times = data.train.images.clone(), path.stat()
-        offset = path.read_bytes().index(kept.numpy().tobytes()[:64])
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(bytes([int(kept.flatten()[0]) ^ 255]))
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert torch.equal(load("flowers5", tmp_path).train.images, kept)
-        assert len(caplog.records) == 1
-
     def test_damaged_bytes(self, tmp_path, data, caplog):
         path = self.cache(tmp_path)
         content, random = path.read_bytes(), np.random.default_rng(0)
@@ -311,23 +256,22 @@ class TestCache:
             path.write_bytes(bytes(bad))
             self.check(tmp_path, data, caplog)
 
-    CHANGES: ClassVar[dict[str, Callable[[dict], Any]]] = {
-        "inverted": lambda s: s["splits"]["train"]["images"].bitwise_not_(),
-        "labels": lambda s: s["splits"]["test"]["labels"].neg_().add_(1),
-        "classes": lambda s: s["classes"].reverse(),
-        "splits": lambda s: s.update(splits={n: s["splits"][o] for n, o in OTHER.items()}),
-        "no digest": lambda s: s.pop("digest"),  # of an earlier version
-        "no dict": lambda s: s.clear(),
-    }
-
-    @pytest.mark.parametrize("change", CHANGES)
-    def test_another_content_under_the_right_name(self, tmp_path, data, caplog, change):
+    def test_another_content_under_the_right_name(self, tmp_path, data, caplog):
         path = self.cache(tmp_path)
-        state = torch.load(path, weights_only=True)
-        self.CHANGES[change](state)
-        path.unlink()
-        torch.save(state or [1, 2], path)
-        self.check(tmp_path, data, caplog)
+        content = path.read_bytes()
+        for change in ("inverted", "classes", "no digest", "no dict"):
+            path.unlink()
+            path.write_bytes(content)
+            state = torch.load(path, weights_only=True)
+            if change == "inverted":
+                state["splits"]["train"]["images"].bitwise_not_()
+            elif change == "classes":
+                state["classes"].reverse()
+            elif change == "no digest":  # of an earlier version
+                del state["digest"]
+            path.unlink()
+            torch.save([1, 2] if change == "no dict" else state, path)
+            self.check(tmp_path, data, caplog)
 
     def test_another_set_and_a_pickle_under_the_right_name(self, tmp_path, data, caplog):
         class Evil:
@@ -343,30 +287,3 @@ class TestCache:
         torch.save({"classes": Evil(), "splits": {}}, path)
         self.check(tmp_path, data, caplog)
         assert not (tmp_path / "run").exists()
-
-    def test_where_nothing_can_be_kept_nothing_is_decoded(self, tmp_path, data, monkeypatch):
-        path = self.cache(tmp_path)
-        path.unlink()
-        os.mkfifo(path)
-        monkeypatch.setattr("repro.datasets.sources.read_archive", None)
-        with pytest.raises(DatasetError, match=r"a pipe.*\$REPRO_CACHE") as caught:
-            load("flowers5", tmp_path)
-        one_line(caught.value)
-
-    def test_a_hash_that_is_remembered_wrongly(self, tmp_path, data):
-        """A digit of it decides the fingerprint: it is checked, and made anew."""
-        (memory,) = (tmp_path / "cache" / "hashes").iterdir()
-        text = memory.read_text()
-        for bad in ("0" + text[1:], text.split()[0], "", "x y", "\udcff"):
-            memory.write_bytes(bad.encode(errors="surrogateescape"))
-            assert load("flowers5", tmp_path).fingerprint == data.fingerprint
-            assert memory.read_text() == text
-
-    def test_other_content_with_the_time_of_the_old(self, tmp_path):
-        path = tmp_path / "file"
-        path.write_bytes(b"old")
-        first, times = content_hash([path], tmp_path), path.stat()
-        path.write_bytes(b"new")
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert path.stat().st_mtime_ns == times.st_mtime_ns
-        assert content_hash([path], tmp_path) != first

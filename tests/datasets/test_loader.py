@@ -125,35 +125,13 @@ def test_statistics_and_normalisation():
     assert torch.allclose(pixels.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
 
 
-def test_a_batch_stays_valid_and_is_nobody_elses():
-    pairs = [(x, x.clone()) for x, _ in raw(LABELS, 5, **MOVED)]
-    assert all(torch.equal(kept, copied) for kept, copied in pairs)
-    before = IMAGES.clone()
-    pairs[0][0].zero_()
-    assert torch.equal(IMAGES, before)
-
-
-def test_a_slice_of_a_larger_tensor_and_numpys_numbers():
-    for options in ({"padding": 1}, {"crop_size": 4}):
-        part, copied = (raw(LABELS[10:], images=images, **options)
-                        for images in (IMAGES[10:], IMAGES[10:].clone()))  # fmt: skip
-        assert torch.equal(epoch(part)[0], epoch(copied)[0])
-    one, other = (raw(LABELS, kind(8), seed=kind(3), crop_size=kind(8), resolution=kind(5))
-                  for kind in (int, np.int16))  # fmt: skip
-    assert torch.equal(epoch(one)[0], epoch(other)[0])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch_size=0: expected an int, at least 1"),
-        ({"batch_size": 2.5}, "batch_size=2.5: expected an int"),
         ({"resolution": 0}, "resolution=0"),
-        ({"resolution": (4, 4, 4)}, "resolution="),
         ({"resolution": 4}, r"resolution=4 would squash crops of 9x11 pixels .* a pair"),
-        ({"resolution": 4.5, "crop_size": 8}, "resolution=4.5: expected None, an int"),
         ({"seed": True}, "seed=True: expected an int"),
-        ({"seed": -1}, "seed=-1"),
         ({"padding": -1}, "padding=-1: expected an int, at least 0"),
         ({"crop": "left"}, "'random' or 'center'"),
         ({"crop_size": 12}, "does not fit"),
@@ -161,12 +139,9 @@ def test_a_slice_of_a_larger_tensor_and_numpys_numbers():
         ({"std": (0.5, 0, 0.5)}, "expected positive"),
         ({"std": (0.5, float("nan"), 0.5)}, r"std=\(0.5, nan, 0.5\): expected finite"),
         ({"images": IMAGES.float()}, "expected uint8"),
-        ({"images": IMAGES[0]}, "expected uint8"),
-        ({"images": IMAGES[:0], "targets": LABELS[:0]}, "expected uint8"),
         ({"targets": LABELS[:-1]}, "37 images but 36 targets"),
         ({"targets": LABELS.int()}, "expected int64 labels"),
         ({"targets": MASKS[:, 1:]}, "of the images' size"),
-        ({"targets": MASKS.long()}, "expected int64 labels"),
     ],
 )
 def test_what_is_refused(change, message):

@@ -81,20 +81,6 @@ def test_what_an_epoch_depends_on():
     assert torch.equal(plain.flatten(2).sort().values, first[0].flatten(2).sort().values)
 
 
-def test_the_batch_size_between_epochs_and_within():
-    data = pairs(2, 12)
-    wanted = epoch(PatchLoader(*data, 4, patch=PATCH, augment=True))
-    loader = PatchLoader(*data, 4, patch=PATCH, augment=True)
-    batches = iter(loader)
-    begun = [next(batches)]
-    loader.set_batch_size(5)  # of the next epoch, also whose draws they are
-    assert all(map(torch.equal, epoch([*begun, *batches]), wanted))
-    assert loader.batch_size == 5 and [len(x) for x, _ in loader] == [5, 5, 2]
-    assert len(PatchLoader(*data, 5, patch=PATCH, drop_last=True)) == 2
-    x, y = next(iter(loader))
-    assert x.dtype == y.dtype == torch.float32 and x.is_contiguous()
-
-
 @pytest.mark.gpu
 def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(device, no_waits):
     here, there = (
@@ -134,20 +120,6 @@ def test_low_resolution_as_pil_shrinks_it(scale):
         wanted = Image.fromarray(plane.numpy()).resize(size, Image.Resampling.BICUBIC)
         gap = np.abs(np.asarray(wanted).astype(int) - own.numpy())
         assert gap.max() <= 2 and (gap > 1).mean() < 0.01  # PIL rounds after each direction
-
-
-def test_what_shrinking_keeps():
-    some = images(5, height=11, width=14)
-    assert torch.equal(low_resolution(some, 1), some)
-    assert torch.equal(low_resolution(some, 4), low_resolution(some[..., :8, :12], 4))
-    edges = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
-    edges[..., 8:] = 255
-    small = low_resolution(edges, 2)  # bicubic would over- and undershoot, and wrap
-    assert small[..., 0, 0] == 0 and small[..., 0, -1] == 255
-    assert (small[0, 0, 0].int().diff() >= 0).all()
-    for scale in (0, -1, 10):
-        with pytest.raises(DatasetError, match=f"scale={scale} for images of 9x12: give 1 to"):
-            low_resolution(images(1), scale)
 
 
 def test_noise():

@@ -1,7 +1,5 @@
 """The authors' raw times: where they are found, what is refused and in which words."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -34,26 +32,6 @@ def test_by_framework(folder):
     np.save(folder / TIMES / NAMES[0], np.array([9, 5, 3], dtype=np.int32))  # no empty entry
     whole = load_times(folder).seconds["PyTorch"]
     assert whole.tolist() == [9.0, 5.0, 3.0] and whole.dtype == np.float64
-
-
-def test_the_fingerprint_is_of_the_numbers_and_of_whose_they_are(folder):
-    first = load_times(folder).fingerprint
-    one, other = (folder / TIMES / name for name in NAMES)
-    np.save(one, np.load(one)[:-1])  # without its empty entry
-    assert load_times(folder).fingerprint == first
-    moved = one.rename(one.with_name("moved"))
-    other.rename(one)
-    moved.rename(other)
-    assert load_times(folder).fingerprint != first
-
-
-def test_the_order_of_folders(folder, tmp_path, monkeypatch):
-    assert find_times() is None
-    monkeypatch.setenv("REPRO_DATA", str(folder))
-    assert find_times() == find_times(tmp_path / "elsewhere") == folder.resolve() / TIMES
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    assert find_times(other) == other.resolve() / TIMES
 
 
 def test_both_files_are_needed(folder, tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.measure import MemoryMeter, allocations
-from repro.measure.allocations import freed_memory_is_kept, keep_freed_memory, peak_allocation
+from repro.measure import MemoryMeter
+from repro.measure.allocations import peak_allocation
 
 KIB = 1024
 
@@ -110,19 +110,6 @@ print(peak, kept, before, faults())
         pytest.skip("this C library has no mallopt")
     assert int(before) > 20  # every tensor anew, even with huge pages
     assert int(after) < int(before) / 5
-
-
-def test_options_that_the_c_library_lacks_or_refuses(monkeypatch):
-    calls = []
-    library = type("Library", (), {})
-    monkeypatch.setattr("repro.measure.allocations.ctypes.CDLL", lambda name: library)
-    monkeypatch.setattr(allocations, "_kept", False)
-    assert keep_freed_memory() is False
-    for answer in (0, 1):
-        library.mallopt = staticmethod(lambda *given, a=answer: calls.append(given) or a)
-        assert keep_freed_memory() is freed_memory_is_kept() is bool(answer)
-    # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
-    assert calls[-2:] == [(-4, 0), (-1, 2**31 - 1)]
 
 
 @pytest.mark.gpu

@@ -215,9 +215,9 @@ def test_a_split_function():
     assert [count for _, _, count in split_by(halves, X, Y, 2)] == [2, 2, 1]
     assert split_by(lambda batch, most: [(Holder(X), None, 3)], X, Y, 2)[0][2] == 3
     for result, error, message in (
-        (None, UnsplittableBatchError, "split returned NoneType"),
+        (None, UnsplittableBatchError, "split returned a NoneType"),
         ([], EmptyBatchError, "no micro-batch"),
-        ([X], UnsplittableBatchError, "a list of Tensor"),
+        ([X], UnsplittableBatchError, "split returned a list; it must"),
         ([(X, Y, 0)], UnsplittableBatchError, "0 as a number"),
         ([(Holder(X), None)], UnsplittableBatchError, "cannot be counted"),
         ([(X, Y[:1])], UnsplittableBatchError, "cannot be counted"),

@@ -57,22 +57,6 @@ def test_what_stops_it_leaves_the_old_file(tmp_path, monkeypatch, moment):
     assert path.read_text() == "old" and names(tmp_path) == ["file.txt"]
 
 
-def test_other_files_stay(tmp_path):
-    """Those among them that look like temporary ones, also links in place of a leftover."""
-    others = ["x.tmp", "x.html.tmp", ".x.html.1.tmp", "x.html~", ".x.html.repro.tmp", ".tmp"]
-    for name in others:
-        (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, (0, 0))
-    link = tmp_path / ".x.0.repro.tmp"
-    write(tmp_path / "precious" / "file", "1")
-    link.symlink_to(tmp_path / "precious")
-    os.utime(link, (0, 0), follow_symlinks=False)
-    write(tmp_path / "x.html", "page")
-    assert {*others, "x.html"} <= {*names(tmp_path)}
-    assert all((tmp_path / name).read_text() == name for name in others)
-    assert (tmp_path / "precious" / "file").read_text() == "1"
-
-
 def test_a_link_stays_and_its_target_is_written(tmp_path):
     real, link, second = tmp_path / "a" / "real", tmp_path / "b" / "link", tmp_path / "b" / "again"
     real.parent.mkdir()

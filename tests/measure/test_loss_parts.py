@@ -12,11 +12,8 @@ from repro.measure.loss_parts import (
     LossShapeError,
     UnsupportedLossError,
     compare,
-    difference,
     evaluate,
-    joined,
     known_loss,
-    tolerance,
 )
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -69,16 +66,6 @@ def test_torchs_losses_divide_by_what_is_read(loss_fn, targets):
     torch.testing.assert_close(combined(loss_fn, targets), loss_fn(OUTPUTS, targets))
 
 
-def test_counts_by_sample_and_by_row():
-    known = known_loss(nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1))
-    rows = torch.tensor([[0, 1, 3], [1, 1, 1]])
-    assert known.counts(rows).tolist() == [7.5, 0.0]
-    assert known.counts(VALUES) is None and known_loss(F.mse_loss).counts(LABELS) is None
-    uneven = [VALUES[:2], VALUES[2:]]
-    assert known_loss(F.mse_loss).weights(uneven, even=False) == [8.0, 40.0]
-    assert known.weights(uneven, even=False) == [2.0, 10.0]
-
-
 def test_other_losses_are_not_known():
     hooked = nn.CrossEntropyLoss()
     assert not known_loss(hooked).hooked
@@ -126,34 +113,3 @@ def test_losses_of_parts_against_the_whole():
     ratio = lambda o, t: (o * (t > 9)).sum() / (t > 9).sum()  # noqa: E731
     assert compared(ratio, [0.0, 0.0, 0.0]).combined == 0
     assert compared(lambda o, t: o.mean() if len(o) > 1 else o.sum() / 0).value == float("inf")
-
-
-def test_a_loss_inside_the_model_is_told_apart():
-    outputs = {"loss": OUTPUTS.mean(), "logits": OUTPUTS}
-    assert evaluate(lambda o: o["loss"], outputs).inside
-    assert not evaluate(lambda o: o["logits"].mean(), outputs).inside
-    assert evaluate(lambda o: torch.tensor(1.0), outputs).inside
-    assert evaluate(lambda o: o["logits"].mean(), outputs, samples=5).inside
-    half = evaluate(lambda o: o["logits"].mean(), {"logits": OUTPUTS.half()}, wide=True)
-    assert half.gradients[0].dtype == torch.float32 and half.size == OUTPUTS.half().abs().max()
-    only = evaluate(lambda o: o[0].sum() + o[1].sum(), [OUTPUTS, VALUES], probed=[1])
-    assert [g.shape for g in only.gradients] == [VALUES.shape]
-
-
-def test_outputs_are_put_together_or_not():
-    parts = [{"x": OUTPUTS[a:b], "n": a} for a, b in ENDS]
-    assert torch.equal(joined(parts, [3, 1, 8])["x"], OUTPUTS)
-    assert joined(parts, [3, 2, 7]) is None and joined(parts, None) is not None
-    assert joined([OUTPUTS[:2], OUTPUTS[2:, :3]], None) is None
-    assert joined([OUTPUTS[:2], [OUTPUTS, OUTPUTS]], None) is None
-
-
-def test_differences_and_tolerances():
-    assert difference([OUTPUTS], [OUTPUTS * 1.5]) == pytest.approx(1 / 3)
-    assert difference([OUTPUTS], [OUTPUTS[:3]]) is None
-    assert difference([OUTPUTS], [OUTPUTS / 0]) is None
-    cpu = torch.device("cpu")
-    assert tolerance([torch.float64], cpu) == 1e-6 < tolerance([torch.float32], cpu) == 1e-3
-    assert tolerance([torch.float64, torch.bfloat16, None], cpu) == 5e-2
-    assert tolerance([torch.float32], cpu, narrow=True) == 2e-4
-    assert tolerance([torch.int64], cpu) == 1e-3

@@ -96,16 +96,6 @@ def test_any_image_size(size):
             assert model.eval()(torch.randn(2, 2, *size)).shape == (2, 3, *shape)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet_cifar", "unet"])
-def test_one_graph_under_torch_compile(name):
-    model, x, _ = small(name)
-    settled(model, x)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), model(x))
-
-
 def he(channels, module):
     """He et al. 2015, equation 14; U-Net's transposed convolutions read one pixel for each."""
     pixels = 1 if isinstance(module, nn.ConvTranspose2d) else math.prod(module.kernel_size)
