@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import base64
 import json
 import os
 import re
@@ -140,6 +141,26 @@ class TestAsTheyStand:
                 attached = name != target and name in cell.get("attachments", {})
                 reachable = target.startswith("https://") or (FOLDER / target).exists()
                 assert attached or reachable, target
+
+    @named
+    def test_a_block_after_a_files_name_quotes_that_file(self, path):
+        """Line by line; `...` leaves something out, and comments may differ."""
+        for cell in cells(path, "markdown"):
+            for above, block in re.findall(r"(.*)\n\n```python\n(.*?)```", source(cell), re.DOTALL):
+                for name in re.findall(r"`(repro/\S+\.py)`", above.rpartition("\n")[2]):
+                    text = (paths.ROOT / name).read_text(encoding="utf-8")
+                    for line in block.splitlines():
+                        code = line.partition("  # ")[0].strip()
+                        if not code.startswith("#"):
+                            assert re.search(re.escape(code).replace(r"\.\.\.", ".*"), text), line
+
+    @named
+    def test_a_methods_diagram_is_that_of_its_page(self, path):
+        for cell in cells(path, "markdown"):
+            if "(attachment:method.svg)" in source(cell):
+                drawn = FOLDER.parent / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.svg"
+                (text,) = cell["attachments"]["method.svg"].values()
+                assert base64.b64decode(text) == drawn.read_bytes()
 
     @pytest.mark.parametrize("key", PAPERS)
     def test_a_papers_notebook_shows_every_artefact_and_its_end(self, key):
