@@ -45,31 +45,6 @@ class Choice:
         return names is None or algorithm in names or algorithm.partition(":")[0] in names
 
 
-def check_names(names: Sequence[str] | None) -> None:
-    """Check that backends, and algorithms as ``BACKEND:ALGORITHM``, exist.
-
-    Raises:
-        BackendMissingError: A backend is unknown.
-        ValueError: No name was given, or an algorithm that its backend does not have.
-    """
-    if names is None:
-        return
-    if isinstance(names, str) or not names:
-        raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
-    for name in names:
-        if not isinstance(name, str):
-            raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
-        backend, _, algorithm = name.partition(":")
-        if backend not in BACKENDS:
-            raise BackendMissingError(
-                f"unknown backend {backend!r}; choose among {', '.join(BACKENDS)}"
-            )
-        if algorithm and algorithm not in (known := BACKENDS[backend].names):
-            raise ValueError(
-                f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
-            )
-
-
 def choose(names: Sequence[str] | None, device: str) -> Choice:
     """The backends and algorithms that may be used on a device.
 
@@ -81,16 +56,27 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
         BackendMissingError: A backend was named that is unknown or not there.
         ValueError: No name was given, or an algorithm that its backend does not have.
     """
-    if names is None:
-        problems = {backend: backend.missing(device) for backend in BACKENDS.values()}
-        usable = tuple(backend for backend, problem in problems.items() if problem is None)
-        return Choice(usable, None, tuple(dict.fromkeys(filter(None, problems.values()))))
-    check_names(names)
-    chosen = dict.fromkeys(BACKENDS[name.partition(":")[0]] for name in names)
-    for backend in chosen:
-        if problem := backend.missing(device):
-            raise BackendMissingError(f"{problem}; leave it out, or give another device")
-    return Choice(tuple(chosen), tuple(names), ())
+    if names is not None and (isinstance(names, str) or not names):
+        raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
+    for name in names or ():
+        if not isinstance(name, str):
+            raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
+        backend, _, algorithm = name.partition(":")
+        if backend not in BACKENDS:
+            raise BackendMissingError(
+                f"unknown backend {backend!r}; choose among {', '.join(BACKENDS)}"
+            )
+        if algorithm and algorithm not in (known := BACKENDS[backend].names):
+            raise ValueError(
+                f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
+            )
+    asked = BACKENDS if names is None else dict.fromkeys(name.partition(":")[0] for name in names)
+    problems = {BACKENDS[name]: BACKENDS[name].missing(device) for name in asked}
+    missing = tuple(dict.fromkeys(filter(None, problems.values())))
+    if names is not None and missing:
+        raise BackendMissingError(f"{missing[0]}; leave it out, or give another device")
+    usable = tuple(backend for backend, problem in problems.items() if problem is None)
+    return Choice(usable, None if names is None else tuple(names), missing)
 
 
 def find(algorithm: str) -> tuple[Backend, str]:

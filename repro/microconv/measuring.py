@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
 from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
-from repro.microconv.conv import call_overhead
+from repro.microconv.conv import install, signature
 from repro.microconv.cudnn import UnsupportedError
-from repro.microconv.kernels import Convolution, Kernel, Operands, precision
+from repro.microconv.kernels import Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
@@ -29,14 +32,6 @@ _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
 
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
-
-
-@dataclass
-class Counts:
-    """How many times were measured, and how many came from the cache."""
-
-    measured: int = 0
-    cached: int = 0
 
 
 class _Listed(NamedTuple):
@@ -92,6 +87,10 @@ class Bench:
         max_error: Leave out algorithms whose stated relative error is larger.
         devices: Of one kind, among which micro-batch sizes are shared out and measured at once
             (section III-B); none for the kernel's own alone.
+
+    Attributes:
+        measured: Number of times that were measured.
+        cached: Number of times that came from the cache.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Bench:
     ) -> None:
         self.choice, self.cache, self.max_error = choice, cache, max_error
         self.devices = tuple(devices)
-        self.counts = Counts()
+        self.measured = self.cached = 0
 
     def candidates(
         self, kernel: Kernel, batch: int, sizes: Iterable[int], cap_bytes: int | None = None
@@ -128,8 +127,8 @@ class Bench:
             for b, ways in listings.items()
         }
         count = sum(map(len, missing.values()))
-        self.counts.measured += count
-        self.counts.cached += sum(map(len, listings.values())) - count
+        self.measured += count
+        self.cached += sum(map(len, listings.values())) - count
         for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
             for key in keys[b]:
                 names = [name for name in measured if listings[b][name].key == key]
@@ -166,7 +165,7 @@ class Bench:
             key = Key.of(kernel, backend.name)
             listed = self.cache.listing(key, b)
             if listed is None:
-                with _undisturbed(kernel):
+                with _undisturbed(kernel.device):
                     algorithms = backend.algorithms(kernel, b)
                 listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
                 self.cache.store_listing(key, b, listed)
@@ -204,7 +203,7 @@ class Bench:
         if len(jobs) == 1:
             return dict(measure(*jobs[0]))
         # Settings of the whole process are set once, and not undone by the first to end.
-        with precision(kernel), _undisturbed(kernel), ThreadPoolExecutor(len(jobs)) as pool:
+        with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor(len(jobs)) as pool:
             parts = [pool.submit(measure, *job) for job in jobs]
             return {b: times for part in parts for b, times in part.result().items()}
 
@@ -223,7 +222,7 @@ class Bench:
         workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
         calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
         samples: dict[int, Samples] = {b: {} for b in wanted}
-        with precision(kernel), _undisturbed(kernel):
+        with precision(kernel), _undisturbed(kernel.device):
             for (b, name), call in calls.items():
                 try:
                     self._once(call, kernel)  # the library loads or compiles its code
@@ -307,7 +306,7 @@ class Bench:
 
             whole = list(parts) == [(batch, backends.NATIVE)]
             calls = dict(zip(names, (own if whole else divided, own), strict=True))
-            with precision(kernel), _undisturbed(kernel):
+            with precision(kernel), _undisturbed(kernel.device):
                 timed = time_interleaved(
                     calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
                 )
@@ -322,9 +321,9 @@ class Bench:
         """Samples of several times from the cache, else measured and kept."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
         if all(name in known for name in names):
-            self.counts.cached += len(names)
+            self.cached += len(names)
         else:
-            self.counts.measured += len(names)
+            self.measured += len(names)
             known = measure()
             self.cache.store_times(key, batch, known)
         return [known[name] for name in names]
@@ -362,28 +361,43 @@ class Bench:
                     break
             return samples
 
-        with _undisturbed(one):
+        with _undisturbed(one.device):
             divided_s, native_s = self._remembered(key, 1, names, measure)
         return Trial(tuple(divided_s), tuple(native_s))
 
-    def overhead_s(self, kernel: Kernel, training: bool) -> float:
-        """Seconds that a call of a tuned layer costs more than one of torch's."""
-        pixel = replace(kernel, kind="forward", conv=Convolution(1, 1, 1, 1, (1, 1)))
-        name = f"call overhead, training {training}"
-        with _undisturbed(kernel):
-            ((*samples,),) = self._remembered(
-                Key.of(pixel, "torch"),
-                1,
-                (name,),
-                lambda: {name: call_overhead(kernel.device, training)},
-            )
-        return max(0.0, statistics.median(samples))
+
+@cache
+def call_overhead(device: str, training: bool) -> float:
+    """Seconds that a call of a tuned layer costs more than one of torch's.
+
+    Measured on one pixel, with every kernel left to torch, so that only the call differs.
+    """
+    plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in range(2))
+
+    def run(module: nn.Module) -> None:
+        with torch.set_grad_enabled(training):
+            result = module(input)
+        if training:
+            result.backward()
+
+    with _undisturbed(device):
+        input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
+        call = signature(input, tuned.weight)
+        kernels = {
+            kind: TunedKernel(kernel, 1, None, {}, 0, 0, 0, Workspace(device))
+            for kind, kernel in kernels_of(tuned, call).items()
+        }
+        install(tuned, call, kernels)
+        calls = {"plain": partial(run, plain), "tuned": partial(run, tuned)}
+        timed = time_interleaved(calls, warmup=10, repeats=50)
+    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
+    return max(0.0, statistics.median(tuned_s - plain_s for tuned_s, plain_s in pairs))
 
 
 @contextmanager
-def _undisturbed(kernel: Kernel) -> Iterator[None]:
+def _undisturbed(device: str) -> Iterator[None]:
     """Measure as if the caller had set nothing: no autocast, inference or anomaly mode."""
-    kind = torch.device(kernel.device).type
+    kind = torch.device(device).type
     with (
         torch.inference_mode(False),
         torch.autocast(kind, enabled=False),

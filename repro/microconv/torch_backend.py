@@ -72,7 +72,7 @@ class TorchBackend(Backend):
             listed += [
                 (name, buffers_bytes(_buffers(name, kernel, b)) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
-                if one.dtype in algorithm.dtypes and algorithm.supports(one)
+                if algorithm.supports(one)
             ]
         return listed
 

@@ -14,10 +14,9 @@ from typing import Any
 from torch import nn
 
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache
 from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
-from repro.microconv.measuring import Bench, Trial
+from repro.microconv.measuring import Bench, Trial, call_overhead
 from repro.microconv.optimize import (
     Candidate,
     Division,
@@ -70,22 +69,12 @@ class Tuner:
 
     Args:
         report: Is filled in; has the mode, the policy and the limit.
-        store: Measured times.
-        algorithms: As `tune`; so are the other arguments.
+        bench: Measures on the device of the model's convolutions.
+        min_gain: As `tune`.
     """
 
-    def __init__(
-        self,
-        report: TuningReport,
-        store: BenchmarkCache,
-        algorithms: Sequence[str] | None,
-        max_error: float,
-        min_gain: float,
-        devices: Sequence[str] = (),
-    ) -> None:
-        self.report, self.store, self.devices = report, store, devices
-        self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
-        self.benches: dict[str, Bench] = {}
+    def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
+        self.report, self.bench, self.min_gain = report, bench, min_gain
         self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
         self.unfit: set[_Key] = set()
         self.failed: set[tuple[_Key, str]] = set()
@@ -129,9 +118,7 @@ class Tuner:
             self.failed |= failed
         with self._timed("benchmark_s"):
             report.kernels = self._settle(model, calls, chosen, sample, training)
-        for bench in self.benches.values():
-            report.measured += bench.counts.measured
-            report.cached += bench.counts.cached
+        report.measured, report.cached = self.bench.measured, self.bench.cached
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -150,20 +137,12 @@ class Tuner:
         keys = list(dict.fromkeys(task.key for task in tasks))
         for number, (kernel, batch) in enumerate(keys, start=1):
             sizes = micro_batch_sizes(batch, self.report.policy)
-            bench, limit = self._bench(kernel.device), self.report.limit_bytes
-            self.measured[kernel, batch] = bench.candidates(kernel, batch, sizes, limit)
+            limit = self.report.limit_bytes
+            self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
             if sys.stderr.isatty():
                 end = "\n" if number == len(keys) else ""
                 done = f"\rmicroconv: {number} of {len(keys)} kernels measured\x1b[K"
                 print(done, end=end, file=sys.stderr, flush=True)
-
-    def _bench(self, device: str) -> Bench:
-        if device not in self.benches:
-            choice = backends.choose(self.algorithms, device)
-            self.report.unavailable += choice.unavailable
-            others = self.devices if device in self.devices else ()
-            self.benches[device] = Bench(choice, self.store, self.max_error, others)
-        return self.benches[device]
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution.
@@ -241,7 +220,7 @@ class Tuner:
         needs = list(self.others.items())
         for task in reversed(tasks):
             sizes = micro_batch_sizes(task.call.batch, report.policy)
-            least = self._bench(task.kernel.device).least_bytes(*task.key, sizes)
+            least = self.bench.least_bytes(*task.key, sizes)
             needs.insert(0, (task.name, least))
         beyond: dict[str, int] = {}
         for name, size in needs:  # a layer that is called with two shapes is there twice
@@ -270,7 +249,7 @@ class Tuner:
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
         """Candidates of a division: without torch's own where it was not asked for."""
-        admits = self._bench(kernel.device).choice.admits
+        admits = self.bench.choice.admits
         return {
             size: [way for way in ways if admits(way.algorithm)]
             for size, ways in self.measured.get((kernel, batch), {}).items()
@@ -291,7 +270,7 @@ class Tuner:
         if division is not None and division.time_s > (1 - self.min_gain) * native.time_s:
             division = division if needed else None
         if division is not None:
-            trial = self._bench(kernel.device).compare(kernel, batch, division.parts)
+            trial = self.bench.compare(kernel, batch, division.parts)
             time_s, native_s = trial.medians_s
             if trial.ratio > 1 - self.min_gain and not needed:
                 division, time_s = None, native_s
@@ -334,8 +313,7 @@ class Tuner:
                     untied = [[_untied(entry) for entry in entries] for entries in layers]
                     report.model = whole.trial(kept, untied)
         _install(model, made)
-        workspaces = {kernel.workspace for _, tuned in made for kernel in tuned.values()}
-        report.allocated_bytes += sum(workspace.size for workspace in workspaces)
+        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
         swapped = {call.name for call, _ in made}
         for call in calls:
             if call.name not in swapped:
@@ -348,15 +326,15 @@ class Tuner:
         if forced or not any(entry.division for entry in entries):
             return entries
         kernel, saved_s = entries[0].kernel, sum(e.native_s - e.time_s for e in entries)
-        if saved_s >= self._bench(kernel.device).overhead_s(kernel, len(entries) > 1):
+        if saved_s >= call_overhead(kernel.device, len(entries) > 1):
             return entries
         return [_untied(entry) for entry in entries]
 
     def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:
         """The kernels of the layers that run divided, with their workspace."""
-        workspaces: dict[str, Workspace] = {}
         made: Layers = []
-        offsets: dict[str, int] = {}
+        offset = 0
+        workspace = Workspace(calls[0].signature[3] if calls else "cpu")
         for call, entries in zip(calls, layers, strict=True):
             by_kernel = {entry.kernel: entry for entry in entries}
             tuned = {}
@@ -374,19 +352,17 @@ class Tuner:
                     candidates=(known if own else self._divisible(*key)) if division else {},
                     limit_bytes=division.workspace_bytes if division else 0,
                     segment_bytes=segment_bytes(kernel, division),
-                    offset=offsets.get(kernel.device, 0),
-                    workspace=workspaces.setdefault(kernel.device, Workspace(kernel.device)),
+                    offset=offset,
+                    workspace=workspace,
                     native_s=_native_times(known) if beaten else {},
                 )
-                end = tuned[kind].offset + tuned[kind].segment_bytes
-                tuned[kind].workspace.reserve(end)
-                if self.report.mode == "WD":
-                    offsets[kernel.device] = end
+                end = offset + tuned[kind].segment_bytes
+                workspace.reserve(end)
+                offset = end if self.report.mode == "WD" else 0
             if any(kernel.parts is not None for kernel in tuned.values()):
                 made.append((call, tuned))
-        for workspace in workspaces.values():
-            if workspace.size:
-                workspace.allocate()
+        if workspace.size:
+            workspace.allocate()
         return made
 
     def _reason(self, call: Call) -> str:
@@ -396,9 +372,7 @@ class Tuner:
         keys = [(kernel, call.batch) for kernel in call.kernels()]
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
-        if all(not ways for key in keys for ways in self._divisible(*key).values()):
-            return "no algorithm that was asked for computes it"
-        return "no division fits into the limit"
+        return "no division by the algorithms that were asked for fits into the limit"
 
 
 class _WholeModel:
@@ -443,7 +417,7 @@ class _WholeModel:
         kernel = self.layers[0][0].kernel
         first, second = (partial(_install, self.model, form) for form in made)
         try:
-            bench = self.tuner._bench(kernel.device)
+            bench = self.tuner.bench
             return bench.compare_models(text, kernel, (first, second), self.step)
         finally:
             untune(self.model)

@@ -14,9 +14,10 @@ from repro.measure.checks import is_whole
 from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
+from repro.microconv.measuring import Bench
 from repro.microconv.optimize import POLICIES
 from repro.microconv.results import TuningReport
-from repro.microconv.sampling import check_model, check_tunable, record_calls
+from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
 
 MIB = 2**20
@@ -95,16 +96,16 @@ def tune(
         The choice for each kernel, the layers that were left alone and why.
 
     Raises:
-        NotTunableError: It is no module, it cannot be called with the sample, or `tune` is called
-            within a mode that watches operations.
+        NotTunableError: It is no module, it cannot be called with the sample, it has lazy layers or
+            convolutions on several devices, or `tune` is called within a mode that watches
+            operations.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
         BackendMissingError: A backend was named that is not there.
         CacheError: The cache cannot be used.
     """
     check_tunable(model)
-    if policy is None:
-        policy = os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
+    policy = policy or os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
@@ -117,7 +118,6 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not (isinstance(min_gain, Real) and min_gain < 1):
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    backends.check_names(algorithms)
     alike = _one_kind(devices)
     store = _open_cache(cache)
     training = model.training if training is None else training
@@ -126,13 +126,19 @@ def tune(
     if per_sample:
         report.samples = max([1, *(call.batch for call in calls)])
         report.limit_bytes *= report.samples
-    model_devices = {call.signature[3] for call in calls}  # the devices
-    if alike and not model_devices <= set(alike):
-        raise ValueError(
-            f"the model is on {', '.join(sorted(model_devices))}, which is not among the devices "
-            f"{', '.join(alike)}; name it as well"
+    found = sorted({call.signature[3] for call in calls})  # the devices
+    if len(found) > 1:
+        raise NotTunableError(
+            f"the model has convolutions on {' and '.join(found)}; tune its parts one by one"
         )
-    tuner = Tuner(report, store, algorithms, max_error, min_gain, alike)
+    if alike and not set(found) <= set(alike):
+        raise ValueError(
+            f"the model is on {found[0]}, which is not among the devices {', '.join(alike)}; name "
+            f"it as well"
+        )
+    choice = backends.choose(algorithms, found[0] if found else "cpu")
+    report.unavailable = list(choice.unavailable)
+    tuner = Tuner(report, Bench(choice, store, max_error, alike), min_gain)
     tuner.tune(model, calls, others, sample_input, training)
     return report
 
@@ -145,19 +151,11 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     """
     if devices is None:
         return []
-    try:
-        if isinstance(devices, str | torch.device):
-            raise TypeError("a list is needed")
-        names = list(dict.fromkeys(str(torch.device(device)) for device in devices))
-    except (RuntimeError, TypeError) as problem:
-        reason = str(problem).partition("\n")[0]
+    names = list(dict.fromkeys(map(str, devices)))
+    if isinstance(devices, str) or not names or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
-            f"devices is {devices!r}; give a list of names such as ['cuda:0', 'cuda:1']: {reason}"
-        ) from problem
-    if not names or not all(map(accelerator.is_accelerator, names)):
-        raise ValueError(
-            f"devices is {names}; give accelerators with their numbers, or None: what a CPU "
-            "measures at once shares its cores"
+            f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
+            "None: what a CPU measures at once shares its cores"
         )
     kinds = {str(describe_device(name)["name"]) for name in names}
     if len(kinds) > 1:

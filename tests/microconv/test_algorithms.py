@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from tuned_nets import reference
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import Convolution, Kernel, backends, stated_error
 from repro.microconv.backends import BACKENDS, BackendMissingError, run_division
-from repro.microconv.kernels import ALIGNMENT, KINDS, aligned, buffers_bytes, carve
-from repro.microconv.torch_backend import native
+from repro.microconv.kernels import ALIGNMENT, KINDS
 
 GUARD = 256
 NNPACK = BACKENDS["nnpack"].missing("cpu") is None
@@ -262,16 +260,6 @@ def test_implicit_takes_the_same_for_any_micro_batch(kind, monkeypatch):
         check("torch:implicit", kernel, 7, given[1])
 
 
-def test_the_memory_of_native_is_measured_at_each_size(monkeypatch):
-    monkeypatch.undo()
-    backend = type(BACKENDS["torch"])()
-    kernel = Kernel("forward", Convolution(4, 9, 9, 8, (3, 3)))
-    for b in (1, 3, 4, 5, 8):
-        first, second, _ = kernel.tensors(b)
-        peak = peak_allocation(lambda f=first, s=second: native(kernel, f, s), "cpu")
-        assert 0 <= dict(backend.algorithms(kernel, b))["native"] - peak < ALIGNMENT
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["any", "3x3", "plain"])
 def test_a_division_equals_the_whole(kind, family):
@@ -345,17 +333,6 @@ def test_what_nnpack_lists():
     assert names("backward_filter", plain) == set()
 
 
-@needs_nnpack
-def test_with_several_threads():
-    kernel = Kernel("forward", Convolution(8, 20, 20, 8, (3, 3), padding=(1, 1)))
-    torch.set_num_threads(2)
-    try:
-        for algorithm, size in listing(kernel, 4):
-            check(algorithm, kernel, 4, size)
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_backends_and_single_algorithms_are_chosen():
     choice = backends.choose(None, "cpu")
     assert BACKENDS["torch"] in choice.backends and BACKENDS["cudnn"] not in choice.backends
@@ -418,19 +395,6 @@ def test_values_out_of_range():
             Kernel(**{"kind": "forward", "conv": CONV} | facts)
 
 
-def test_shapes_are_torchs():
-    for seed in range(40):
-        conv, b = draw(seed, "any")
-        x = torch.empty(conv.input_shape(b), device="meta")
-        w = torch.empty(conv.weight_shape, device="meta")
-        y = F.conv2d(x, w, None, conv.stride, conv.padding, conv.dilation)
-        assert tuple(y.shape) == conv.output_shape(b)
-        shapes = {kind: Kernel(kind, conv).shapes(b) for kind in KINDS}
-        assert shapes["forward"] == (x.shape, w.shape, y.shape)
-        assert shapes["backward_data"] == (y.shape, w.shape, x.shape)
-        assert shapes["backward_filter"] == (x.shape, y.shape, w.shape)
-
-
 def test_of_a_module():
     for padding, expected in (("valid", (0, 0)), ("same", (2, 3)), (1, (1, 1))):
         module = nn.Conv2d(4, 6, (5, 3), padding=padding, dilation=(1, 3), groups=2)
@@ -438,38 +402,3 @@ def test_of_a_module():
         assert conv == Convolution(4, 11, 12, 6, (5, 3), (1, 1), expected, (1, 3), 2)
         assert conv.weight_shape == tuple(module.weight.shape) and conv.taps == 15
         assert conv.output_shape(2) == tuple(module(torch.zeros(2, 4, 11, 12)).shape)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_operands_are_random_and_the_result_zero_in_the_layout(kind):
-    state = torch.get_rng_state()
-    for layout, format_ in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
-        kernel = Kernel(kind, CONV, "bfloat16", layout=layout)
-        first, second, result = tensors = kernel.tensors(2, seed=3)
-        assert tuple(t.shape for t in tensors) == kernel.shapes(2)
-        assert all(t.dtype == torch.bfloat16 for t in tensors)
-        assert all(t.is_contiguous(memory_format=format_) for t in tensors)
-        assert not result.any() and min(t.float().std() for t in (first, second)) > 0.5
-        assert torch.equal(first, kernel.tensors(2, seed=3)[0])
-        assert not torch.equal(first, kernel.tensors(2, seed=4)[0])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_buffers_lie_apart_and_aligned():
-    buffers = {
-        "a": ((3, 5), torch.float32), "b": ((7,), torch.float64),
-        "c": ((2, 3), torch.complex64), "d": ((300,), torch.uint8),
-    }  # fmt: skip
-    assert [aligned(n) for n in (0, 1, 256, 257)] == [0, 256, 256, 512]
-    size = buffers_bytes(buffers)
-    assert size == 256 + 256 + 256 + 512
-    workspace = torch.full((size + 8,), 0xFF, dtype=torch.uint8)
-    for name, tensor in carve(workspace, buffers).items():
-        assert (tuple(tensor.shape), tensor.dtype) == buffers[name]
-        tensor.zero_()
-    written = (workspace == 0).nonzero().flatten().tolist()
-    spans = [(0, 60), (256, 56), (512, 48), (768, 300)]
-    assert written == [i for first, count in spans for i in range(first, first + count)]
-    message = rf"has {size - 1} bytes, the buffers \['a', 'b', 'c', 'd'\] need {size}; give as"
-    with pytest.raises(ValueError, match=message):
-        carve(torch.empty(size - 1, dtype=torch.uint8), buffers)

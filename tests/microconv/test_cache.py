@@ -1,7 +1,6 @@
 """The benchmark cache: its keys, its file, and other processes and damage."""
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,17 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from repro.measure import allocations, timing
 from repro.microconv import (
     BenchmarkCache,
     CacheError,
-    CacheWarning,
     Convolution,
     Kernel,
     cache,
-    tune,
 )
 from repro.microconv.cache import Key, default_path
 from repro.microconv.kernels import KINDS
@@ -107,25 +102,6 @@ def test_version_and_device_on_cuda_are_in_the_key(backend, monkeypatch, describ
     monkeypatch.setattr("repro.microconv.cudnn._load", lambda: (None, "cudnn: not there"))
     with pytest.raises(RuntimeError, match="cudnn: not there"):
         Key.of(kernel, "cudnn")
-
-
-def test_our_own_code_is_in_the_key(monkeypatch, tmp_path):
-    folder = tmp_path / "microconv"
-    shutil.copytree(Path(cache.__file__).parent, folder)
-    monkeypatch.setattr(cache, "__file__", str(folder / "cache.py"))
-    code = cache._code.__wrapped__
-    before = code()
-    assert before == cache._code() != ""
-    file, source = folder / "staging.py", (folder / "staging.py").read_text()
-    file.write_text(source + "\n")
-    assert code() != before
-    file.write_text(source)
-    assert code() == before
-    for module in (allocations, timing):  # of repro.measure
-        (tmp_path / "changed.py").write_text("# changed")
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "__file__", str(tmp_path / "changed.py"))
-            assert code() != before, module
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
@@ -249,24 +225,6 @@ def test_several_processes_write_into_one_file(path):
             assert len(store.times(Key(f"own {worker}"), number)) == 2
 
 
-@needs_fork
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_cache_survives_a_fork(path):
-    store = BenchmarkCache(path)
-    store.store_times(Key("a"), 1, {"torch:fft": [1.0]})
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if store.times(Key("a"), 1) == {"torch:fft": [1.0]}:
-                store.store_times(Key("a"), 2, {"torch:fft": [2.0]})
-                code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store.times(Key("a"), 2) == {"torch:fft": [2.0]}
-
-
 def assert_says_what_to_do(path, call):
     with pytest.raises(CacheError) as caught:
         call()
@@ -309,29 +267,3 @@ def test_a_file_that_was_damaged_later(path):
         store.clear,
     ):
         assert_says_what_to_do(path, call)
-
-
-def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
-    path = tmp_path / "shared.sqlite"
-    BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})
-    connect = sqlite3.connect
-
-    def read_only(name, **options):
-        if name == str(path):
-            return connect(f"file:{path}?mode=ro", uri=True, **options)
-        return connect(name, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", read_only)
-    cache = BenchmarkCache(path)
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    with pytest.warns(CacheWarning, match="cannot be written: .*; new results are kept in memory"):
-        cache.store_times(Key("new"), 1, {"torch:fft": [2.0]})
-    cache.store_listing(Key("new"), 1, [("torch:fft", 3)])  # told once
-    assert cache.times(Key("new"), 1) == {"torch:fft": [2.0]}
-    assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    assert BenchmarkCache(path).times(Key("new"), 1) == {}
-    monkeypatch.setenv("REPRO_CACHE", str(path / "below"))  # of the default cache
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
-        report = tune(nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 6))
-    assert report.measured + report.cached > 0

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from tuned_nets import reference
 
-from repro.microconv import Candidate, Convolution, Division, Kernel, best_division
+from repro.microconv import Candidate, Convolution, Kernel, best_division
 from repro.microconv.backends import given_bytes
 from repro.microconv.conv import compute_dtype, install, layout_of, signature
 from repro.microconv.kernels import KINDS
-from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
 NATIVE = "torch:native"
@@ -157,19 +156,6 @@ def test_a_kernel_computes_every_batch_size(algorithms, kind):
         for _ in range(2):  # a filter gradient starts from zero each time
             got = kernel.run(first, second, bias)
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
-
-
-def test_the_workspace_of_a_division():
-    kernel = Kernel("forward", CONV)
-    needs = {b: dict(TorchBackend().algorithms(kernel, b)) for b in (1, 4)}
-    for parts, size in (
-        ([(1, NATIVE)], 0),  # it allocates by itself
-        ([(4, "torch:im2col"), (1, NATIVE)], needs[4]["im2col"]),
-        ([(4, "torch:direct"), (1, "torch:im2col")], max(needs[4]["direct"], needs[1]["im2col"])),
-    ):
-        assert segment_bytes(kernel, Division(1.0, 2**20, parts)) == size
-    fft = segment_bytes(kernel, Division(1.0, 2**20, [(4, "torch:fft")]))
-    assert 0 < fft < needs[4]["fft"]  # the rest is torch.fft's own
 
 
 FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -294,15 +294,6 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
         assert {way.algorithm.partition(":")[0] for way in candidates} == wanted
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cudnn_does_not_list(stub, kind):
-    for status, name in ((3000, "FFT"), (2000, "WINOGRAD_NONFUSED"), (3002, "FFT_TILING")):
-        stub.library.stub_refuse(KINDS.index(kind), NUMBERS[kind][name], 0, status)
-    names = [name for name, _ in BACKEND.algorithms(Kernel(kind, CONVS[0]), 2)]
-    left_out = {"FFT", "WINOGRAD_NONFUSED", "FFT_TILING"}
-    assert names == [name for name in NUMBERS[kind] if name not in left_out]
-
-
 @pytest.mark.parametrize(
     ("status", "word"), [(3000, "STUB_NOT_SUPPORTED"), (3002, "STUB_NOT_SUPPORTED_SHAPE"),
                          (2000, None), (3009, None), (5000, None)],
@@ -399,34 +390,6 @@ def test_deterministic_algorithms_alone(stub, deterministic):
         assert names(kind) == before[kind] - NONDETERMINISTIC
 
 
-def test_the_bench_measures_and_remembers_what_is_refused(stub):
-    kernel = Kernel("forward", CONVS[0])
-    stub.library.stub_refuse(0, NUMBERS["forward"]["GEMM"], 1, 3000)
-    choice, cache = Choice((BACKENDS["cudnn"],), ("cudnn",), ()), BenchmarkCache()
-    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4], 3000)
-    assert [way.algorithm for way in candidates[2]] == [
-        "torch:native",
-        "cudnn:IMPLICIT_GEMM",
-        "cudnn:IMPLICIT_PRECOMP_GEMM",
-    ]
-    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4])
-    assert len(candidates[2]) == len(candidates[4]) == 8  # native, and all but GEMM
-    tried = [run for run in log(stub, "run") if run["algo"] == "2"]
-    assert [run["n"] for run in tried] == ["2", "4"]
-
-
-def test_names_and_stated_errors(stub, monkeypatch):
-    assert {kind: dict(known) for kind, known in cudnn.ALGORITHMS.items()} == NUMBERS
-    assert set(BACKEND.names) == {name for known in NUMBERS.values() for name in known}
-    errors = {name: BACKEND.error(name, Kernel("forward", CONVS[0])) for name in BACKEND.names}
-    winograd = errors["WINOGRAD"]
-    assert errors["WINOGRAD_NONFUSED"] == winograd
-    assert all(0 < e < winograd for name, e in errors.items() if "WINOGRAD" not in name)
-    assert "91234" in BACKEND.version("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert BACKEND.missing("cuda") is None
-
-
 def test_where_it_is_missing(monkeypatch):
     assert BACKEND.missing("cpu") == "cudnn: runs on a CUDA device only, not on cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -438,43 +401,6 @@ def test_where_it_is_missing(monkeypatch):
         BACKEND.version("cuda:0")
     with pytest.raises(RuntimeError, match="cudnn: why"):
         cudnn._library()
-
-
-def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
-    tried, plain = [], ctypes.CDLL
-
-    def load(name):
-        if name is None:
-            return plain(None)
-        tried.append(name)
-        if name == "libcudnn.so.9":
-            raise OSError("cannot open shared object file")
-        return library
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    assert cudnn._load.__wrapped__() == (library, None)
-    assert tried[1].endswith("nvidia/cudnn/lib/libcudnn.so.9")
-    monkeypatch.undo()
-    assert cudnn._path(library) == library._name
-    renamed = ctypes.CDLL(library._name)  # known by another name
-    renamed._name = "libcudnn.so.9"
-    assert cudnn._path(renamed) == library._name
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("ABORTS", "missing: Unable to load any of {libcudnn_graph.so.9} Invalid handle.)"),
-        ("LACKS", "missing: cudnnCnnVersionCheck failed with 3009)"),
-    ],
-)
-def test_a_library_that_lacks_a_part_is_not_present(library, monkeypatch, how, reason):
-    monkeypatch.setenv(f"CUDNN_STUB_{how}", "1")
-    plain = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library if name else plain(None))
-    loaded, problem = cudnn._load.__wrapped__()
-    assert loaded is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
-    assert library._name in problem and problem.endswith(reason) and "\n" not in problem
 
 
 def test_no_library_and_one_without_the_functions(monkeypatch):

@@ -97,7 +97,6 @@ from repro.microconv import Convolution, Kernel, cudnn
 from repro.microconv.kernels import KINDS
 
 library = cudnn.declare(ctypes.CDLL(sys.argv[1]))  # every function is there
-assert cudnn._problem(library) == "", cudnn._problem(library)
 cudnn._load = lambda: (library, None)
 
 def asked(call, *given, count):
@@ -142,18 +141,3 @@ def test_the_library_exports_all_and_reads_our_descriptors():
     command = [sys.executable, "-c", ASKED, str(folder / "libcudnn.so.9")]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0 and done.stdout.startswith("asked 9"), done.stderr
-
-
-def test_a_missing_part_of_the_library_is_told(tmp_path: Path):
-    # All but one of its libraries, in a folder of their own.
-    (folder,) = wheels.find("libcudnn.so.9")
-    for missing in ("graph", "ops", "cnn"):
-        broken = tmp_path / missing
-        broken.mkdir()
-        for library in folder.glob("libcudnn*.so.9"):
-            if library.name == "libcudnn.so.9":
-                (broken / library.name).write_bytes(library.read_bytes())  # it looks beside itself
-            elif library.name != f"libcudnn_{missing}.so.9":
-                (broken / library.name).symlink_to(library)
-        problem = cudnn._problem(ctypes.CDLL(str(broken / "libcudnn.so.9")))
-        assert "a part of it may be missing" in problem, (missing, problem)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from repro.microconv import BenchmarkCache, Convolution, Kernel, backends, measuring
-from repro.microconv.backends import BACKENDS, NATIVE, Choice
+from repro.microconv.backends import BACKENDS, Choice
 from repro.microconv.cache import Key
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import KINDS, Backend
@@ -131,7 +131,7 @@ def test_candidates_of_every_size(store, builtin, fast):
     bench = make(BenchmarkCache(), builtin)
     for kind in KINDS:  # another kernel is measured anew
         assert names_of(bench.candidates(Kernel(kind, CONV), 2, [2])[2]) == ["torch:native"]
-    assert (bench.counts.measured, bench.counts.cached) == (3, 0)
+    assert (bench.measured, bench.cached) == (3, 0)
 
 
 def test_only_what_was_asked_for_and_native_and_errs_little_is_measured(store, builtin, fast):
@@ -157,30 +157,30 @@ def test_a_second_call_measures_nothing_and_another_size_only_that(
     monkeypatch.setattr(Kernel, "tensors", lambda *a: made.append(a[1]) or tensors(*a))
     first = make(store, fast)
     before = first.candidates(KERNEL, 8, [1, 4, 8])
-    assert (first.counts.measured, first.counts.cached) == (9, 0)
+    assert (first.measured, first.cached) == (9, 0)
     calls = len(builtin.calls), len(fast.calls)
     for bench in (first, make(store, fast)):
-        counts = bench.counts.measured
+        counts = bench.measured
         assert bench.candidates(KERNEL, 8, [1, 4, 8]) == before
-        assert (bench.counts.measured - counts, bench.counts.cached) == (0, 9)
+        assert (bench.measured - counts, bench.cached) == (0, 9)
     assert (len(builtin.calls), len(fast.calls)) == calls and made == [8]
     assert fast.listed == [1, 4, 8]  # nor asked for its algorithms
     fast.calls.clear()
     first.candidates(KERNEL, 8, [1, 2, 8])
     assert {call.b for call in fast.calls} == {2}
-    assert (first.counts.measured, first.counts.cached) == (12, 15)
+    assert (first.measured, first.cached) == (12, 15)
     first.candidates(KERNEL, 2, [1, 2])  # of a smaller mini-batch
-    assert first.counts.measured == 12 and made == [8, 8]
+    assert first.measured == 12 and made == [8, 8]
 
 
 def test_a_larger_cap_measures_only_what_is_missing(store, builtin, fast):
     bench = make(store, fast)
     for ways in bench.candidates(KERNEL, 4, [1, 4], 512).values():
         assert names_of(ways) == ["torch:native", "fast:small"]  # torch's own is not held to it
-    assert bench.counts.measured == 4 and {c.workspace for c in fast.calls} == {512}
+    assert bench.measured == 4 and {c.workspace for c in fast.calls} == {512}
     candidates = bench.candidates(KERNEL, 4, [1, 4], 4096)
     assert [names_of(ways) for ways in candidates.values()] == [ALL, ALL[::2]]
-    assert (bench.counts.measured, bench.counts.cached) == (5, 4)
+    assert (bench.measured, bench.cached) == (5, 4)
     assert {c.b for c in fast.calls if c.algorithm == "big"} == {1}
     calls = len(fast.calls)
     assert bench.candidates(KERNEL, 4, [1, 4], 512)[1] == candidates[1][::2]
@@ -235,23 +235,6 @@ def test_hopeless_ones_are_timed_once(store, builtin, fast):
         assert len(times) == (1 if name in ("fast:slow", "fast:worse") else MOST)
 
 
-def test_the_median_counts_and_the_first_call_does_not(store, builtin, fast, clock):
-    turns = 0
-
-    def run(algorithm, *arguments):
-        nonlocal turns
-        turns += 1
-        if turns % 3 == 0 or turns == 1:
-            clock.now += 7 * MS  # at first as a GPU loads its code
-        Invented.run(fast, algorithm, *arguments)
-
-    fast.known = {"one": (linear(11), lambda b: 0)}
-    builtin.known = {"native": (linear(11), lambda b: 0)}
-    fast.run = run
-    candidates = make(store, fast).candidates(KERNEL, 1, [1])[1]
-    assert candidates[1].time_s == pytest.approx(11 * MS)
-
-
 def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
     fast.errors["big"] = UnsupportedError("no")
     candidates = make(store, fast).candidates(KERNEL, 2, [1, 2])
@@ -262,7 +245,7 @@ def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
     again = make(store, fast)
     assert again.candidates(KERNEL, 2, [1, 2]) == candidates
     assert fast.counted("big") == 2
-    assert (again.counts.measured, again.counts.cached) == (0, 6)
+    assert (again.measured, again.cached) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +258,7 @@ def test_what_runs_out_of_memory_is_tried_another_day(store, builtin, fast, erro
     del fast.errors["big"]
     bench = make(store, fast)
     assert names_of(bench.candidates(KERNEL, 1, [1])[1]) == ALL
-    assert (bench.counts.measured, bench.counts.cached) == (1, 2)
+    assert (bench.measured, bench.cached) == (1, 2)
     builtin.errors["native"] = error  # torch's own convolution has to run
     with pytest.raises(type(error)):
         make(BenchmarkCache(), fast).candidates(KERNEL, 1, [1])
@@ -328,14 +311,14 @@ def test_compare(store, builtin, fast, beside, monkeypatch):
     rounds = len(trial.native_s)
     assert rounds == len(trial.division_s) >= 5
     assert len({out.data_ptr() for out in outs}) == rounds + 1  # allocated at each call
-    assert (bench.counts.measured, bench.counts.cached) == (2, 0)
+    assert (bench.measured, bench.cached) == (2, 0)
     assert beside.calls == len(fast.calls) // 2 == len(builtin.calls) == rounds + 1  # and a warm-up
     assert [c.b for c in fast.calls[:2]] == [4, 2]
     assert {c.workspace for c in fast.calls} == {4 * 4096}  # torch's own takes none of it
     for again in (bench, make(store, fast)):
-        cached = again.counts.cached
+        cached = again.cached
         assert again.compare(KERNEL, 8, PARTS) == trial
-        assert again.counts.cached == cached + 2
+        assert again.cached == cached + 2
     assert beside.calls == rounds + 1
     # Another division is compared with torch's own anew: it is of another spell of the machine.
     beside.ms, other = 30.0, [(4, "fast:big"), (4, "fast:big")]
@@ -345,7 +328,7 @@ def test_compare(store, builtin, fast, beside, monkeypatch):
     assert make(store, fast).compare(KERNEL, 8, PARTS) == trial
     bench.compare(Kernel("backward_data", CONV), 8, PARTS)
     bench.compare(KERNEL, 4, [(4, "fast:big")])
-    assert bench.counts.measured == 8
+    assert bench.measured == 8
     # The machine slows down for most rounds of the one and, less so, of the other.
     trial = measuring.Trial((1.0, 1.0, 8.0, 8.0, 8.0), (2.0, 2.0, 16.0, 9.0, 9.0))
     assert trial.ratio == 0.5 and trial.medians_s == (8.0, 9.0)
@@ -356,16 +339,3 @@ def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven():
         faster, slower = (1.0,) * won + (2.0,) * lost, (2.0,) * won + (1.0,) * lost
         assert measuring.Trial(faster, slower).pays == pays
     assert not measuring.Trial((1.0,) * 5, (1.0,) * 5).pays
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_real_algorithms(kind):
-    kernel = Kernel(kind, Convolution(3, 12, 12, 4, (3, 3), padding=(1, 1)))
-    bench = Bench(backends.choose(["torch"], "cpu"), BenchmarkCache(), 1e-4)
-    candidates = bench.candidates(kernel, 4, [1, 4], 2**20)
-    listed = dict(BACKENDS["torch"].algorithms(kernel, 1))
-    assert {c.algorithm.partition(":")[2]: c.workspace_bytes for c in candidates[1]} == listed
-    assert all(c.time_s > 0 for ways in candidates.values() for c in ways)
-    for parts in ([(2, "torch:im2col"), (1, "torch:fft"), (1, NATIVE)], [(4, NATIVE)]):
-        trial = bench.compare(kernel, 4, parts)
-        assert min(*trial.medians_s, trial.ratio) > 0

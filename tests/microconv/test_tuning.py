@@ -5,13 +5,9 @@ import gc
 import importlib
 import io
 import itertools
-import json
 import math
-import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 import weakref
 from collections import Counter
@@ -35,12 +31,15 @@ from tuned_nets import (
 from repro.microconv import (
     POLICIES,
     BenchmarkCache,
+    CacheWarning,
     LayerGoneError,
     NotTunableError,
     TunedConv2d,
     find_kernels,
+    measuring,
     stated_error,
     tune,
+    tuner,
     untune,
 )
 from repro.microconv.kernels import KINDS
@@ -386,12 +385,15 @@ def test_ways_to_call_a_layer(call, sample, limit):
 
 
 def test_models_of_other_kinds():
-    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4))
     model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))  # which overlaps itself
     options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
+    with pytest.raises(NotTunableError, match="has lazy layers; run it once"):
+        tune(model, images(), **options)
+    model(images())
     tune(model, images(), **options)
     assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
-    assert model[1].running_mean.eq(0).all() and model[1].num_batches_tracked == 0
+    assert model[1].num_batches_tracked == 1  # of the run before
     frozen = Calls(lambda conv, x: x)
     frozen.conv, frozen.head = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 4, 3)
 
@@ -413,10 +415,11 @@ def test_a_slower_division_is_left_to_torch(monkeypatch):
         (InventedTimes(0.97, 1.0), 0.03, True),
         (InventedTimes(0.98, 1.0), 0.03, False),  # in the trial
         (InventedTimes(0.5, 1.0, slowdown=0.55), 0.03, False),  # alone
-        (InventedTimes(1.0 - 1e-9, 1.0, overhead_s=1e-5), -1.0, False),  # less than a call costs
-        (InventedTimes(0.5, 1.0, overhead_s=1e-5), -1.0, True),
+        (InventedTimes(1.0 - 1e-9, 1.0), -1.0, False),  # less than a call costs
+        (InventedTimes(0.5, 1.0), -1.0, True),
     ):
         model = nn.Conv2d(3, 4, 3)
+        monkeypatch.setattr(tuner, "call_overhead", lambda *_: 1e-5)
         _, report = divided(model, cache=times, min_gain=gain)
         assert (isinstance(model, TunedConv2d)) == tuned
         for entry in report.kernels:
@@ -429,11 +432,8 @@ def test_a_slower_division_is_left_to_torch(monkeypatch):
     assert "as fast" not in report.skipped["(model)"]  # nothing fits
     _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
     assert all(entry.division is None for entry in report.kernels)
-    # The cost of a call is measured once.
-    times = InventedTimes()
-    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)
-    monkeypatch.setattr("repro.microconv.conv.time_interleaved", lambda *a, **k: None)
-    assert divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=times)[1].measured == 0
+    monkeypatch.undo()
+    assert measuring.call_overhead("cpu", True) < 1e-2
 
 
 def test_numerical_derivatives_of_first_and_second_order():
@@ -839,9 +839,8 @@ def test_the_report(capsys):
         ({"algorithms": "torch"}, "give a list of names"),
         ({"algorithms": (1,)}, "algorithms has 1; give names such as 'nnpack:ft8x8'"),
         ({"max_error": "1e-4"}, "max_error is '1e-4'"),
-        ({"devices": "cuda:0"}, r"devices is 'cuda:0'; give a list of names .*: a list is needed"),
-        ({"devices": ["gpu0"]}, r"devices is \['gpu0'\]; give a list of names .*: Invalid"),
-        ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give accelerators with their numbers"),
+        ({"devices": "cuda:0"}, "devices is 'cuda:0'; give a list of accelerators such as"),
+        ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give a list of accelerators such as"),
         ({"cache": 5}, "cache is 5; give a file, a BenchmarkCache, or None"),
     ],
 )
@@ -850,25 +849,6 @@ def test_arguments_that_are_no_choice(options, message):
     with pytest.raises(ValueError, match=message):
         tune(model, images(), **{"cache": InventedTimes(), **options})
     assert tuned_layers(model) == []
-
-
-def test_the_policy_may_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
-    assert tune(nn.Conv2d(3, 4, 3), images(), cache=InventedTimes()).policy == "undivided"
-    assert tune(nn.Conv2d(3, 4, 3), images(), policy="all", cache=InventedTimes()).policy == "all"
-    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "half")
-    with pytest.raises(ValueError, match="unknown policy 'half'"):
-        tune(nn.Conv2d(3, 4, 3), images(), cache=None)
-
-
-SCRIPT = """
-import json, math, torch
-from repro.microconv import tune
-torch.set_num_threads(1)
-model = torch.nn.Conv2d(3, 4, 3, padding=1)
-report = tune(model, torch.zeros(4, 3, 6, 6), min_gain=-math.inf)
-print(json.dumps([report.measured, report.cached, [str(e.division) for e in report.kernels]]))
-"""
 
 
 @pytest.mark.slow
@@ -890,14 +870,15 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
             assert second.measured == 0 and second.cached >= first.measured
             assert decisions(second) == decisions(first)
             assert second.allocated_bytes == first.allocated_bytes
-    # The default cache is a file that other processes read.
+    # The default cache is a file.
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
     report = tune(one(), x, min_gain=-math.inf)
     assert report.measured > 0 and (tmp_path / "microconv.sqlite").exists()
-    command = [sys.executable, "-c", SCRIPT]
-    answer = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
-    expected = [str(entry.division) for entry in report.kernels]
-    assert json.loads(answer.stdout) == [0, report.measured + report.cached, expected]
+    again = tune(one(), x, min_gain=-math.inf)
+    assert (again.measured, again.cached) == (0, report.measured + report.cached)
+    monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "microconv.sqlite" / "below"))
+    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
+        tune(one(), x)
 
 
 @pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])

@@ -86,7 +86,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "checked": checked,
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
-                "measured": bench.counts.measured,
+                "measured": bench.measured,
                 "infeasible_at_64_mib": sum(division is None for division in divided),
                 "kernels": kernels,
             }
@@ -184,7 +184,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
         named = network_kernels(config, device)
         bench = make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
-        if is_accelerator(device) and bench.counts.measured:
+        if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
             share(config, device, shared(config, device))
         start = time.perf_counter()
