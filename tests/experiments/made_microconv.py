@@ -288,20 +288,6 @@ def plausible(run: Run) -> dict[str, Any]:
     return programme() if run.experiment == "programme" else solved()
 
 
-def nowhere(run: Run) -> dict[str, Any]:
-    """Outcomes of kernels of which none fits."""
-    if run.experiment == "network":
-        return network(None)
-    if run.experiment == "deepbench":
-        return bench(("3×3", None, None))
-    if run.experiment == "candidates":
-        huge = {"slow_mib": 1e4, "fast_mib": 2e4}
-        if run.config.get("layer"):
-            return candidates(entry(**huge))
-        return alexnet(**{f"conv{n}": huge for n in range(1, 6)})
-    return plausible(run)
-
-
 Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy
 
 # Which of the algorithms a cell takes: the fast one needs twice as much undivided.
