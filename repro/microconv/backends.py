@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,28 +24,8 @@ BACKENDS: dict[str, Backend] = {
 NATIVE = "torch:native"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which algorithms may be used on a device.
-
-    Attributes:
-        backends: Those to ask.
-        names: Backends and ``BACKEND:ALGORITHM`` that were asked for; None for everything.
-        unavailable: A line for each backend that is not there.
-    """
-
-    backends: tuple[Backend, ...]
-    names: tuple[str, ...] | None
-    unavailable: tuple[str, ...]
-
-    def admits(self, algorithm: str) -> bool:
-        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
-        names = self.names
-        return names is None or algorithm in names or algorithm.partition(":")[0] in names
-
-
-def choose(names: Sequence[str] | None, device: str) -> Choice:
-    """The backends and algorithms that may be used on a device.
+def check_names(names: Sequence[str] | None, device: str) -> list[str]:
+    """Check the algorithms that may be used on a device; return a line for each backend not there.
 
     Args:
         names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
@@ -70,13 +49,28 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
             raise ValueError(
                 f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
             )
-    asked = BACKENDS if names is None else dict.fromkeys(name.partition(":")[0] for name in names)
-    problems = {BACKENDS[name]: BACKENDS[name].missing(device) for name in asked}
-    missing = tuple(dict.fromkeys(filter(None, problems.values())))
+    asked = BACKENDS if names is None else [name.partition(":")[0] for name in names]
+    problems = [BACKENDS[name].missing(device) for name in asked]
+    missing = list(dict.fromkeys(filter(None, problems)))
     if names is not None and missing:
         raise BackendMissingError(f"{missing[0]}; leave it out, or give another device")
-    usable = tuple(backend for backend, problem in problems.items() if problem is None)
-    return Choice(usable, None if names is None else tuple(names), missing)
+    return missing
+
+
+def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
+    """``BACKEND:ALGORITHM`` of all that is there, for `b` samples, with the workspace in bytes."""
+    return [
+        (f"{backend.name}:{name}", size)
+        for backend in BACKENDS.values()
+        if backend.missing(kernel.device) is None
+        for name, size in backend.algorithms(kernel, b)
+    ]
+
+
+def versions(device: str) -> str:
+    """Everything that decides the times of the backends that are there, as text."""
+    there = [backend for backend in BACKENDS.values() if backend.missing(device) is None]
+    return "; ".join(backend.version(device) for backend in there)
 
 
 def find(algorithm: str) -> tuple[Backend, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from repro.measure import allocations, describe_device, timing
 from repro.measure.allocations import freed_memory_is_kept
 from repro.measure.files import cache_folder, regular
-from repro.microconv.backends import BACKENDS
+from repro.microconv.backends import versions
 from repro.microconv.kernels import Kernel
 
 _SCHEMA = """
@@ -41,16 +41,16 @@ class CacheWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Key:
-    """All that decides the time of an algorithm, as text: kernel, library, device, our code."""
+    """All that decides the times of a kernel, as text: kernel, libraries, device, our code."""
 
     text: str
 
     @classmethod
-    def of(cls, kernel: Kernel, backend: str) -> "Key":
+    def of(cls, kernel: Kernel) -> "Key":
         """The key of a kernel on this machine; it is JSON, so that a person can read it."""
         facts = {
             "kernel": kernel.facts(),
-            "backend": BACKENDS[backend].version(kernel.device),
+            "backend": versions(kernel.device),
             "device": _device(kernel.device),
             "freed memory kept": freed_memory_is_kept(),
             "code": _code(),

@@ -15,7 +15,6 @@ from torch import nn
 
 from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
-from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
 from repro.microconv.conv import install, signature
 from repro.microconv.cudnn import UnsupportedError
@@ -35,9 +34,8 @@ Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
 
 class _Listed(NamedTuple):
-    """An algorithm: where its times are kept, its workspace, and its need as a part."""
+    """An algorithm: its workspace, and its need as a part of a division, in bytes."""
 
-    key: Key
     size: int
     need: int
 
@@ -82,7 +80,8 @@ class Bench:
     data in the cache of the processor.
 
     Args:
-        choice: The backends and algorithms. Torch's own convolution is measured besides.
+        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
+            Torch's own convolution is measured besides.
         cache: Where results are looked up and kept.
         max_error: Leave out algorithms whose stated relative error is larger.
         devices: Of one kind, among which micro-batch sizes are shared out and measured at once
@@ -95,12 +94,12 @@ class Bench:
 
     def __init__(
         self,
-        choice: Choice,
+        algorithms: Sequence[str] | None,
         cache: BenchmarkCache,
         max_error: float | None = None,
         devices: Sequence[str] = (),
     ) -> None:
-        self.choice, self.cache, self.max_error = choice, cache, max_error
+        self.algorithms, self.cache, self.max_error = algorithms, cache, max_error
         self.devices = tuple(devices)
         self.measured = self.cached = 0
 
@@ -117,11 +116,8 @@ class Bench:
                 the framework's own convolution always is.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
-        keys = {b: dict.fromkeys(way.key for way in ways.values()) for b, ways in listings.items()}
-        known = {
-            b: {name: taken for key in keys[b] for name, taken in self.cache.times(key, b).items()}
-            for b in listings
-        }
+        key = Key.of(kernel)
+        known = {b: self.cache.times(key, b) for b in listings}
         missing = {
             b: {name: way.size for name, way in ways.items() if name not in known[b]}
             for b, ways in listings.items()
@@ -130,9 +126,7 @@ class Bench:
         self.measured += count
         self.cached += sum(map(len, listings.values())) - count
         for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
-            for key in keys[b]:
-                names = [name for name in measured if listings[b][name].key == key]
-                self.cache.store_times(key, b, {name: measured[name] for name in names})
+            self.cache.store_times(key, b, measured)
             known[b] |= measured
         return {
             b: [
@@ -161,28 +155,31 @@ class Bench:
         """The algorithms for micro-batches of `b`, by name."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-        for backend in dict.fromkeys((backends.BACKENDS["torch"], *self.choice.backends)):
-            key = Key.of(kernel, backend.name)
-            listed = self.cache.listing(key, b)
-            if listed is None:
-                with _undisturbed(kernel.device):
-                    algorithms = backend.algorithms(kernel, b)
-                listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
-                self.cache.store_listing(key, b, listed)
-            for name, size in listed:
-                need = size if b == batch else size + backends.summing_bytes(kernel)
-                if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
-                    need = max(0, size - output) if b == batch else need
-                elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
-                    continue
-                listing[name] = _Listed(key, size, need)
+        key = Key.of(kernel)
+        listed = self.cache.listing(key, b)
+        if listed is None:
+            with _undisturbed(kernel.device):
+                listed = backends.listing(kernel, b)
+            self.cache.store_listing(key, b, listed)
+        for name, size in listed:
+            need = size if b == batch else size + backends.summing_bytes(kernel)
+            if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
+                need = max(0, size - output) if b == batch else need
+            elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
+                continue
+            listing[name] = _Listed(size, need)
         return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
         backend, bare_name = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
         exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
-        return exact and self.choice.admits(name)
+        return exact and self.admits(name)
+
+    def admits(self, name: str) -> bool:
+        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
+        asked = self.algorithms
+        return asked is None or name in asked or name.partition(":")[0] in asked
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
@@ -287,9 +284,7 @@ class Bench:
         Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
         both sides; and all parts run after each other.
         """
-        # Of the backends in a division torch is one version, another library at most one more.
-        other = max((name.partition(":")[0] for _, name in parts), key=lambda n: (n != "torch", n))
-        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, other).text}")
+        key = Key(f"{Key.of(kernel).text} in turns")
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
@@ -343,8 +338,7 @@ class Bench:
             forms: Put the tuned and the untuned form into place, outside the time.
             step: Runs the form that is in place.
         """
-        backend = self.choice.backends[-1].name if self.choice.backends else "torch"
-        key = Key(f"{Key.of(one, 'torch').text} {Key.of(one, backend).text} {what}")
+        key = Key(f"{Key.of(one).text} {what}")
         names = ("model divided", "native model")
 
         def measure() -> Samples:
@@ -372,7 +366,6 @@ def call_overhead(device: str, training: bool) -> float:
 
     Measured on one pixel, with every kernel left to torch, so that only the call differs.
     """
-    plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in range(2))
 
     def run(module: nn.Module) -> None:
         with torch.set_grad_enabled(training):
@@ -381,6 +374,7 @@ def call_overhead(device: str, training: bool) -> float:
             result.backward()
 
     with _undisturbed(device):
+        plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in "ab")
         input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
         call = signature(input, tuned.weight)
         kernels = {

@@ -42,12 +42,8 @@ class Candidate:
             raise ValueError(
                 f"candidate {self.algorithm!r} has time_s={self.time_s}; give finite seconds >= 0"
             )
-        if not is_whole(self.workspace_bytes, 0):
-            raise ValueError(
-                f"candidate {self.algorithm!r} has workspace_bytes={self.workspace_bytes!r}; "
-                f"give a whole number of bytes >= 0"
-            )
-        object.__setattr__(self, "workspace_bytes", int(self.workspace_bytes))  # of any width
+        count = limit_of(self.workspace_bytes, f"workspace_bytes of candidate {self.algorithm!r}")
+        object.__setattr__(self, "workspace_bytes", count)
 
 
 @dataclass(frozen=True)

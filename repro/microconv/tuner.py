@@ -228,7 +228,7 @@ class Tuner:
                 known = beyond.get(name, 0)
                 beyond[name] = known + size if whole else max(known, size)
         least = (sum if whole else max)(size for _, size in needs)
-        return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least, report.samples)
+        return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least)
 
     def _needed(self, key: _Key, division: Division) -> bool:
         """Whether torch's own convolution would take more than it may.
@@ -249,9 +249,8 @@ class Tuner:
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
         """Candidates of a division: without torch's own where it was not asked for."""
-        admits = self.bench.choice.admits
         return {
-            size: [way for way in ways if admits(way.algorithm)]
+            size: [way for way in ways if self.bench.admits(way.algorithm)]
             for size, ways in self.measured.get((kernel, batch), {}).items()
         }
 

@@ -36,7 +36,6 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
-    per_sample: bool = False,
     devices: Sequence[torch.device | str] | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
@@ -67,7 +66,7 @@ def tune(
             model is run with it, up to some dozens of times; changes to the model's modules, the
             sample and generators are put back, also where a run raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
-            as the sample's, of its mini-batch and smaller ones. See `per_sample`.
+            as the sample's, of its mini-batch and smaller ones.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
@@ -81,9 +80,6 @@ def tune(
             From 1e-2 on float16 may be summed in float16 by cuDNN (``cudnn_half``).
         training: Whether gradients are computed, and their kernels tuned; None for
             ``model.training``.
-        per_sample: Whether `workspace_limit` is bytes for each sample of the mini-batch, so that it
-            grows with that: the largest mini-batch that a convolution of the sample is called with
-            counts, for all kernels alike.
         devices: Accelerators of one kind, the model's own among them, which measure micro-batch
             sizes at once (section III-B); None for the model's own alone.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
@@ -123,9 +119,6 @@ def tune(
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
-    if per_sample:
-        report.samples = max([1, *(call.batch for call in calls)])
-        report.limit_bytes *= report.samples
     found = sorted({call.signature[3] for call in calls})  # the devices
     if len(found) > 1:
         raise NotTunableError(
@@ -136,9 +129,8 @@ def tune(
             f"the model is on {found[0]}, which is not among the devices {', '.join(alike)}; name "
             f"it as well"
         )
-    choice = backends.choose(algorithms, found[0] if found else "cpu")
-    report.unavailable = list(choice.unavailable)
-    tuner = Tuner(report, Bench(choice, store, max_error, alike), min_gain)
+    report.unavailable = backends.check_names(algorithms, found[0] if found else "cpu")
+    tuner = Tuner(report, Bench(algorithms, store, max_error, alike), min_gain)
     tuner.tune(model, calls, others, sample_input, training)
     return report
 

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import subprocess
-import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import torch
 from tuned_nets import reference
 
 from repro.microconv import BenchmarkCache, Convolution, Kernel, cudnn, stated_error
-from repro.microconv.backends import BACKENDS, Choice, run_division
+from repro.microconv.backends import BACKENDS, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
 from repro.microconv.measuring import Bench
@@ -128,25 +127,6 @@ def test_ieee_is_more_exact_than_tf32():
         assert errors["tf32"] > 20 * errors["ieee"]
 
 
-@pytest.mark.gpu
-@pytest.mark.cuda_only("cuDNN")
-def test_it_follows_the_current_stream():
-    kernel = Kernel("forward", Convolution(8, 14, 14, 8, (3, 3)), device="cuda")
-    first, second, out = kernel.tensors(4)
-    name, size = BACKEND.algorithms(kernel, 4)[0]
-    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    BACKEND.run(name, kernel, (first, second, out), workspace)
-    expected = out.clone()
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        first.mul_(2)  # after the sleep, and before the convolution
-        BACKEND.run(name, kernel, (first, second, out), workspace)
-    stream.synchronize()
-    torch.testing.assert_close(out, 2 * expected)
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     compiler = shutil.which("cc")
@@ -166,6 +146,7 @@ def stub(library, monkeypatch):
     """The stub in cuDNN's place, with one device that is the host."""
     devices = []
     monkeypatch.setattr(cudnn, "_load", lambda: (library, None))
+    monkeypatch.setattr(CuDNNBackend, "missing", lambda self, device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda d: devices.append(d) or nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     stream = SimpleNamespace(cuda_stream=4711)
@@ -288,9 +269,10 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
     for dtype in ("float32", "bfloat16", "float64"):
         assert true_half.algorithms(Kernel(kind, CONVS[0], dtype), 1) == []
     # It is taken where its error is admitted alone.
-    choice, kernel = Choice((true_half,), None, ()), Kernel(kind, CONVS[0], "float16")
+    kernel = Kernel(kind, CONVS[0], "float16")
     for max_error, wanted in ((1e-4, {"torch"}), (1e-2, {"torch", "cudnn_half"})):
-        candidates = Bench(choice, BenchmarkCache(), max_error).candidates(kernel, 2, [2])[2]
+        bench = Bench(["cudnn_half"], BenchmarkCache(), max_error)
+        candidates = bench.candidates(kernel, 2, [2])[2]
         assert {way.algorithm.partition(":")[0] for way in candidates} == wanted
 
 
@@ -334,26 +316,6 @@ def test_uneven_parts_accumulate(stub, kind):
     assert [run["n"] for run in log(stub, "run")] == ["3", "3", "1"]
 
 
-def test_a_thread_and_a_device_have_a_handle_of_their_own_and_one_alone(stub, monkeypatch):
-    kernel = Kernel("forward", CONVS[0])
-
-    def work():
-        for b in (1, 2):
-            for name, size in BACKEND.algorithms(kernel, b):
-                run_guarded(name, kernel, kernel.tensors(b), size)
-
-    work()
-    assert stub.library.stub_handles() == 1
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert stub.library.stub_handles() == 2
-    for index in (0, 1, 0, 1):
-        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
-        BACKEND.algorithms(kernel, 1)
-    assert stub.library.stub_handles() == 3
-
-
 @pytest.fixture(params=["cudnn", "torch"])
 def deterministic(request, monkeypatch):
     """Ask torch for deterministic algorithms, in either way; undone afterwards."""
@@ -365,12 +327,12 @@ def deterministic(request, monkeypatch):
 
 
 def test_deterministic_algorithms_alone(stub, deterministic):
-    cache, choice = BenchmarkCache(), Choice((BACKENDS["cudnn"],), None, ())
+    cache = BenchmarkCache()
 
     def names(kind):  # with and without what was listed before
         kernel = Kernel(kind, CONVS[0])
         listed = {name for name, _ in BACKEND.algorithms(kernel, 2)}
-        ways = Bench(choice, cache).candidates(kernel, 2, [2])[2]
+        ways = Bench(["cudnn"], cache).candidates(kernel, 2, [2])[2]
         found = {n.removeprefix("cudnn:") for n in (way.algorithm for way in ways)}
         assert {name for name in found if not name.startswith("torch")} == listed
         return listed
@@ -399,22 +361,3 @@ def test_where_it_is_missing(monkeypatch):
     assert BACKEND.missing("cuda:0") == "cudnn: why"
     with pytest.raises(RuntimeError, match="cudnn: why"):
         BACKEND.version("cuda:0")
-    with pytest.raises(RuntimeError, match="cudnn: why"):
-        cudnn._library()
-
-
-def test_no_library_and_one_without_the_functions(monkeypatch):
-    def absent(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
-    other = ctypes.CDLL(None)
-    with pytest.raises(AttributeError, match="cudnnCreate"):
-        cudnn.declare(other)
-    for load, reason in (
-        (absent, "cannot open shared object file"),
-        (lambda name: other, "undefined symbol: cudnnCreate"),
-    ):
-        monkeypatch.setattr(ctypes, "CDLL", load)
-        loaded, problem = cudnn._load.__wrapped__()
-        assert loaded is None and reason in problem
-        assert problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
