@@ -1,7 +1,6 @@
 """The convolutions that a model runs, recorded in one pass of a sample, which leaves no trace."""
 
 import copy
-import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -188,37 +187,23 @@ def record_calls(
 
 def run_sample(model: nn.Module, sample_input: Any) -> Any:
     """Call the model with a sample: a tensor, a tuple or a dictionary of arguments."""
-    args, kwargs = _arguments(sample_input)
-    return model(*args, **kwargs)
-
-
-def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    return tuple(sample_input) if isinstance(sample_input, tuple | list) else (sample_input,), {}
+        return model(**sample_input)
+    return model(*sample_input) if isinstance(sample_input, tuple | list) else model(sample_input)
 
 
 def _run_first(model: nn.Module, sample_input: Any) -> None:
-    """Call the model; where that fails, describe a sample.
+    """Call the model.
 
     Raises:
-        NotTunableError: Its `forward` takes other arguments, or there is no tensor among them.
+        NotTunableError: It cannot be called so: its `forward` takes other arguments, say.
     """
     try:
         run_sample(model, sample_input)
     except (TypeError, AttributeError) as problem:
-        args, kwargs = _arguments(sample_input)
-        try:
-            inspect.signature(model.forward).bind(*args, **kwargs)
-        except (TypeError, ValueError) as unfit:
-            reason = str(unfit)
-        else:
-            if any(map(_is_tensor, tree_leaves(sample_input))):
-                raise
-            reason = "it holds no tensor"
         raise NotTunableError(
             f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
-            f"{reason}. Give what the model is called with, and no labels: a tensor, a tuple or "
+            f"{problem}. Give what the model is called with, and no labels: a tensor, a tuple or "
             "list of positional arguments, or a dictionary of keyword arguments; a list that is "
             "one argument is ([...],), an array is torch.as_tensor(array)"
         ) from problem

@@ -6,7 +6,6 @@ from typing import Any
 
 import made
 import pandas as pd
-from made import FAILED, OUT_OF_MEMORY
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -18,8 +17,6 @@ from repro.experiments.query import Results
 MIB = 2**20
 KINDS = ("forward", "backward_data", "backward_filter")
 Maker = Callable[[Run], Any]  # an outcome of a run, None for no record
-
-__all__ = ["FAILED", "OUT_OF_MEMORY"]
 
 
 def results(artefact: str, make: Maker, profile: str = "quick") -> Results:
@@ -55,11 +52,6 @@ def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
     drawn = load_paper("microconv").artefacts[artefact].figure(found)
     FigureCanvasAgg(drawn).draw()
     return drawn
-
-
-def legend_of(drawn: Figure) -> list[str]:
-    """The names in a figure's legend."""
-    return [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
 
 
 def dots_of(axis: Any, name: str) -> dict[float, float]:

@@ -18,7 +18,6 @@ class TestFigure1:
     def test_fast_needs_more(self):
         """Undivided the fast one needs 16 MiB, at 0.5 MiB a sample 4."""
         excluded, fits = entry(), entry("conv3", fast_mib=0.5)
-        nothing_fits_8 = entry("conv4", slow_mib=3.0, fast_mib=4.0)
         nothing_fits = entry("conv5", slow_mib=100.0, fast_mib=200.0)
 
         def judged(*kernels, profile="quick"):
@@ -27,8 +26,6 @@ class TestFigure1:
 
         slower = f"conv2 F needs more (slow fits and takes ×{8 / 4.001:.2f})"
         assert judged(excluded) == ("reproduced", slower)
-        word, evidence = judged(excluded, nothing_fits_8, nothing_fits)
-        assert word == "reproduced" and evidence.endswith("conv4 F needs more (nothing fits)")
         assert judged(excluded, fits)[0] == "partly"
         assert judged(fits) == ("not reproduced", "conv3 F needs no more")
         assert judged(nothing_fits) == ("not run", "no kernel fits into 512 MiB undivided")
@@ -75,18 +72,12 @@ class TestFigure6:
         assert check("figure6", 0, of_conv2(entry(fast_mib=100.0)))[1].startswith("1 of 2")
         assert check("figure6", 0, lambda run: None)[0] == "not run"
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.
         frame = table("figure6", lambda run: candidates(entry()))
         assert list(frame["workspace (MiB)"]) == ["0.00", "2.00", "4.00", "6.00", "8.00", "16.00"]
         divisions = ["8×1 fast", "4×2 fast", "2×3 fast + 2 fast", "2×4 fast", "8 fast"]
         assert list(frame["division"])[1:] == divisions
-        drawn = made.figure("figure6", lambda run: candidates(entry()))
-        assert {"torch's own", "fast", "slow"} <= set(made.legend_of(drawn))
-        curve, bars = drawn.axes
-        (own,) = [line for line in curve.get_lines() if "torch's" in line.get_label()]
-        assert (own.get_xdata()[0], own.get_ydata()[0]) == pytest.approx((3.0, 4.0))
-        assert sum(patch.get_width() for patch in bars.patches) == 6 * 8
 
 
 class TestFigure10:
@@ -174,9 +165,6 @@ class TestFigure12:
         }
         # Of conv2 F: two calls of four samples within 8 MiB; all eight at once.
         assert (widths[1.8], widths[2.2]) == (8.0, 16.0)
-        labels = made.legend_of(drawn)
-        assert "WR, 8 MiB for each: 48.0 MiB in all" in labels
-        assert "WD, 120 MiB for all: 96.0 MiB in all" in labels
         assert "conv3 100.0 % of its total; the paper's 93.7 %" in drawn.get_suptitle()
 
 

@@ -206,7 +206,7 @@ class TestFigure11:
         found, evidence = judge("figure11/wd_faster", world(cells, 0.001))
         assert found == "undecided" and "conv1 F do not fit with WR undivided" in evidence
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         def make(run):
             relative = {"undivided": 1.0, "powerOfTwo": 0.8, "all": 0.5}[run.config["policy"]]
             wd = run.config["mode"] == "WD"
@@ -286,7 +286,7 @@ class TestFigure8:
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         rows = [("20×5", 1.0, 0.8), ("3×3", 1.0, 0.5), ("3×3", 1.0, 0.25), ("1×1", None, 2.0)]
         frame = table("figure8", of(*rows, scatter=None)).set_index("kernel")
         assert list(frame.index) == ["all", "1×1", "3×3", "20×5"]
@@ -295,12 +295,6 @@ class TestFigure8:
         shown = [cell.removesuffix(" (no spread known)") for cell in frame["over undivided"]]
         assert shown == means
         assert frame["paper, V100 half"]["all"] == "1.60×, up to 4.54×"
-        drawn = made.figure("figure8", of(*rows))
-        labels = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
-        row = labels.index("3×3 (n = 2)")
-        assert made.dots_of(drawn.axes[0], "ours")[row] == pytest.approx(3.0)
-        assert sorted(made.dots_of(drawn.axes[0], "paper").values()) == [1.6, 1.73]
-        assert drawn.get_suptitle().startswith("ours: ")
 
 
 def fast(b):
@@ -322,7 +316,7 @@ class TestFigure13:
         monkeypatch.setitem(machines.FIGURE, "even_ms", other)
         assert check("figure13", 0, lambda run: None)[0] == "NO"
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         """32 take 42 ms on the fast device; 24 and 8 on the slow one 34; 16, 12 and 4 take 26."""
         frame = table("figure13", lambda run: made.cluster(fast, slow))
         assert list(frame["slowest (ms)"])[:4] == ["42.0", "101.0", "34.0", "26.0"]
@@ -330,11 +324,6 @@ class TestFigure13:
         assert list(frame["over the best one"])[2:4] == [f"{42 / 34:.2f}×", f"{42 / 26:.2f}×"]
         assert list(frame["even is slower by"])[2:4] == [f"{53 / 34:.2f}×", DASH]  # 32 / 3
         assert list(frame["over the best one"])[5:] == ["2.12×", "2.20×"]
-        drawn = made.figure("figure13", lambda run: made.cluster(fast, slow))
-        assert "SIMULATED" in drawn.get_suptitle()
-        assert sorted(made.dots_of(drawn.axes[0], "paper").values()) == [1.37, 2.12]
-        ours = [*made.dots_of(drawn.axes[0], "ours").values()]
-        assert ours == pytest.approx([42 / 34, 42 / 26, 53 / 34])
 
 
 class TestTables:

@@ -661,11 +661,11 @@ def test_what_a_run_changes_is_put_back(problem, monkeypatch):
 def test_a_sample_that_the_model_cannot_take():
     model = nn.Conv2d(3, 4, 3)
     for sample, reason in (
-        ([images(), torch.arange(BATCH)], "too many positional arguments"),
-        ({"images": images()}, "missing a required argument: 'input'"),
-        (images().numpy(), "it holds no tensor"),
+        ([images(), torch.arange(BATCH)], "takes 2 positional arguments but 3 were given"),
+        ({"images": images()}, "got an unexpected keyword argument 'images'"),
+        (images().numpy(), "must be Tensor, not numpy.ndarray"),
     ):
-        with pytest.raises(NotTunableError, match=f"{reason}. Give what the model is called with"):
+        with pytest.raises(NotTunableError, match=f"(?s){reason}.*Give what the model is called with"):
             tune(model, sample)
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))

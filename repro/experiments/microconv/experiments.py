@@ -44,6 +44,7 @@ from repro.microconv import (
 )
 from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
+from repro.microconv.optimize import desirable
 from repro.microconv.torch_backend import TorchBackend
 
 MIB = 2**20
@@ -139,14 +140,10 @@ def _checked(
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
     """A kernel and its useful candidates as plain values, torch's own at the end."""
     native = next(way for way in by_size[batch] if way.algorithm == NATIVE)
-    useful: dict[str, list[list[Any]]] = {}
-    for size, ways in by_size.items():
-        fastest = math.inf
-        useful[str(size)] = []
-        for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.time_s)):
-            if way.time_s < fastest:
-                fastest = way.time_s
-                useful[str(size)].append([way.algorithm, way.time_s, way.workspace_bytes])
+    useful = {
+        str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
+        for size, ways in by_size.items()
+    }
     conv, width = kernel.conv, kernel.torch_dtype.itemsize
     elements = math.prod(conv.input_shape(batch)) + math.prod(conv.output_shape(batch))
     return {
