@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,13 +31,6 @@ _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
 
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
-
-
-class _Listed(NamedTuple):
-    """An algorithm: its workspace, and its need as a part of a division, in bytes."""
-
-    size: int
-    need: int
 
 
 @dataclass(frozen=True)
@@ -119,8 +112,8 @@ class Bench:
         key = Key.of(kernel)
         known = {b: self.cache.times(key, b) for b in listings}
         missing = {
-            b: {name: way.size for name, way in ways.items() if name not in known[b]}
-            for b, ways in listings.items()
+            b: {name: need for name, need in needs.items() if name not in known[b]}
+            for b, needs in listings.items()
         }
         count = sum(map(len, missing.values()))
         self.measured += count
@@ -130,11 +123,11 @@ class Bench:
             known[b] |= measured
         return {
             b: [
-                Candidate(name, statistics.median(taken), way.need)
-                for name, way in ways.items()
+                Candidate(name, statistics.median(taken), need)
+                for name, need in needs.items()
                 if (taken := known[b].get(name))
             ]
-            for b, ways in listings.items()
+            for b, needs in listings.items()
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
@@ -142,17 +135,16 @@ class Bench:
 
         Torch's own convolution counts, divided as well.
         """
-        listings = {b: self._listing(kernel, batch, b, None) for b in sizes}
         known = {
-            b: [Candidate(name, 0.0, way.need) for name, way in ways.items()]
-            for b, ways in listings.items()
+            b: [Candidate(n, 0.0, need) for n, need in self._listing(kernel, batch, b).items()]
+            for b in sizes
         }
         return least_workspace(batch, known)
 
     def _listing(
-        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None
-    ) -> dict[str, _Listed]:
-        """The algorithms for micro-batches of `b`, by name."""
+        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None = None
+    ) -> dict[str, int]:
+        """The algorithms for micro-batches of `b`, with the bytes that each needs as a part."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         key = Key.of(kernel)
@@ -167,7 +159,7 @@ class Bench:
                 need = max(0, size - output) if b == batch else need
             elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
                 continue
-            listing[name] = _Listed(size, need)
+            listing[name] = need
         return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:

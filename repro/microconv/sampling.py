@@ -201,9 +201,10 @@ def _run_first(model: nn.Module, sample_input: Any) -> None:
     try:
         run_sample(model, sample_input)
     except (TypeError, AttributeError) as problem:
+        reason = str(problem).partition("\n")[0]
         raise NotTunableError(
             f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
-            f"{problem}. Give what the model is called with, and no labels: a tensor, a tuple or "
+            f"{reason}. Give what the model is called with, and no labels: a tensor, a tuple or "
             "list of positional arguments, or a dictionary of keyword arguments; a list that is "
             "one argument is ([...],), an array is torch.as_tensor(array)"
         ) from problem

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -303,14 +303,9 @@ class Tuner:
         if self.min_gain >= 0:
             with undisturbed(model, sample):  # an earlier tuning, too, should the model raise
                 untune(model)
-                whole = _WholeModel(self, model, calls, layers, sample, training)
-                kept = whole.paying()
-                report.untied = [calls[n].name for n in whole.order if n not in kept]
-                layers = whole.with_layers(kept)
-                made = self._make(calls, layers)
-                if any(entry.division for entries in layers for entry in entries):
-                    untied = [[_untied(entry) for entry in entries] for entries in layers]
-                    report.model = whole.trial(kept, untied)
+                step = partial(training_step, model, sample, training)
+                layers = self._paying(model, calls, layers, step)
+            made = self._make(calls, layers)
         _install(model, made)
         report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
         swapped = {call.name for call, _ in made}
@@ -318,6 +313,64 @@ class Tuner:
             if call.name not in swapped:
                 report.skipped[call.name] = self._reason(call)
         return [entry for entries in layers for entry in entries]
+
+    def _paying(
+        self,
+        model: nn.Module,
+        calls: Sequence[Call],
+        layers: list[list[KernelReport]],
+        step: Callable[[], None],
+    ) -> list[list[KernelReport]]:
+        """The layers, those untied of which the whole model is no faster, by few trials of it.
+
+        Kernels that the limit needs stay.
+        """
+
+        def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
+            """The model with some layers tuned; None for none, whatever the limit needs."""
+            return [
+                [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
+                for n, entries in enumerate(layers)
+            ]
+
+        def trial(kept: Collection[int], base: Collection[int] | None = ()) -> Trial:
+            forms = form(kept), form(base)
+            first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
+            divided = [
+                [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in one for e in entries]
+                for one in forms
+            ]
+            text = sha256(json.dumps([model_text, divided]).encode()).hexdigest()
+            try:
+                return self.bench.compare_models(text, layers[0][0].kernel, (first, second), step)
+            finally:
+                untune(model)
+
+        def paying(group: list[int]) -> list[int]:
+            """The layers of a group that pay together, or the halves of it that do."""
+            if not group or len(trials) == _MOST_TRIALS:
+                return []
+            trials.append(trial(group))
+            if trials[-1].pays:
+                return group
+            half = (len(group) + 1) // 2
+            return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
+
+        trials: list[Trial] = []
+        model_text = repr(model)
+        gains = {
+            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
+            for number, entries in enumerate(layers)
+            if any(entry.division and not entry.needed for entry in entries)
+        }
+        order = sorted(gains, key=lambda number: -gains[number])
+        kept = paying(order)
+        if kept and kept != order and not trial(kept).pays:
+            kept = []
+        self.report.untied = [calls[number].name for number in order if number not in kept]
+        if any(entry.division for entries in form(kept) for entry in entries):
+            self.report.model = trial(kept, None)
+        return form(kept)
 
     def _worth_a_call(self, entries: list[KernelReport]) -> list[KernelReport]:
         """Leave a layer to torch whose kernels gain less than a call from Python costs."""
@@ -372,72 +425,6 @@ class Tuner:
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
         return "no division by the algorithms that were asked for fits into the limit"
-
-
-class _WholeModel:
-    """Trials of the whole model, with some layers tuned and others not."""
-
-    def __init__(
-        self,
-        tuner: Tuner,
-        model: nn.Module,
-        calls: Sequence[Call],
-        layers: list[list[KernelReport]],
-        sample: Any,
-        training: bool,
-    ) -> None:
-        self.tuner, self.model, self.calls, self.layers = tuner, model, calls, layers
-        self.step = partial(training_step, model, sample, training)
-        self.text = repr(model)
-        gains = {
-            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
-            for number, entries in enumerate(layers)
-            if any(entry.division and not entry.needed for entry in entries)
-        }
-        self.order = sorted(gains, key=lambda number: -gains[number])
-        self.trials = 0
-
-    def with_layers(self, kept: Collection[int]) -> list[list[KernelReport]]:
-        """All layers, those untied that are not kept, but for kernels that the limit needs."""
-        return [
-            [entry if number in kept or entry.needed else _untied(entry) for entry in entries]
-            for number, entries in enumerate(self.layers)
-        ]
-
-    def trial(self, kept: Collection[int], base: Sequence[Sequence[KernelReport]]) -> Trial:
-        """Time the model with some layers tuned against another form of it."""
-        forms = self.with_layers(kept), base
-        made = [self.tuner._make(self.calls, form) for form in forms]
-        divided = [
-            [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in form for e in entries]
-            for form in forms
-        ]
-        text = sha256(json.dumps([self.text, divided]).encode()).hexdigest()
-        kernel = self.layers[0][0].kernel
-        first, second = (partial(_install, self.model, form) for form in made)
-        try:
-            bench = self.tuner.bench
-            return bench.compare_models(text, kernel, (first, second), self.step)
-        finally:
-            untune(self.model)
-
-    def paying(self) -> list[int]:
-        """The layers that make the model faster, in few trials."""
-        kept = self._paying(self.order)
-        together = kept == self.order or not kept or self.trial(kept, self.with_layers(())).pays
-        return kept if together else []
-
-    def _paying(self, group: list[int]) -> list[int]:
-        """The layers of a group that pay together, or the halves of it that do."""
-        if not group or self.trials == _MOST_TRIALS:
-            return []
-        self.trials += 1
-        if self.trial(group, self.with_layers(())).pays:
-            return group
-        half = (len(group) + 1) // 2
-        if half == len(group):
-            return []
-        return [*self._paying(group[:half]), *self._paying(group[half:])]
 
 
 def _native_times(known: dict[int, list[Candidate]]) -> dict[int, float]:

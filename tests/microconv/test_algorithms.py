@@ -9,7 +9,7 @@ import torch
 from tuned_nets import reference
 
 from repro.measure.allocations import peak_allocation
-from repro.microconv import Convolution, Kernel, backends, stated_error
+from repro.microconv import Convolution, Kernel, backends, stated_error, torch_backend
 from repro.microconv.backends import BACKENDS, BackendMissingError, run_division
 from repro.microconv.kernels import ALIGNMENT, KINDS
 
@@ -63,7 +63,7 @@ def listing(kernel, b):
 
 @pytest.fixture(autouse=True)
 def native_is_not_measured(monkeypatch):
-    monkeypatch.setattr(type(BACKENDS["torch"]), "_native_workspace", lambda *_: 0)
+    monkeypatch.setattr(torch_backend, "native_workspace", lambda *_: 0)
 
 
 def run_guarded(algorithm, kernel, b, size, seed=0):

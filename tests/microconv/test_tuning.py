@@ -663,9 +663,9 @@ def test_a_sample_that_the_model_cannot_take():
     for sample, reason in (
         ([images(), torch.arange(BATCH)], "takes 2 positional arguments but 3 were given"),
         ({"images": images()}, "got an unexpected keyword argument 'images'"),
-        (images().numpy(), "must be Tensor, not numpy.ndarray"),
+        (images().numpy(), r"conv2d\(\) received an invalid combination"),
     ):
-        with pytest.raises(NotTunableError, match=f"(?s){reason}.*Give what the model is called with"):
+        with pytest.raises(NotTunableError, match=f"{reason}.*Give what the model is called with"):
             tune(model, sample)
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))

@@ -45,7 +45,7 @@ from repro.microconv import (
 from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import desirable
-from repro.microconv.torch_backend import TorchBackend
+from repro.microconv.torch_backend import native_workspace
 
 MIB = 2**20
 CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
@@ -65,9 +65,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         named = network_kernels(config, device)
         cache = BenchmarkCache(None)
         bench = make_bench(config, device, cache)
-        backend = BACKENDS["torch"]
-        assert isinstance(backend, TorchBackend)
-        backend.forget()
+        native_workspace.cache_clear()
         start = time.perf_counter()
         measured = _measure(bench, named, config["policy"])
         benchmark_s = time.perf_counter() - start
