@@ -110,10 +110,14 @@ def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
 
 
 def summing_bytes(kernel: Kernel) -> int:
-    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
+    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`.
+
+    On a CPU torch casts what is added in a buffer of its own.
+    """
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
-    return aligned(4 * math.prod(kernel.conv.weight_shape))
+    buffers = 2 if torch.device(kernel.device).type == "cpu" else 1
+    return buffers * aligned(4 * math.prod(kernel.conv.weight_shape))
 
 
 def run(
