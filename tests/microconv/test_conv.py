@@ -8,7 +8,6 @@ import threading
 import pytest
 import torch
 from torch import nn
-from tuned_nets import reference
 
 from repro.microconv import Candidate, Convolution, Kernel, best_division
 from repro.microconv.backends import given_bytes
@@ -118,21 +117,6 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
     assert kernel.division(7) is None and kernel.division(12) is None  # left to torch
     kernel.parts = None
     assert kernel.division(8) is None and kernel.division(16) is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("algorithms", [["torch:im2col"], ["torch:direct"], [NATIVE], None])
-def test_a_kernel_computes_every_batch_size(algorithms, kind):
-    kernel = make_kernel(kind=kind, algorithms=algorithms)
-    for batch in (1, 3, 8, 11):
-        first, second, _ = kernel.kernel.tensors(batch)
-        bias = images(3) if kind == "forward" else None
-        expected = reference(kernel.kernel, first, second).float()
-        if bias is not None:
-            expected += bias.view(-1, 1, 1)
-        for _ in range(2):  # a filter gradient starts from zero each time
-            got = kernel.run(first, second, bias)
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("divided", [*itertools.product([False, True], repeat=3)])

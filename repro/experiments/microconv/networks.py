@@ -67,14 +67,6 @@ class Ran:
         return or_none(gained, self.undivided, self.record) if self.undivided else None
 
 
-def _found(results: Results, *cell: Any, **options: Any) -> Record | None:
-    """`measured.need`, None where there is no record."""
-    try:
-        return measured.need(results, *cell, **options)
-    except NotRun:
-        return None
-
-
 def _ran(
     results: Results,
     roles: Iterable[str],
@@ -97,9 +89,9 @@ def _ran(
     cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
         options: dict[str, Any] = {"precision": precision, "caffe": caffe}
-        if record := _found(results, role, mode, limit, policy, **options):
+        if record := or_none(measured.need, results, role, mode, limit, policy, **options):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-            undivided = _found(results, role, "WR", against, "undivided", **options)
+            undivided = or_none(measured.need, results, role, "WR", against, "undivided", **options)
             told = told_limit(results.profile, role, mode, limit, caffe)
             told += " in all" if mode == "WD" else " each"
             paper = papers.get((role, limit, f"{mode} {policy}"))
@@ -180,7 +172,7 @@ def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
 
 
 def _roomier(results: Results) -> Record | None:
-    return _found(results, "AlexNet", "WR", AMPLE, "undivided")
+    return or_none(measured.need, results, "AlexNet", "WR", AMPLE, "undivided")
 
 
 def _gain(before: Record, after: Record, undivided: Record, divided: Record, label: str) -> Cases:
