@@ -55,7 +55,7 @@ from repro.microconv import (
     pareto_front,
     tune,
 )
-from repro.microconv.backends import choose, run_division
+from repro.microconv.backends import run_division
 from repro.microconv.measuring import Bench
 from repro.microconv.torch_backend import native
 from repro.models import build
@@ -78,7 +78,7 @@ def _ratio(slower: Timing, faster: Timing) -> float:
 def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> float:
     """Run conv2's best division and its best undivided algorithm in turns; return their ratio."""
     kernel = Kernel("forward", CONV2)
-    bench = Bench(choose(None, "cpu"), BenchmarkCache(None), max_error=1e-4)
+    bench = Bench(None, BenchmarkCache(None), max_error=1e-4)
     ways = bench.candidates(kernel, batch, micro_batch_sizes(batch, "powerOfTwo"), 64 * MIB)
     limit = limit_mib * MIB
     divisions: dict[str, Division] = {

@@ -142,8 +142,9 @@ class Snapshot:
             undo()
         with torch.no_grad():
             for _, tensor, data, saved in self._tensors:
-                if tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr():
-                    tensor.data = data  # it was given other memory
+                moved = tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr()
+                if moved or tensor.shape != data.shape:
+                    tensor.data = data  # it was given other memory, or another size
                 # Beside autograd, for which nothing has changed.
                 stored(data).copy_(saved)
         for parameter, gradient in self._gradients:

@@ -36,15 +36,13 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
 
 
 class Algorithm(Protocol):
-    """Computes all three kernels of one group into buffers that it is given.
+    """Computes all three kernels of one group, in float32 or float64, into buffers.
 
     Attributes:
         error: Stated relative error in float32; see `backends.stated_error`.
-        dtypes: Data types that it computes.
     """
 
     error: float = 2e-5
-    dtypes: tuple[str, ...] = ("float32", "float64")
 
     def supports(self, kernel: Kernel) -> bool:
         """Whether it computes a kernel: any stride, padding and dilation unless overridden."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,38 +24,20 @@ BACKENDS: dict[str, Backend] = {
 NATIVE = "torch:native"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which algorithms may be used on a device.
+def check_names(names: Sequence[str] | None, device: str) -> list[str]:
+    """Check the algorithms that may be used on a device; return a line for each backend not there.
 
-    Attributes:
-        backends: Those to ask.
-        names: Backends and ``BACKEND:ALGORITHM`` that were asked for; None for everything.
-        unavailable: A line for each backend that is not there.
-    """
-
-    backends: tuple[Backend, ...]
-    names: tuple[str, ...] | None
-    unavailable: tuple[str, ...]
-
-    def admits(self, algorithm: str) -> bool:
-        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
-        names = self.names
-        return names is None or algorithm in names or algorithm.partition(":")[0] in names
-
-
-def check_names(names: Sequence[str] | None) -> None:
-    """Check that backends, and algorithms as ``BACKEND:ALGORITHM``, exist.
+    Args:
+        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
+        device: ``cpu`` or an accelerator.
 
     Raises:
-        BackendMissingError: A backend is unknown.
+        BackendMissingError: A backend was named that is unknown or not there.
         ValueError: No name was given, or an algorithm that its backend does not have.
     """
-    if names is None:
-        return
-    if isinstance(names, str) or not names:
+    if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
-    for name in names:
+    for name in names or ():
         if not isinstance(name, str):
             raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
         backend, _, algorithm = name.partition(":")
@@ -68,29 +49,28 @@ def check_names(names: Sequence[str] | None) -> None:
             raise ValueError(
                 f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
             )
+    asked = BACKENDS if names is None else [name.partition(":")[0] for name in names]
+    problems = [BACKENDS[name].missing(device) for name in asked]
+    missing = list(dict.fromkeys(filter(None, problems)))
+    if names is not None and missing:
+        raise BackendMissingError(f"{missing[0]}; leave it out, or give another device")
+    return missing
 
 
-def choose(names: Sequence[str] | None, device: str) -> Choice:
-    """The backends and algorithms that may be used on a device.
+def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
+    """``BACKEND:ALGORITHM`` of all that is there, for `b` samples, with the workspace in bytes."""
+    return [
+        (f"{backend.name}:{name}", size)
+        for backend in BACKENDS.values()
+        if backend.missing(kernel.device) is None
+        for name, size in backend.algorithms(kernel, b)
+    ]
 
-    Args:
-        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
-        device: ``cpu`` or an accelerator.
 
-    Raises:
-        BackendMissingError: A backend was named that is unknown or not there.
-        ValueError: No name was given, or an algorithm that its backend does not have.
-    """
-    if names is None:
-        problems = {backend: backend.missing(device) for backend in BACKENDS.values()}
-        usable = tuple(backend for backend, problem in problems.items() if problem is None)
-        return Choice(usable, None, tuple(dict.fromkeys(filter(None, problems.values()))))
-    check_names(names)
-    chosen = dict.fromkeys(BACKENDS[name.partition(":")[0]] for name in names)
-    for backend in chosen:
-        if problem := backend.missing(device):
-            raise BackendMissingError(f"{problem}; leave it out, or give another device")
-    return Choice(tuple(chosen), tuple(names), ())
+def versions(device: str) -> str:
+    """Everything that decides the times of the backends that are there, as text."""
+    there = [backend for backend in BACKENDS.values() if backend.missing(device) is None]
+    return "; ".join(backend.version(device) for backend in there)
 
 
 def find(algorithm: str) -> tuple[Backend, str]:
@@ -130,10 +110,14 @@ def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
 
 
 def summing_bytes(kernel: Kernel) -> int:
-    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
+    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`.
+
+    On a CPU torch casts what is added in a buffer of its own.
+    """
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
-    return aligned(4 * math.prod(kernel.conv.weight_shape))
+    buffers = 2 if torch.device(kernel.device).type == "cpu" else 1
+    return buffers * aligned(4 * math.prod(kernel.conv.weight_shape))
 
 
 def run(

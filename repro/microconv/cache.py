@@ -4,7 +4,6 @@ import json
 import os
 import sqlite3
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from repro.measure import allocations, describe_device, timing
 from repro.measure.allocations import freed_memory_is_kept
 from repro.measure.files import cache_folder, regular
-from repro.microconv.backends import BACKENDS
+from repro.microconv.backends import versions
 from repro.microconv.kernels import Kernel
 
 _SCHEMA = """
@@ -30,30 +29,28 @@ CREATE TABLE IF NOT EXISTS times_1 (
     PRIMARY KEY (key, micro_batch, algorithm));
 """
 _WHERE = "WHERE key = ? AND micro_batch = ?"
-# Of a file that is a cache, and that nothing can be added to.
-_UNWRITABLE = tuple(f"SQLITE_{name}" for name in ("READONLY", "FULL", "CANTOPEN", "IOERR", "PERM"))
 
 
 class CacheError(ValueError):
-    """A benchmark cache cannot be opened, or is something else."""
+    """A benchmark cache cannot be opened or written, or is something else."""
 
 
 class CacheWarning(UserWarning):
-    """A benchmark cache is kept in memory, since its file cannot be written."""
+    """Results are kept in memory, since the default benchmark cache cannot be used."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """All that decides the time of an algorithm, as text: kernel, library, device, our code."""
+    """All that decides the times of a kernel, as text: kernel, libraries, device, our code."""
 
     text: str
 
     @classmethod
-    def of(cls, kernel: Kernel, backend: str) -> "Key":
+    def of(cls, kernel: Kernel) -> "Key":
         """The key of a kernel on this machine; it is JSON, so that a person can read it."""
         facts = {
             "kernel": kernel.facts(),
-            "backend": BACKENDS[backend].version(kernel.device),
+            "backend": versions(kernel.device),
             "device": _device(kernel.device),
             "freed memory kept": freed_memory_is_kept(),
             "code": _code(),
@@ -86,14 +83,11 @@ class BenchmarkCache:
     Any number of threads and processes may use a file at once. One row holds one measurement, so
     that writers never overwrite each other's; of two that measure the same, the first stays.
 
-    A file that can be read and not written, such as one that a cluster shares, is read into memory
-    at the first new result, with a warning.
-
     Args:
         path: The file, made with its folder where it is not there; None keeps everything in memory.
 
     Raises:
-        CacheError: The file cannot be made or read, or is no such cache.
+        CacheError: The file cannot be made, read or written, or is no such cache.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -101,7 +95,8 @@ class BenchmarkCache:
         self._lock = threading.RLock()
         self._memory: sqlite3.Connection | None = None
         if self.path is None:
-            self._stay_in_memory()
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            weakref.finalize(self, self._memory.close)
         else:
             try:
                 regular(self.path)  # a pipe would be waited for
@@ -109,11 +104,7 @@ class BenchmarkCache:
             except OSError as error:
                 raise CacheError(self._problem(error)) from error
         with self._open() as connection:
-            connection.executescript(_SCHEMA)
-
-    def _stay_in_memory(self) -> None:
-        self._memory = sqlite3.connect(":memory:", check_same_thread=False)
-        weakref.finalize(self, self._memory.close)
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")  # it can be written
 
     def _problem(self, error: Exception) -> str:
         return (
@@ -142,27 +133,8 @@ class BenchmarkCache:
                     connection.close()
 
     def _write(self, command: str, rows: list[tuple[object, ...]]) -> None:
-        """Change the file, or its copy in memory from the first time on that it is not writable."""
-        with self._lock:
-            try:
-                with self._open() as connection:
-                    connection.executemany(command, rows)
-                return
-            except CacheError as error:
-                reason = getattr(error.__cause__, "sqlite_errorname", "")
-                if not reason.startswith(_UNWRITABLE):
-                    raise
-                with self._open() as connection:
-                    self._stay_in_memory()
-                    assert self._memory is not None
-                    connection.backup(self._memory)
-                warnings.warn(
-                    f"the benchmark cache {self.path} cannot be written: {error.__cause__}; new "
-                    f"results are kept in memory until the process ends",
-                    CacheWarning,
-                    stacklevel=4,
-                )
-            self._write(command, rows)
+        with self._open() as connection:
+            connection.executemany(command, rows)
 
     def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
         """The algorithms and their workspace in bytes, None where not listed yet."""

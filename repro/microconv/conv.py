@@ -10,10 +10,9 @@ from torch import nn
 from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
-from repro.measure import time_interleaved
 from repro.microconv import backends
 from repro.microconv.operators import LayerGoneError, TunedLayer, convolve
-from repro.microconv.tuned_kernel import Signature, TunedKernel, Workspace, kernels_of
+from repro.microconv.tuned_kernel import Signature, TunedKernel
 
 
 def layout_of(input: torch.Tensor, weight: torch.Tensor) -> str:
@@ -166,33 +165,6 @@ def _untraced() -> Iterator[None]:
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:
     """All that decides a layer's result besides its tensors."""
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
-
-
-def call_overhead(device: str, training: bool) -> list[float]:
-    """Seconds that a call of a tuned layer costs more than one of torch's, by round.
-
-    Measured on one pixel, with every kernel left to torch, so that only the call differs.
-    """
-    plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in range(2))
-    input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
-    call = signature(input, tuned.weight)
-    kernels = {
-        kind: TunedKernel(kernel, 1, None, {}, 0, 0, 0, Workspace(device))
-        for kind, kernel in kernels_of(tuned, call).items()
-    }
-    install(tuned, call, kernels)
-
-    def run(module: nn.Module) -> None:
-        with torch.set_grad_enabled(training):
-            result = module(input)
-        if training:
-            result.backward()
-
-    timed = time_interleaved(
-        {"plain": lambda: run(plain), "tuned": lambda: run(tuned)}, warmup=10, repeats=50
-    )
-    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
-    return [tuned_s - plain_s for tuned_s, plain_s in pairs]
 
 
 def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel]) -> None:

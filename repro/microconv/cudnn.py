@@ -10,9 +10,6 @@ float16 in float16 (TRUE_HALF): it states a larger error, and is taken where `ma
 """
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -78,12 +75,9 @@ class CuDNNBackend(Backend):
 
     def version(self, device: str) -> str:
         """CuDNN's version, and whether torch asks for deterministic algorithms."""
-        library, problem = _load()
-        if library is None:
-            raise RuntimeError(problem)
         order = "deterministic" if deterministic() else "any order of sums"
         sums = ", sums in float16" if self.half else ""
-        return f"cudnn {library.cudnnGetVersion()}, {order}{sums}"
+        return f"cudnn {_library().cudnnGetVersion()}, {order}{sums}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """The stated relative error of an algorithm; see `backends.stated_error`."""
@@ -193,57 +187,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     problem = ""
     for file in ("libcudnn.so.9", str(packaged)):
         try:
-            library = declare(ctypes.CDLL(file))
-            if not (problem := _problem(library)):
-                return library, None
+            return declare(ctypes.CDLL(file)), None
         except (OSError, AttributeError) as error:
             problem = str(error)
     return None, f"cudnn: no cuDNN 9 with the convolution functions was found ({problem})"
-
-
-_PROBE = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-library.cudnnGetVersion()
-for call in "cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnCnnVersionCheck":
-    if status := getattr(library, call)():
-        sys.exit(f"{call} failed with {status}")
-"""
-
-
-def _problem(library: ctypes.CDLL) -> str:
-    """Why a cuDNN cannot be used, in one line; nothing where it can.
-
-    At the first calls it loads libraries of its own, and aborts the process where one of them is
-    missing. Another process asks it, then, which takes no time to speak of.
-    """
-    path = _path(library)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _PROBE, path],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{path} could not be tried: {error}"
-    if done.returncode == 0:
-        return ""
-    message = " ".join(done.stderr.decode(errors="replace").split())
-    return f"{path} does not work, a part of it may be missing: {message or done.returncode}"
-
-
-class _Place(ctypes.Structure):
-    """Where dladdr finds something; the other fields are of no use here."""
-
-    _fields_ = (("file", ctypes.c_char_p), *((name, ctypes.c_void_p) for name in "abc"))
-
-
-def _path(library: ctypes.CDLL) -> str:
-    """The file of a library: its name may be found elsewhere in another process."""
-    info, address = _Place(), ctypes.cast(library.cudnnGetVersion, ctypes.c_void_p)
-    ctypes.CDLL(None).dladdr(address, ctypes.byref(info))
-    return os.fsdecode(info.file) if info.file else str(library._name)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
+from torch import nn
 
 from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
-from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
-from repro.microconv.conv import call_overhead
+from repro.microconv.conv import install, signature
 from repro.microconv.cudnn import UnsupportedError
-from repro.microconv.kernels import Convolution, Kernel, Operands, precision
+from repro.microconv.kernels import Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
@@ -29,22 +31,6 @@ _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
 
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
-
-
-@dataclass
-class Counts:
-    """How many times were measured, and how many came from the cache."""
-
-    measured: int = 0
-    cached: int = 0
-
-
-class _Listed(NamedTuple):
-    """An algorithm: where its times are kept, its workspace, and its need as a part."""
-
-    key: Key
-    size: int
-    need: int
 
 
 @dataclass(frozen=True)
@@ -87,23 +73,28 @@ class Bench:
     data in the cache of the processor.
 
     Args:
-        choice: The backends and algorithms. Torch's own convolution is measured besides.
+        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
+            Torch's own convolution is measured besides.
         cache: Where results are looked up and kept.
         max_error: Leave out algorithms whose stated relative error is larger.
         devices: Of one kind, among which micro-batch sizes are shared out and measured at once
             (section III-B); none for the kernel's own alone.
+
+    Attributes:
+        measured: Number of times that were measured.
+        cached: Number of times that came from the cache.
     """
 
     def __init__(
         self,
-        choice: Choice,
+        algorithms: Sequence[str] | None,
         cache: BenchmarkCache,
         max_error: float | None = None,
         devices: Sequence[str] = (),
     ) -> None:
-        self.choice, self.cache, self.max_error = choice, cache, max_error
+        self.algorithms, self.cache, self.max_error = algorithms, cache, max_error
         self.devices = tuple(devices)
-        self.counts = Counts()
+        self.measured = self.cached = 0
 
     def candidates(
         self, kernel: Kernel, batch: int, sizes: Iterable[int], cap_bytes: int | None = None
@@ -118,30 +109,25 @@ class Bench:
                 the framework's own convolution always is.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
-        keys = {b: dict.fromkeys(way.key for way in ways.values()) for b, ways in listings.items()}
-        known = {
-            b: {name: taken for key in keys[b] for name, taken in self.cache.times(key, b).items()}
-            for b in listings
-        }
+        key = Key.of(kernel)
+        known = {b: self.cache.times(key, b) for b in listings}
         missing = {
-            b: {name: way.size for name, way in ways.items() if name not in known[b]}
-            for b, ways in listings.items()
+            b: {name: need for name, need in needs.items() if name not in known[b]}
+            for b, needs in listings.items()
         }
         count = sum(map(len, missing.values()))
-        self.counts.measured += count
-        self.counts.cached += sum(map(len, listings.values())) - count
+        self.measured += count
+        self.cached += sum(map(len, listings.values())) - count
         for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
-            for key in keys[b]:
-                names = [name for name in measured if listings[b][name].key == key]
-                self.cache.store_times(key, b, {name: measured[name] for name in names})
+            self.cache.store_times(key, b, measured)
             known[b] |= measured
         return {
             b: [
-                Candidate(name, statistics.median(taken), way.need)
-                for name, way in ways.items()
+                Candidate(name, statistics.median(taken), need)
+                for name, need in needs.items()
                 if (taken := known[b].get(name))
             ]
-            for b, ways in listings.items()
+            for b, needs in listings.items()
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
@@ -149,41 +135,43 @@ class Bench:
 
         Torch's own convolution counts, divided as well.
         """
-        listings = {b: self._listing(kernel, batch, b, None) for b in sizes}
         known = {
-            b: [Candidate(name, 0.0, way.need) for name, way in ways.items()]
-            for b, ways in listings.items()
+            b: [Candidate(n, 0.0, need) for n, need in self._listing(kernel, batch, b).items()]
+            for b in sizes
         }
         return least_workspace(batch, known)
 
     def _listing(
-        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None
-    ) -> dict[str, _Listed]:
-        """The algorithms for micro-batches of `b`, by name."""
+        self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None = None
+    ) -> dict[str, int]:
+        """The algorithms for micro-batches of `b`, with the bytes that each needs as a part."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-        for backend in dict.fromkeys((backends.BACKENDS["torch"], *self.choice.backends)):
-            key = Key.of(kernel, backend.name)
-            listed = self.cache.listing(key, b)
-            if listed is None:
-                with _undisturbed(kernel):
-                    algorithms = backend.algorithms(kernel, b)
-                listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
-                self.cache.store_listing(key, b, listed)
-            for name, size in listed:
-                need = size if b == batch else size + backends.summing_bytes(kernel)
-                if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
-                    need = max(0, size - output) if b == batch else need
-                elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
-                    continue
-                listing[name] = _Listed(key, size, need)
+        key = Key.of(kernel)
+        listed = self.cache.listing(key, b)
+        if listed is None:
+            with _undisturbed(kernel.device):
+                listed = backends.listing(kernel, b)
+            self.cache.store_listing(key, b, listed)
+        for name, size in listed:
+            need = size if b == batch else size + backends.summing_bytes(kernel)
+            if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
+                need = max(0, size - output) if b == batch else need
+            elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
+                continue
+            listing[name] = need
         return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
         backend, bare_name = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
         exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
-        return exact and self.choice.admits(name)
+        return exact and self.admits(name)
+
+    def admits(self, name: str) -> bool:
+        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
+        asked = self.algorithms
+        return asked is None or name in asked or name.partition(":")[0] in asked
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
@@ -204,7 +192,7 @@ class Bench:
         if len(jobs) == 1:
             return dict(measure(*jobs[0]))
         # Settings of the whole process are set once, and not undone by the first to end.
-        with precision(kernel), _undisturbed(kernel), ThreadPoolExecutor(len(jobs)) as pool:
+        with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor(len(jobs)) as pool:
             parts = [pool.submit(measure, *job) for job in jobs]
             return {b: times for part in parts for b, times in part.result().items()}
 
@@ -223,7 +211,7 @@ class Bench:
         workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
         calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
         samples: dict[int, Samples] = {b: {} for b in wanted}
-        with precision(kernel), _undisturbed(kernel):
+        with precision(kernel), _undisturbed(kernel.device):
             for (b, name), call in calls.items():
                 try:
                     self._once(call, kernel)  # the library loads or compiles its code
@@ -288,9 +276,7 @@ class Bench:
         Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
         both sides; and all parts run after each other.
         """
-        # Of the backends in a division torch is one version, another library at most one more.
-        other = max((name.partition(":")[0] for _, name in parts), key=lambda n: (n != "torch", n))
-        key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, other).text}")
+        key = Key(f"{Key.of(kernel).text} in turns")
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
@@ -307,7 +293,7 @@ class Bench:
 
             whole = list(parts) == [(batch, backends.NATIVE)]
             calls = dict(zip(names, (own if whole else divided, own), strict=True))
-            with precision(kernel), _undisturbed(kernel):
+            with precision(kernel), _undisturbed(kernel.device):
                 timed = time_interleaved(
                     calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
                 )
@@ -322,9 +308,9 @@ class Bench:
         """Samples of several times from the cache, else measured and kept."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
         if all(name in known for name in names):
-            self.counts.cached += len(names)
+            self.cached += len(names)
         else:
-            self.counts.measured += len(names)
+            self.measured += len(names)
             known = measure()
             self.cache.store_times(key, batch, known)
         return [known[name] for name in names]
@@ -344,8 +330,7 @@ class Bench:
             forms: Put the tuned and the untuned form into place, outside the time.
             step: Runs the form that is in place.
         """
-        backend = self.choice.backends[-1].name if self.choice.backends else "torch"
-        key = Key(f"{Key.of(one, 'torch').text} {Key.of(one, backend).text} {what}")
+        key = Key(f"{Key.of(one).text} {what}")
         names = ("model divided", "native model")
 
         def measure() -> Samples:
@@ -362,28 +347,43 @@ class Bench:
                     break
             return samples
 
-        with _undisturbed(one):
+        with _undisturbed(one.device):
             divided_s, native_s = self._remembered(key, 1, names, measure)
         return Trial(tuple(divided_s), tuple(native_s))
 
-    def overhead_s(self, kernel: Kernel, training: bool) -> float:
-        """Seconds that a call of a tuned layer costs more than one of torch's."""
-        pixel = replace(kernel, kind="forward", conv=Convolution(1, 1, 1, 1, (1, 1)))
-        name = f"call overhead, training {training}"
-        with _undisturbed(kernel):
-            ((*samples,),) = self._remembered(
-                Key.of(pixel, "torch"),
-                1,
-                (name,),
-                lambda: {name: call_overhead(kernel.device, training)},
-            )
-        return max(0.0, statistics.median(samples))
+
+@cache
+def call_overhead(device: str, training: bool) -> float:
+    """Seconds that a call of a tuned layer costs more than one of torch's.
+
+    Measured on one pixel, with every kernel left to torch, so that only the call differs.
+    """
+
+    def run(module: nn.Module) -> None:
+        with torch.set_grad_enabled(training):
+            result = module(input)
+        if training:
+            result.backward()
+
+    with _undisturbed(device):
+        plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in "ab")
+        input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
+        call = signature(input, tuned.weight)
+        kernels = {
+            kind: TunedKernel(kernel, 1, None, {}, 0, 0, 0, Workspace(device))
+            for kind, kernel in kernels_of(tuned, call).items()
+        }
+        install(tuned, call, kernels)
+        calls = {"plain": partial(run, plain), "tuned": partial(run, tuned)}
+        timed = time_interleaved(calls, warmup=10, repeats=50)
+    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
+    return max(0.0, statistics.median(tuned_s - plain_s for tuned_s, plain_s in pairs))
 
 
 @contextmanager
-def _undisturbed(kernel: Kernel) -> Iterator[None]:
+def _undisturbed(device: str) -> Iterator[None]:
     """Measure as if the caller had set nothing: no autocast, inference or anomaly mode."""
-    kind = torch.device(kernel.device).type
+    kind = torch.device(device).type
     with (
         torch.inference_mode(False),
         torch.autocast(kind, enabled=False),

@@ -42,12 +42,8 @@ class Candidate:
             raise ValueError(
                 f"candidate {self.algorithm!r} has time_s={self.time_s}; give finite seconds >= 0"
             )
-        if not is_whole(self.workspace_bytes, 0):
-            raise ValueError(
-                f"candidate {self.algorithm!r} has workspace_bytes={self.workspace_bytes!r}; "
-                f"give a whole number of bytes >= 0"
-            )
-        object.__setattr__(self, "workspace_bytes", int(self.workspace_bytes))  # of any width
+        count = limit_of(self.workspace_bytes, f"workspace_bytes of candidate {self.algorithm!r}")
+        object.__setattr__(self, "workspace_bytes", count)
 
 
 @dataclass(frozen=True)
@@ -100,13 +96,7 @@ def micro_batch_sizes(batch: int, policy: str) -> list[int]:
     raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
 
 
-def best_division(
-    batch: int,
-    candidates: Candidates,
-    limit_bytes: int | None = None,
-    *,
-    kernel: str = "the kernel",
-) -> Division:
+def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = None) -> Division:
     """The fastest division of a mini-batch within a workspace limit: WR (section III-B).
 
     Of several as fast, the one with the smallest workspace.
@@ -115,21 +105,16 @@ def best_division(
         batch: The mini-batch size B.
         candidates: Micro-configurations by micro-batch size; sizes above B are not used.
         limit_bytes: Workspace M that every part must fit into; None for no limit.
-        kernel: Named in errors.
 
     Raises:
         ValueError: There are no candidates, their sizes cannot sum to the mini-batch, or nothing
             fits: then the message has the smallest limit that would do.
     """
-    return pareto_front(batch, candidates, limit_bytes, kernel=kernel)[-1]
+    return pareto_front(batch, candidates, limit_bytes)[-1]
 
 
 def pareto_front(
-    batch: int,
-    candidates: Candidates,
-    limit_bytes: int | None = None,
-    *,
-    kernel: str = "the kernel",
+    batch: int, candidates: Candidates, limit_bytes: int | None = None
 ) -> list[Division]:
     """The desirable divisions D(C(B)) (section III-C1), ascending in workspace, falling in time.
 
@@ -144,7 +129,7 @@ def pareto_front(
     batch = batch_of(batch)
     if limit_bytes is not None:
         limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
-    usable = _usable(batch, candidates, kernel)
+    usable = _usable(batch, candidates)
     limits = sorted({way.workspace_bytes for ways in usable.values() for way in ways})
     if limit_bytes is not None:
         limits = [limit for limit in limits if limit <= limit_bytes]
@@ -152,10 +137,10 @@ def pareto_front(
     # WR, steps 1 and 2, with M each of these limits.
     single, total = _wr(batch, usable, limits)
     if not np.isfinite(total[batch]).any():
-        least = least_workspace(batch, usable, kernel)
+        least = least_workspace(batch, usable)
         raise ValueError(
-            f"{kernel} fits no division of its mini-batch of {batch} into {limit_bytes} bytes "
-            f"of workspace; the smallest limit that would work is {least} bytes"
+            f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
+            f"the smallest limit that would work is {least} bytes"
         )
     # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace is as fast with.
     front: list[Division] = []
@@ -235,36 +220,34 @@ def desirable(ways: Iterable[W]) -> list[W]:
     return kept
 
 
-def _usable(batch: int, candidates: Candidates, kernel: str) -> dict[int, list[Candidate]]:
+def _usable(batch: int, candidates: Candidates) -> dict[int, list[Candidate]]:
     """The desirable candidates of at most a mini-batch, by ascending size."""
     for size in candidates:
         if not is_whole(size, 1):
             raise ValueError(
-                f"candidates of {kernel} have a micro-batch size {size}; it must be a whole "
-                f"number from 1"
+                f"candidates have a micro-batch size {size}; it must be a whole number from 1"
             )
     known = {int(size): ways for size, ways in candidates.items() if size <= batch and ways}
     if not known:
         raise ValueError(
-            f"{kernel} has no candidate for a micro-batch of at most {batch}; measure at "
-            f"least one algorithm"
+            f"no candidate has a micro-batch of at most {batch}; measure at least one algorithm"
         )
     return {size: desirable(known[size]) for size in sorted(known)}
 
 
-def least_workspace(batch: int, candidates: Candidates, kernel: str = "the kernel") -> int:
+def least_workspace(batch: int, candidates: Candidates) -> int:
     """The smallest workspace in bytes into which a division of the mini-batch fits.
 
     Raises:
         ValueError: There are no candidates, or their sizes cannot sum to the mini-batch.
     """
-    smallest = {s: ways[:1] for s, ways in _usable(batch, candidates, kernel).items()}
+    smallest = {s: ways[:1] for s, ways in _usable(batch, candidates).items()}
     limits = sorted({way.workspace_bytes for (way,) in smallest.values()})
     _, total = _wr(batch, smallest, limits)
     if not (fits := np.flatnonzero(np.isfinite(total[batch]))).size:
         raise ValueError(
-            f"no sum of the micro-batch sizes {sorted(smallest)} of {kernel} gives the "
-            f"mini-batch {batch}; add candidates of other sizes"
+            f"no sum of the micro-batch sizes {sorted(smallest)} gives the mini-batch {batch}; "
+            f"add candidates of other sizes"
         )
     return int(limits[fits[0]])
 

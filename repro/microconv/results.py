@@ -18,19 +18,16 @@ class WorkspaceLimitError(ValueError):
         kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
     """
 
-    def __init__(
-        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
-    ) -> None:
+    def __init__(self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int) -> None:
         self.least_bytes, self.kernels = least, kernels
         largest = sorted(kernels, key=lambda name: -kernels[name])
         needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
         more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
         each = "for each kernel" if mode == "WR" else "in all"
-        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
         super().__init__(
             f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
-            f"give that, or strict=False to leave torch's own convolution without a limit"
+            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes: give "
+            f"that, or strict=False to leave torch's own convolution without a limit"
         )
 
 
@@ -92,7 +89,6 @@ class TuningReport:
         policy: Micro-batch sizes that were considered.
         limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
         strict: Whether torch's own convolutions are held to it as well.
-        samples: Factor of a limit that was given for each sample; else 1.
         model: The whole model as it runs now and the untuned one, round by round; None where
             nothing is tuned or no gain was asked for.
         untied: Layers that were left to torch since the whole model was no faster with them.
@@ -110,7 +106,6 @@ class TuningReport:
     policy: str
     limit_bytes: int
     strict: bool = True
-    samples: int = 1
     model: Trial | None = None
     untied: list[str] = field(default_factory=list)
     kernels: list[KernelReport] = field(default_factory=list)
@@ -149,12 +144,11 @@ class TuningReport:
         ]
         each = "for each kernel" if self.mode == "WR" else "in all"
         ratio = f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–"
-        scaled = f" ({self.limit_bytes // self.samples:,} bytes for each of {self.samples} samples)"
         lines += [
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
             f"({ratio})",
-            f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}"
-            f"{scaled if self.samples > 1 else ''}; {self.allocated_bytes / MIB:.2f} MiB allocated",
+            f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
+            f"{self.allocated_bytes / MIB:.2f} MiB allocated",
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
             f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
         ]

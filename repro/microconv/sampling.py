@@ -1,11 +1,11 @@
 """The convolutions that a model runs, recorded in one pass of a sample, which leaves no trace."""
 
 import copy
-import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,16 +106,8 @@ class Untunable:
         with torch.no_grad():
             taken = {"forward": taken_by(forward)}
         if training and torch.is_grad_enabled():
-            wanted = [p for p in self.module.parameters() if p.requires_grad]
-            wanted += [t for t in tensors if t.requires_grad]
-            outputs = [t for t in tree_leaves(forward()) if _is_tensor(t) and t.requires_grad]
-            ones = [torch.ones_like(t) for t in outputs]
-
-            def backward() -> Any:
-                options = {"retain_graph": True, "allow_unused": True}
-                return torch.autograd.grad(outputs, wanted, ones, **options)
-
-            if outputs and wanted:
+            backward = _backward(self.module, tensors, forward(), again=True)
+            if backward is not None:
                 taken["backward"] = taken_by(backward)
         return taken
 
@@ -142,22 +134,15 @@ def record_calls(
     """Run the sample; return calls of eligible convolutions, why others are left out, their calls.
 
     Args:
-        model: Left as it was; see `undisturbed`. Lazy layers are initialised.
+        model: Left as it was; see `undisturbed`.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
         training: Whether kernels of the backward pass are wanted as well.
 
     Raises:
-        NotTunableError: The model cannot be called with such a sample.
+        NotTunableError: The model cannot be called with such a sample, or has lazy layers.
     """
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            with undisturbed(model, sample_input), torch.no_grad():
-                model.eval()  # so that BatchNorm starts with no image seen
-                _run_first(model, sample_input)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        raise NotTunableError("the model has lazy layers; run it once with a sample, then tune it")
     calls: dict[tuple[str, Signature], Call] = {}
     skipped: dict[str, str] = {}
     untunable: dict[Any, Untunable] = {}
@@ -202,34 +187,21 @@ def record_calls(
 
 def run_sample(model: nn.Module, sample_input: Any) -> Any:
     """Call the model with a sample: a tensor, a tuple or a dictionary of arguments."""
-    args, kwargs = _arguments(sample_input)
-    return model(*args, **kwargs)
-
-
-def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    return tuple(sample_input) if isinstance(sample_input, tuple | list) else (sample_input,), {}
+        return model(**sample_input)
+    return model(*sample_input) if isinstance(sample_input, tuple | list) else model(sample_input)
 
 
 def _run_first(model: nn.Module, sample_input: Any) -> None:
-    """Call the model; where that fails, describe a sample.
+    """Call the model.
 
     Raises:
-        NotTunableError: Its `forward` takes other arguments, or there is no tensor among them.
+        NotTunableError: It cannot be called so: its `forward` takes other arguments, say.
     """
     try:
         run_sample(model, sample_input)
     except (TypeError, AttributeError) as problem:
-        args, kwargs = _arguments(sample_input)
-        try:
-            inspect.signature(model.forward).bind(*args, **kwargs)
-        except (TypeError, ValueError) as unfit:
-            reason = str(unfit)
-        else:
-            if any(map(_is_tensor, tree_leaves(sample_input))):
-                raise
-            reason = "it holds no tensor"
+        reason = str(problem).partition("\n")[0]
         raise NotTunableError(
             f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
             f"{reason}. Give what the model is called with, and no labels: a tensor, a tuple or "
@@ -242,14 +214,22 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
     """Run a forward pass, and a backward one in training; no gradient is kept."""
     with torch.set_grad_enabled(training):
         returned = run_sample(model, sample_input)
+    backward = _backward(model, tree_leaves(sample_input), returned) if training else None
+    if backward is not None:
+        backward()
+
+
+def _backward(
+    module: nn.Module, inputs: Iterable[Any], returned: Any, again: bool = False
+) -> Callable[[], tuple[torch.Tensor | None, ...]] | None:
+    """The backward pass of a call, which may run `again`; None where there is none."""
     outputs = [t for t in tree_leaves(returned) if _is_tensor(t) and t.requires_grad]
-    if not training or not outputs:
-        return
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    wanted += [t for t in tree_leaves(sample_input) if _is_tensor(t) and t.requires_grad]
-    if wanted:
-        ones = [torch.ones_like(t) for t in outputs]
-        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
+    wanted = [t for t in (*module.parameters(), *filter(_is_tensor, inputs)) if t.requires_grad]
+    if not outputs or not wanted:
+        return None
+    ones = [torch.ones_like(t) for t in outputs]
+    options = {"retain_graph": again, "allow_unused": True}
+    return partial(torch.autograd.grad, outputs, wanted, ones, **options)
 
 
 def _reason(module: nn.Module, input: object) -> str | None:
@@ -276,50 +256,33 @@ def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
 
     That is: generators of Python, numpy and torch, those that modules hold among them; modules'
     attributes (modes, counters, hooks, parameters and buffers that were replaced, added or
-    removed) and the elements of their containers; values, gradients and ``requires_grad`` of
-    parameters, buffers, tensors in such attributes and of the sample; the default data type. Not:
-    deeper containers, or a function's cache or a file.
+    removed) and the elements of their containers; values and ``requires_grad`` of parameters,
+    buffers and the sample; parameters' gradients; the default data type. Not: a function's cache
+    or a file.
     """
     held = _Sample(sample)
-    # Lazy modules are made by their first run.
     kept = [
-        (vars(module), {name: (value, _elements(value)) for name, value in vars(module).items()})
-        for module in model.modules()
-        if not any(map(is_lazy, _own(module)))
+        (now, dict(now), {name: copy.copy(v) for name, v in now.items() if type(v) in _CONTAINERS})
+        for now in map(vars, model.modules())
     ]
-    values = [value for _, attributes in kept for value, _ in attributes.values()]
-    values += tree_leaves([elements for _, kept_ in kept for _, elements in kept_.values()])
-    values += [*model.parameters(), *model.buffers(), *held.leaves]
-    tensors = [t for t in values if _is_tensor(t) and not is_lazy(t)]
-    before = [(t, t.detach(), t.requires_grad, t.grad if t.is_leaf else None) for t in tensors]
+    leaves = [t for t in (*model.parameters(), *filter(_is_tensor, held.leaves)) if t.is_leaf]
+    flags = [tensor.requires_grad for tensor in leaves]
     dtype = torch.get_default_dtype()
     with untouched(model, held):
         try:
-            for tensor, _, _, gradient in before:
-                if gradient is not None:
-                    tensor.grad = None  # a backward pass inside the model adds elsewhere
             yield
         finally:
             torch.set_default_dtype(dtype)
-            for now, attributes in kept:
-                for name in now.keys() - attributes.keys():
-                    del now[name]
-                for name, (value, elements) in attributes.items():
-                    now[name] = value
-                    if elements is not None:
-                        value.clear()
-                        (value.extend if hasattr(value, "extend") else value.update)(elements)
-            for tensor, same, requires_grad, gradient in before:
-                if tensor.shape != same.shape:
-                    tensor.data = same
-                if tensor.is_leaf and tensor.requires_grad != requires_grad:
-                    tensor.requires_grad_(requires_grad)
-                if tensor.is_leaf and tensor.grad is not gradient:
-                    tensor.grad = gradient
-
-
-def _own(module: nn.Module) -> list[Any]:
-    return [*module._parameters.values(), *module._buffers.values()]
+            for now, attributes, containers in kept:
+                now.clear()
+                now.update(attributes)
+                for name, elements in containers.items():
+                    now[name].clear()
+                    fill = "extend" if hasattr(now[name], "extend") else "update"
+                    getattr(now[name], fill)(elements)
+            for tensor, flag in zip(leaves, flags, strict=True):
+                if tensor.requires_grad != flag:
+                    tensor.requires_grad_(flag)
 
 
 class _Sample(nn.Module):
@@ -328,8 +291,3 @@ class _Sample(nn.Module):
     def __init__(self, sample: Any) -> None:
         super().__init__()
         self.leaves = tree_leaves(sample)
-
-
-def _elements(value: object) -> Any:
-    """A copy of a list, a dictionary or a set, None of anything else."""
-    return copy.copy(value) if type(value) in _CONTAINERS else None

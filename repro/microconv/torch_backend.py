@@ -1,5 +1,7 @@
 """The ``torch`` backend: algorithms as tensor operations, and the framework's own convolution."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -39,13 +41,6 @@ class TorchBackend(Backend):
     name = "torch"
     names = ("native", *_WRITTEN)
 
-    def __init__(self) -> None:
-        self._native_bytes: dict[tuple[Kernel, int, int], int] = {}
-
-    def forget(self) -> None:
-        """Forget the memory of torch's own convolution that was measured."""
-        self._native_bytes.clear()
-
     def version(self, device: str) -> str:
         """Torch's version and that of cuDNN or oneDNN, which ``native`` calls."""
         kind = torch.device(device).type
@@ -66,13 +61,13 @@ class TorchBackend(Backend):
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """The algorithms for a micro-batch of `b` with their workspace in bytes."""
-        listed = [("native", self._native_workspace(kernel, b))]
+        listed = [("native", native_workspace(kernel, b, torch.get_num_threads()))]
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
             listed += [
                 (name, buffers_bytes(_buffers(name, kernel, b)) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
-                if one.dtype in algorithm.dtypes and algorithm.supports(one)
+                if algorithm.supports(one)
             ]
         return listed
 
@@ -107,15 +102,16 @@ class TorchBackend(Backend):
         if bias is not None:
             out += bias.view(-1, 1, 1)
 
-    def _native_workspace(self, kernel: Kernel, b: int) -> int:
-        key = (kernel, b, torch.get_num_threads())
-        if key not in self._native_bytes:
-            first, second, out = kernel.tensors(b)
-            native(kernel, first, second, like=out)
-            peak = peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device)
-            # Divided, its result is a buffer beside the output; see `run`.
-            self._native_bytes[key] = aligned(peak)
-        return self._native_bytes[key]
+
+@cache
+def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
+    """Bytes that torch's own convolution allocates for `b` samples by `_threads` threads, measured.
+
+    Divided, its result is one of them: a buffer beside the output.
+    """
+    first, second, out = kernel.tensors(b)
+    native(kernel, first, second, like=out)
+    return aligned(peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device))
 
 
 def _buffers(algorithm: str, kernel: Kernel, b: int) -> Buffers:

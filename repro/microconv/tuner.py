@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +14,9 @@ from typing import Any
 from torch import nn
 
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache
 from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
-from repro.microconv.measuring import Bench, Trial
+from repro.microconv.measuring import Bench, Trial, call_overhead
 from repro.microconv.optimize import (
     Candidate,
     Division,
@@ -70,22 +69,12 @@ class Tuner:
 
     Args:
         report: Is filled in; has the mode, the policy and the limit.
-        store: Measured times.
-        algorithms: As `tune`; so are the other arguments.
+        bench: Measures on the device of the model's convolutions.
+        min_gain: As `tune`.
     """
 
-    def __init__(
-        self,
-        report: TuningReport,
-        store: BenchmarkCache,
-        algorithms: Sequence[str] | None,
-        max_error: float,
-        min_gain: float,
-        devices: Sequence[str] = (),
-    ) -> None:
-        self.report, self.store, self.devices = report, store, devices
-        self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
-        self.benches: dict[str, Bench] = {}
+    def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
+        self.report, self.bench, self.min_gain = report, bench, min_gain
         self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
         self.unfit: set[_Key] = set()
         self.failed: set[tuple[_Key, str]] = set()
@@ -129,9 +118,7 @@ class Tuner:
             self.failed |= failed
         with self._timed("benchmark_s"):
             report.kernels = self._settle(model, calls, chosen, sample, training)
-        for bench in self.benches.values():
-            report.measured += bench.counts.measured
-            report.cached += bench.counts.cached
+        report.measured, report.cached = self.bench.measured, self.bench.cached
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -150,20 +137,12 @@ class Tuner:
         keys = list(dict.fromkeys(task.key for task in tasks))
         for number, (kernel, batch) in enumerate(keys, start=1):
             sizes = micro_batch_sizes(batch, self.report.policy)
-            bench, limit = self._bench(kernel.device), self.report.limit_bytes
-            self.measured[kernel, batch] = bench.candidates(kernel, batch, sizes, limit)
+            limit = self.report.limit_bytes
+            self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
             if sys.stderr.isatty():
                 end = "\n" if number == len(keys) else ""
                 done = f"\rmicroconv: {number} of {len(keys)} kernels measured\x1b[K"
                 print(done, end=end, file=sys.stderr, flush=True)
-
-    def _bench(self, device: str) -> Bench:
-        if device not in self.benches:
-            choice = backends.choose(self.algorithms, device)
-            self.report.unavailable += choice.unavailable
-            others = self.devices if device in self.devices else ()
-            self.benches[device] = Bench(choice, self.store, self.max_error, others)
-        return self.benches[device]
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution.
@@ -241,7 +220,7 @@ class Tuner:
         needs = list(self.others.items())
         for task in reversed(tasks):
             sizes = micro_batch_sizes(task.call.batch, report.policy)
-            least = self._bench(task.kernel.device).least_bytes(*task.key, sizes)
+            least = self.bench.least_bytes(*task.key, sizes)
             needs.insert(0, (task.name, least))
         beyond: dict[str, int] = {}
         for name, size in needs:  # a layer that is called with two shapes is there twice
@@ -249,7 +228,7 @@ class Tuner:
                 known = beyond.get(name, 0)
                 beyond[name] = known + size if whole else max(known, size)
         least = (sum if whole else max)(size for _, size in needs)
-        return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least, report.samples)
+        return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least)
 
     def _needed(self, key: _Key, division: Division) -> bool:
         """Whether torch's own convolution would take more than it may.
@@ -270,9 +249,8 @@ class Tuner:
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
         """Candidates of a division: without torch's own where it was not asked for."""
-        admits = self._bench(kernel.device).choice.admits
         return {
-            size: [way for way in ways if admits(way.algorithm)]
+            size: [way for way in ways if self.bench.admits(way.algorithm)]
             for size, ways in self.measured.get((kernel, batch), {}).items()
         }
 
@@ -291,7 +269,7 @@ class Tuner:
         if division is not None and division.time_s > (1 - self.min_gain) * native.time_s:
             division = division if needed else None
         if division is not None:
-            trial = self._bench(kernel.device).compare(kernel, batch, division.parts)
+            trial = self.bench.compare(kernel, batch, division.parts)
             time_s, native_s = trial.medians_s
             if trial.ratio > 1 - self.min_gain and not needed:
                 division, time_s = None, native_s
@@ -325,22 +303,74 @@ class Tuner:
         if self.min_gain >= 0:
             with undisturbed(model, sample):  # an earlier tuning, too, should the model raise
                 untune(model)
-                whole = _WholeModel(self, model, calls, layers, sample, training)
-                kept = whole.paying()
-                report.untied = [calls[n].name for n in whole.order if n not in kept]
-                layers = whole.with_layers(kept)
-                made = self._make(calls, layers)
-                if any(entry.division for entries in layers for entry in entries):
-                    untied = [[_untied(entry) for entry in entries] for entries in layers]
-                    report.model = whole.trial(kept, untied)
+                step = partial(training_step, model, sample, training)
+                layers = self._paying(model, calls, layers, step)
+            made = self._make(calls, layers)
         _install(model, made)
-        workspaces = {kernel.workspace for _, tuned in made for kernel in tuned.values()}
-        report.allocated_bytes += sum(workspace.size for workspace in workspaces)
+        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
         swapped = {call.name for call, _ in made}
         for call in calls:
             if call.name not in swapped:
                 report.skipped[call.name] = self._reason(call)
         return [entry for entries in layers for entry in entries]
+
+    def _paying(
+        self,
+        model: nn.Module,
+        calls: Sequence[Call],
+        layers: list[list[KernelReport]],
+        step: Callable[[], None],
+    ) -> list[list[KernelReport]]:
+        """The layers, those untied of which the whole model is no faster, by few trials of it.
+
+        Kernels that the limit needs stay.
+        """
+
+        def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
+            """The model with some layers tuned; None for none, whatever the limit needs."""
+            return [
+                [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
+                for n, entries in enumerate(layers)
+            ]
+
+        def trial(kept: Collection[int], base: Collection[int] | None = ()) -> Trial:
+            forms = form(kept), form(base)
+            first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
+            divided = [
+                [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in one for e in entries]
+                for one in forms
+            ]
+            text = sha256(json.dumps([model_text, divided]).encode()).hexdigest()
+            try:
+                return self.bench.compare_models(text, layers[0][0].kernel, (first, second), step)
+            finally:
+                untune(model)
+
+        def paying(group: list[int]) -> list[int]:
+            """The layers of a group that pay together, or the halves of it that do."""
+            if not group or len(trials) == _MOST_TRIALS:
+                return []
+            trials.append(trial(group))
+            if trials[-1].pays:
+                return group
+            half = (len(group) + 1) // 2
+            return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
+
+        trials: list[Trial] = []
+        model_text = repr(model)
+        gains = {
+            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
+            for number, entries in enumerate(layers)
+            if any(entry.division and not entry.needed for entry in entries)
+        }
+        order = sorted(gains, key=lambda number: -gains[number])
+        kept = paying(order)
+        if kept and kept != order and not trial(kept).pays:
+            kept = []
+        self.report.untied = [calls[number].name for number in order if number not in kept]
+        if any(entry.division for entries in form(kept) for entry in entries):
+            self.report.model = trial(kept, None)
+        return form(kept)
 
     def _worth_a_call(self, entries: list[KernelReport]) -> list[KernelReport]:
         """Leave a layer to torch whose kernels gain less than a call from Python costs."""
@@ -348,15 +378,15 @@ class Tuner:
         if forced or not any(entry.division for entry in entries):
             return entries
         kernel, saved_s = entries[0].kernel, sum(e.native_s - e.time_s for e in entries)
-        if saved_s >= self._bench(kernel.device).overhead_s(kernel, len(entries) > 1):
+        if saved_s >= call_overhead(kernel.device, len(entries) > 1):
             return entries
         return [_untied(entry) for entry in entries]
 
     def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:
         """The kernels of the layers that run divided, with their workspace."""
-        workspaces: dict[str, Workspace] = {}
         made: Layers = []
-        offsets: dict[str, int] = {}
+        offset = 0
+        workspace = Workspace(calls[0].signature[3] if calls else "cpu")
         for call, entries in zip(calls, layers, strict=True):
             by_kernel = {entry.kernel: entry for entry in entries}
             tuned = {}
@@ -374,19 +404,17 @@ class Tuner:
                     candidates=(known if own else self._divisible(*key)) if division else {},
                     limit_bytes=division.workspace_bytes if division else 0,
                     segment_bytes=segment_bytes(kernel, division),
-                    offset=offsets.get(kernel.device, 0),
-                    workspace=workspaces.setdefault(kernel.device, Workspace(kernel.device)),
+                    offset=offset,
+                    workspace=workspace,
                     native_s=_native_times(known) if beaten else {},
                 )
-                end = tuned[kind].offset + tuned[kind].segment_bytes
-                tuned[kind].workspace.reserve(end)
-                if self.report.mode == "WD":
-                    offsets[kernel.device] = end
+                end = offset + tuned[kind].segment_bytes
+                workspace.reserve(end)
+                offset = end if self.report.mode == "WD" else 0
             if any(kernel.parts is not None for kernel in tuned.values()):
                 made.append((call, tuned))
-        for workspace in workspaces.values():
-            if workspace.size:
-                workspace.allocate()
+        if workspace.size:
+            workspace.allocate()
         return made
 
     def _reason(self, call: Call) -> str:
@@ -396,75 +424,7 @@ class Tuner:
         keys = [(kernel, call.batch) for kernel in call.kernels()]
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
-        if all(not ways for key in keys for ways in self._divisible(*key).values()):
-            return "no algorithm that was asked for computes it"
-        return "no division fits into the limit"
-
-
-class _WholeModel:
-    """Trials of the whole model, with some layers tuned and others not."""
-
-    def __init__(
-        self,
-        tuner: Tuner,
-        model: nn.Module,
-        calls: Sequence[Call],
-        layers: list[list[KernelReport]],
-        sample: Any,
-        training: bool,
-    ) -> None:
-        self.tuner, self.model, self.calls, self.layers = tuner, model, calls, layers
-        self.step = partial(training_step, model, sample, training)
-        self.text = repr(model)
-        gains = {
-            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
-            for number, entries in enumerate(layers)
-            if any(entry.division and not entry.needed for entry in entries)
-        }
-        self.order = sorted(gains, key=lambda number: -gains[number])
-        self.trials = 0
-
-    def with_layers(self, kept: Collection[int]) -> list[list[KernelReport]]:
-        """All layers, those untied that are not kept, but for kernels that the limit needs."""
-        return [
-            [entry if number in kept or entry.needed else _untied(entry) for entry in entries]
-            for number, entries in enumerate(self.layers)
-        ]
-
-    def trial(self, kept: Collection[int], base: Sequence[Sequence[KernelReport]]) -> Trial:
-        """Time the model with some layers tuned against another form of it."""
-        forms = self.with_layers(kept), base
-        made = [self.tuner._make(self.calls, form) for form in forms]
-        divided = [
-            [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in form for e in entries]
-            for form in forms
-        ]
-        text = sha256(json.dumps([self.text, divided]).encode()).hexdigest()
-        kernel = self.layers[0][0].kernel
-        first, second = (partial(_install, self.model, form) for form in made)
-        try:
-            bench = self.tuner._bench(kernel.device)
-            return bench.compare_models(text, kernel, (first, second), self.step)
-        finally:
-            untune(self.model)
-
-    def paying(self) -> list[int]:
-        """The layers that make the model faster, in few trials."""
-        kept = self._paying(self.order)
-        together = kept == self.order or not kept or self.trial(kept, self.with_layers(())).pays
-        return kept if together else []
-
-    def _paying(self, group: list[int]) -> list[int]:
-        """The layers of a group that pay together, or the halves of it that do."""
-        if not group or self.trials == _MOST_TRIALS:
-            return []
-        self.trials += 1
-        if self.trial(group, self.with_layers(())).pays:
-            return group
-        half = (len(group) + 1) // 2
-        if half == len(group):
-            return []
-        return [*self._paying(group[:half]), *self._paying(group[half:])]
+        return "no division by the algorithms that were asked for fits into the limit"
 
 
 def _native_times(known: dict[int, list[Candidate]]) -> dict[int, float]:

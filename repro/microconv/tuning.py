@@ -14,9 +14,10 @@ from repro.measure.checks import is_whole
 from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
+from repro.microconv.measuring import Bench
 from repro.microconv.optimize import POLICIES
 from repro.microconv.results import TuningReport
-from repro.microconv.sampling import check_model, check_tunable, record_calls
+from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
 
 MIB = 2**20
@@ -35,7 +36,6 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
-    per_sample: bool = False,
     devices: Sequence[torch.device | str] | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
@@ -66,7 +66,7 @@ def tune(
             model is run with it, up to some dozens of times; changes to the model's modules, the
             sample and generators are put back, also where a run raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
-            as the sample's, of its mini-batch and smaller ones. See `per_sample`.
+            as the sample's, of its mini-batch and smaller ones.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
@@ -80,9 +80,6 @@ def tune(
             From 1e-2 on float16 may be summed in float16 by cuDNN (``cudnn_half``).
         training: Whether gradients are computed, and their kernels tuned; None for
             ``model.training``.
-        per_sample: Whether `workspace_limit` is bytes for each sample of the mini-batch, so that it
-            grows with that: the largest mini-batch that a convolution of the sample is called with
-            counts, for all kernels alike.
         devices: Accelerators of one kind, the model's own among them, which measure micro-batch
             sizes at once (section III-B); None for the model's own alone.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
@@ -95,16 +92,16 @@ def tune(
         The choice for each kernel, the layers that were left alone and why.
 
     Raises:
-        NotTunableError: It is no module, it cannot be called with the sample, or `tune` is called
-            within a mode that watches operations.
+        NotTunableError: It is no module, it cannot be called with the sample, it has lazy layers or
+            convolutions on several devices, or `tune` is called within a mode that watches
+            operations.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
         BackendMissingError: A backend was named that is not there.
         CacheError: The cache cannot be used.
     """
     check_tunable(model)
-    if policy is None:
-        policy = os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
+    policy = policy or os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
@@ -117,22 +114,23 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not (isinstance(min_gain, Real) and min_gain < 1):
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    backends.check_names(algorithms)
     alike = _one_kind(devices)
     store = _open_cache(cache)
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
-    if per_sample:
-        report.samples = max([1, *(call.batch for call in calls)])
-        report.limit_bytes *= report.samples
-    model_devices = {call.signature[3] for call in calls}  # the devices
-    if alike and not model_devices <= set(alike):
-        raise ValueError(
-            f"the model is on {', '.join(sorted(model_devices))}, which is not among the devices "
-            f"{', '.join(alike)}; name it as well"
+    found = sorted({call.signature[3] for call in calls})  # the devices
+    if len(found) > 1:
+        raise NotTunableError(
+            f"the model has convolutions on {' and '.join(found)}; tune its parts one by one"
         )
-    tuner = Tuner(report, store, algorithms, max_error, min_gain, alike)
+    if alike and not set(found) <= set(alike):
+        raise ValueError(
+            f"the model is on {found[0]}, which is not among the devices {', '.join(alike)}; name "
+            f"it as well"
+        )
+    report.unavailable = backends.check_names(algorithms, found[0] if found else "cpu")
+    tuner = Tuner(report, Bench(algorithms, store, max_error, alike), min_gain)
     tuner.tune(model, calls, others, sample_input, training)
     return report
 
@@ -145,19 +143,11 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     """
     if devices is None:
         return []
-    try:
-        if isinstance(devices, str | torch.device):
-            raise TypeError("a list is needed")
-        names = list(dict.fromkeys(str(torch.device(device)) for device in devices))
-    except (RuntimeError, TypeError) as problem:
-        reason = str(problem).partition("\n")[0]
+    names = list(dict.fromkeys(map(str, devices)))
+    if isinstance(devices, str) or not names or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
-            f"devices is {devices!r}; give a list of names such as ['cuda:0', 'cuda:1']: {reason}"
-        ) from problem
-    if not names or not all(map(accelerator.is_accelerator, names)):
-        raise ValueError(
-            f"devices is {names}; give accelerators with their numbers, or None: what a CPU "
-            "measures at once shares its cores"
+            f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
+            "None: what a CPU measures at once shares its cores"
         )
     kinds = {str(describe_device(name)["name"]) for name in names}
     if len(kinds) > 1:

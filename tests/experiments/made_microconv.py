@@ -6,7 +6,6 @@ from typing import Any
 
 import made
 import pandas as pd
-from made import FAILED, OUT_OF_MEMORY
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -18,8 +17,6 @@ from repro.experiments.query import Results
 MIB = 2**20
 KINDS = ("forward", "backward_data", "backward_filter")
 Maker = Callable[[Run], Any]  # an outcome of a run, None for no record
-
-__all__ = ["FAILED", "OUT_OF_MEMORY"]
 
 
 def results(artefact: str, make: Maker, profile: str = "quick") -> Results:
@@ -55,11 +52,6 @@ def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
     drawn = load_paper("microconv").artefacts[artefact].figure(found)
     FigureCanvasAgg(drawn).draw()
     return drawn
-
-
-def legend_of(drawn: Figure) -> list[str]:
-    """The names in a figure's legend."""
-    return [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
 
 
 def dots_of(axis: Any, name: str) -> dict[float, float]:
@@ -286,20 +278,6 @@ def plausible(run: Run) -> dict[str, Any]:
     if run.experiment == "cluster":
         return cluster(lambda b: 1e-3 * b, lambda b: 2e-3 * b)
     return programme() if run.experiment == "programme" else solved()
-
-
-def nowhere(run: Run) -> dict[str, Any]:
-    """Outcomes of kernels of which none fits."""
-    if run.experiment == "network":
-        return network(None)
-    if run.experiment == "deepbench":
-        return bench(("3×3", None, None))
-    if run.experiment == "candidates":
-        huge = {"slow_mib": 1e4, "fast_mib": 2e4}
-        if run.config.get("layer"):
-            return candidates(entry(**huge))
-        return alexnet(**{f"conv{n}": huge for n in range(1, 6)})
-    return plausible(run)
 
 
 Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import random
 from typing import Any
 
 import pytest
@@ -16,14 +15,8 @@ from repro.experiments.microconv import building, experiments, measured, runs
 from repro.experiments.microconv.measured import NATIVE
 from repro.measure import machine as machine_module
 from repro.microconv import (
-    BenchmarkCache,
-    Convolution,
-    Kernel,
-    assign_workspaces,
     micro_batch_sizes,
 )
-from repro.microconv.cache import Key
-from repro.models import build
 from repro.records import RecordStore
 
 MIB = 2**20
@@ -126,16 +119,6 @@ class TestCandidates:
         kernels = toys[name].metrics["kernels"]
         return {(kernel["layer"], kernel["kind"]): kernel for kernel in kernels}
 
-    def test_three_kernels_for_each_convolution_but_the_firsts_data_gradient(self, toys):
-        model = build("resnet_cifar", depth=8, width=4)
-        count = sum(isinstance(module, nn.Conv2d) for module in model.modules())
-        found = list(self.kernels(toys))
-        assert len(found) == len(toys["whole"].metrics["kernels"]) == 3 * count - 1
-        assert ("conv1", "backward_data") not in found
-        layers = list(dict.fromkeys(layer for layer, _ in found))
-        assert layers == [f"conv{n}" for n in range(1, count + 1)]
-        assert list(self.kernels(toys, "conv2")) == [("conv2", "forward")]
-
     def test_divisions_of_conv2_that_were_run(self, toys):
         metrics = toys["conv2"].metrics
         cells = [(row["limit_mib"], row["policy"]) for row in metrics["checked"]]
@@ -195,14 +178,6 @@ class TestNetwork:
             assert ("time_s" in row) == math.isfinite(best)
             assert "time_s" not in row or row["predicted_s"] == pytest.approx(best)
 
-    @pytest.mark.parametrize("name", ["WD", "WD, tight"])
-    def test_wd_is_no_slower_than_an_even_share(self, toys, name):
-        rows, kernels = toys[name].metrics["kernels"], toys["whole"].metrics["kernels"]
-        assert toys[name].metrics["variables"] >= len(rows)
-        share = config_of(name)["limit_mib"] / len(rows)
-        even = [fastest(4, kernel, "all", share) for kernel in kernels]
-        assert sum(row["predicted_s"] for row in rows) <= sum(even) * (1 + 1e-9)
-
 
 class TestLayers:
     @pytest.mark.parametrize("name", LAYERS)
@@ -220,24 +195,6 @@ class TestLayers:
                 assert sum(size for size, _ in row[form]["parts"]) == row["batch"]
                 assert 0 <= row[form]["workspace_bytes"] <= config["limit_mib"] * MIB
             assert "undivided" not in row or len(row["undivided"]["parts"]) == 1
-
-    def test_multiplications_and_the_cheapest_of_each_size(self):
-        """Output positions from torch itself, on tensors without memory."""
-        for name in runs.NETWORK_TYPES:
-            every = building.layers(name)
-            for layer in every:
-                c = layer.conv
-                with torch.device("meta"):
-                    channels = c.in_channels, c.out_channels
-                    own = nn.Conv2d(*channels, c.kernel_size, c.stride, c.padding)
-                    out = own(torch.empty(1, c.in_channels, c.height, c.width))
-                assert layer.macs(4) == 4 * layer.batch * out.numel() * own.weight[0].numel()
-            assert building.chosen_layers(name, 4, None, None) == every
-            for size in {layer.conv.kernel_size for layer in every}:
-                costs = sorted(x.macs(4) for x in every if x.conv.kernel_size == size)
-                chosen = building.chosen_layers(name, 4, 4000, 2)
-                kept = sorted(x.macs(4) for x in chosen if x.conv.kernel_size == size)
-                assert kept == [cost for cost in costs if cost <= 4e9][:2]
 
 
 class TestCluster:
@@ -265,17 +222,6 @@ class TestSolver:
             assert 0 <= told["taken_bytes"][name] <= total
         assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
-    @pytest.mark.parametrize(("kernels", "variables"), [(3, 3), (5, 40)])
-    def test_made_up_fronts(self, kernels, variables):
-        fronts, total = experiments.made_up_fronts(random.Random(3), kernels, variables)
-        assert len(fronts) == kernels and sum(map(len, fronts.values())) == variables
-        for front in fronts.values():
-            needs = [division.workspace_bytes for division in front]
-            times = [division.time_s for division in front]
-            assert needs == sorted(set(needs)) and times == sorted(times, reverse=True)
-        chosen = assign_workspaces(fronts, total)
-        assert sum(division.workspace_bytes for division in chosen.values()) <= total
-
 
 class TestBuilding:
     CONFIG = runs.network("smoke", "ResNet-50", "WR", 8, "undivided").config
@@ -296,13 +242,6 @@ class TestBuilding:
         same = building.difference(dropout, copy.deepcopy(dropout), images, labels)
         assert same == (0.0, 0.0)  # the same dropout on both sides
 
-    @pytest.mark.parametrize(("first", "gap"), [(8.0, 0.2), (math.nan, math.inf)])
-    def test_the_difference_is_relative_to_the_largest_element(self, first, gap):
-        one, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
-        one.weight.grad = torch.tensor([[first, 3.0]])
-        other.weight.grad = torch.tensor([[10.0, 3.5]])
-        assert building.gradient_gap(one, other) == pytest.approx(gap)
-
     def test_the_library_is_put_back_after_an_error(self):
         plain, _, images, labels = self.networks()
         enabled = torch.backends.mkldnn.enabled
@@ -311,21 +250,6 @@ class TestBuilding:
             assert not torch.backends.mkldnn.enabled
             raise Broken
         assert torch.backends.mkldnn.enabled == enabled
-
-    @pytest.mark.parametrize("accelerator", [True, False])
-    def test_times_of_other_processes_are_found_on_an_accelerator(
-        self, accelerator, monkeypatch, tmp_path
-    ):
-        monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
-        monkeypatch.setattr(building, "is_accelerator", lambda device: accelerator)
-        config, cache = network("WR", 8, "all").config, BenchmarkCache(None)
-        kernel = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3)))
-        cache.store_times(Key.of(kernel, "torch"), 4, {"torch:native": [0.1]})
-        building.share(config, "cpu", cache)
-        assert len(building.shared(config, "cpu")) == 1
-        building.caches.clear()  # another process
-        assert len(building.shared(config, "cpu")) == accelerator
-        assert building.kept_times().exists() == accelerator
 
 
 @pytest.mark.gpu

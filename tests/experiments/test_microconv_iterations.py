@@ -5,7 +5,6 @@ import math
 
 import made_microconv as made
 import pytest
-import torch
 from made_microconv import MIB, check, iterations, judge, table
 
 from repro.experiments.microconv import iterating, runs
@@ -99,16 +98,6 @@ class TestNoSlower:
         narrow = "DenseNet-40 of growth 16 (for DenseNet-40)"
         assert frame.loc[narrow, FREE]["iteration (ms)"] == "left as it was"
 
-    def test_more_rounds_count_where_there_are_any(self):
-        def make(run):
-            made_ = iterations(run, tuned_no_limit=1.2)
-            for sample in made_["metrics"]["samples_s"]:
-                sample |= {f"{name}, more rounds": [0.1] * 12 for name in (PLAIN, AGAIN, FREE)}
-            return made_
-
-        word, evidence = judge("iterations/no_slower", make)
-        assert word == "reproduced" and "AlexNet, 5 kernels divided: ×1.00" in evidence
-
 
 class TestChecks:
     @pytest.mark.parametrize(
@@ -122,36 +111,31 @@ class TestChecks:
         assert check("iterations", 0, world(change))[0] == holds
 
     @pytest.mark.parametrize(
-        ("errors", "loss", "gradients"),
+        ("errors", "holds"),
         [
-            ([(1e-7, 1e-6, 0.0)], "yes", "yes"),
-            ([(1e-7, 2e-2, 2e-2)], "yes", "yes"),  # as far as torch's own are apart
-            ([(1e-7, 2e-2, 1e-2)], "yes", "NO"),
-            ([(1e-7, 1e-6, 0.0), (2e-4, 2e-2, 0.0)], "NO", "NO"),
-            ([(math.nan, math.nan, 0.0)], "NO", "NO"),
+            ([(1e-6, 0.0)], "yes"),
+            ([(2e-2, 2e-2)], "yes"),  # as far as torch's own are apart
+            ([(2e-2, 1e-2)], "NO"),
+            ([(1e-6, 0.0), (2e-2, 0.0)], "NO"),
+            ([(math.nan, 0.0)], "NO"),
         ],
     )
-    def test_results_do_not_change(self, errors, loss, gradients):
-        names, given = (
-            ("loss_error", "gradient_error", "own_gradient_error"),
-            itertools.cycle(errors),
-        )
+    def test_gradients_do_not_change(self, errors, holds):
+        given = itertools.cycle(errors)
 
         def change(run, forms):
             for told in forms.values():
-                told |= dict(zip(names, next(given), strict=True))
+                told["gradient_error"], told["own_gradient_error"] = next(given)
 
-        for position, holds in ((1, loss), (2, gradients)):
-            assert check("iterations", position, world(change))[0] == holds
+        assert check("iterations", 1, world(change))[0] == holds
 
     def test_networks_left_to_torch_say_nothing(self):
         def change(run, forms):
             for told in forms.values():
                 told["divided"] = 0
 
-        for position in (1, 2):
-            holds, evidence = check("iterations", position, world(change))
-            assert holds == "not run" and "no kernel of them left torch's own" in evidence
+        holds, evidence = check("iterations", 1, world(change))
+        assert holds == "not run" and "no kernel of them left torch's own" in evidence
 
 
 class TestShown:
@@ -201,14 +185,6 @@ class TestRivals:
     def test_no_claim_takes_them_for_the_methods_own(self):
         only = lambda run: made.plausible(run) if run.config.get("rivals") else None  # noqa: E731
         assert judge("iterations/divided_faster", only, "gpu")[0] == "not run"
-
-    def test_settings_are_put_back(self):
-        cudnn = torch.backends.cudnn
-        before = cudnn.benchmark, cudnn.benchmark_limit
-        with pytest.raises(KeyError), iterating.benchmarking(0):
-            assert cudnn.benchmark and cudnn.benchmark_limit == 0
-            raise KeyError
-        assert (cudnn.benchmark, cudnn.benchmark_limit) == before
 
     def test_each_setting_has_processes_of_its_own(self, monkeypatch):
         every = list(iterating.SETTINGS)

@@ -6,7 +6,7 @@ from typing import Any
 import made_microconv as made
 import pytest
 from invented import make_record
-from made_microconv import FAST, TINY, UNFIT, at, bench, check, judge, network, table, world
+from made_microconv import FAST, TINY, at, bench, check, judge, network, table, world
 
 from repro.experiments import load_paper
 from repro.experiments.judge import NotRun
@@ -27,7 +27,6 @@ class TestFigure9:
         ("divided", "scatter", "word"),
         [
             (0.5, 0.01, "reproduced"),  # ×2 for the paper's 1.63
-            (1 / 1.2, 0.01, "partly"),  # 0.37 of it
             (1.1, 0.01, "not reproduced"),
             (1 / 1.2, 0.3, "undecided"),
             (0.5, None, "undecided"),  # without a known scatter
@@ -55,9 +54,6 @@ class TestFigure9:
         told = f"undivided falls back to our own torch:implicit on {left} of 24 kernels; "
         assert told + "divided is ×1.00 [" in evidence
         assert (measured.FALLBACK in evidence) == (word == "not run")
-        row = table("figure9", make).set_index("policy").loc[["WR undivided", "WR all"]]
-        assert row["left to ours"]["WR undivided"] == f"{left} of 24"
-        assert row["over undivided"]["WR all"].startswith("×2.00 [")
 
     def test_where_the_limit_excludes_nothing_it_is_not_judged(self):
         word, evidence = judge("figure9/moderate_faster", two(1.0, (0.5, TINY)))
@@ -69,19 +65,11 @@ class TestFigure9:
         bound = world(cells | {at(512, "undivided"): roomier})
         assert judge("figure9/moderate_faster", bound)[0] == "reproduced"
 
-    def test_where_undivided_does_not_fit_there_is_no_number(self):
-        some = 1.0, {"unfit": ["conv2 F", "conv2 BF"]}
-        word, evidence = judge("figure9/moderate_faster", two(some, 0.5))
-        assert word == "not run"
-        assert "conv2 F, conv2 BF do not fit with WR undivided with 64 MiB" in evidence
-        assert judge("figure9/moderate_faster", world({at(64, "all"): 0.5}))[0] == "not run"
-
     @pytest.mark.parametrize(
         ("divided", "scatter", "small", "ample"),
         [
             (0.99, 0.01, "reproduced", "reproduced"),
             (1.3, 0.01, "reproduced", "not reproduced"),
-            (0.7, 0.01, "not reproduced", "not reproduced"),
             (0.95, 0.3, "undecided", "undecided"),
         ],
     )
@@ -105,8 +93,8 @@ class TestFigure9:
 
     def test_memory(self):
         """What a quarter of the workspace costs; judged where ample takes more."""
-        assert check("figure9", 1, self.make()) == ("yes", "0.25× (paper 0.24×)")
-        assert check("figure9", 1, self.make(250.0))[0] == "NO"
+        assert check("figure9", 0, self.make()) == ("yes", "0.25× (paper 0.24×)")
+        assert check("figure9", 0, self.make(250.0))[0] == "NO"
         for small, scatter, word in (
             (1.02, 0.001, "reproduced"),
             (1.1, 0.001, "not reproduced"),
@@ -117,33 +105,7 @@ class TestFigure9:
             assert found == word and "margin +4 %" in evidence
         nothing_saved = self.make(large_mib=60.0, small_mib=0.1)
         assert judge("figure9/memory_cost", nothing_saved)[0] == "not run"
-        assert check("figure9", 1, nothing_saved)[0] == "not run"
-
-    @pytest.mark.parametrize(
-        ("two_", "scatter", "options", "word"),
-        [
-            (0.5, 1e-4, FAST, "reproduced"),
-            (0.55, 1e-4, FAST, "not reproduced"),
-            (0.5, 0.1, FAST, "undecided"),
-            (0.9, 1e-4, TINY, "not run"),  # a limit that excludes nothing
-        ],
-    )
-    def test_policies(self, two_, scatter, options, word):
-        cells = {at(8, "undivided"): 1.0, at(8, "all"): (0.5, options)}
-        make = world(cells | {at(8, "powerOfTwo"): (two_, options)}, scatter)
-        found, evidence = judge("figure9/power_of_two_as_good", make)
-        assert found == word
-        # Table V: 579 over 574 ms.
-        assert word == "not run" or f"margin +{100 * (579 / 574 - 1):.2g} %" in evidence
-
-    def test_planned_times_never_rise_with_the_choice(self):
-        def planned(*seconds):
-            by_policy = dict(zip(("undivided", "powerOfTwo", "all"), seconds, strict=True))
-            return lambda run: network(by_policy[run.config["policy"]])
-
-        assert check("figure9", 0, planned(1, 0.9, 0.9))[0] == "yes"
-        assert check("figure9", 0, planned(1, 0.8, 0.9))[0] == "NO"
-        assert check("figure9", 0, lambda run: None)[0] == "not run"
+        assert check("figure9", 0, nothing_saved)[0] == "not run"
 
     def ran(self, run):
         cell = run.config["limit_mib"], run.config["policy"]
@@ -165,7 +127,6 @@ class TestFigure9:
         assert row["over torch's own"] == "×2.00 (no spread known)"
         unfit = frame.loc["8 MiB each", "WR undivided"]
         assert unfit["convolutions (ms)"] == "conv2 F, conv2 BF do not fit"
-        assert frame.loc["8 MiB each", "WR all"]["over undivided"] == DASH
         gpu = table("figure9", lambda run: network(), "gpu")
         assert list(gpu["setting"].unique()) == ["fp32", "tf32", "bf16"]  # with own baselines
 
@@ -182,11 +143,6 @@ class TestFigure9:
 
 
 class TestComparison:
-    def test_times_that_are_the_very_same_have_no_error(self):
-        one, other = (make_record("network", **network(1.0)) for _ in range(2))
-        same = measured.gained(one, other)
-        assert (same.mean, same.error) == (pytest.approx(0.0), 0.0)
-
     def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
         row = {"batch": 8, "parts": [[8, NATIVE]], "native_s": 1.0}
         own = [row | {"time_s": 1.1**sign} for sign in (1, -1, 1)]  # one twice: it counts once
@@ -213,30 +169,6 @@ class TestComparison:
             measured.need_binding(undivided, [record("powerOfTwo", *[(1, IMPLICIT)] * 8)])
         fast = record("powerOfTwo", *[(1, "nnpack:ft8x8")] * 8)  # 8 MiB for all
         measured.need_binding(undivided, [fast])
-
-    @pytest.mark.parametrize(
-        ("parts", "ours"),
-        [
-            ([[8, IMPLICIT]], {IMPLICIT}),
-            ([[4, "torch:im2col"], [4, IMPLICIT]], {"torch:im2col", IMPLICIT}),
-            ([[4, NATIVE], [4, IMPLICIT]], set()),
-            ([[8, "cudnn:GEMM"]], set()),
-        ],
-    )
-    def test_algorithms_that_no_library_has(self, parts, ours):
-        assert measured.ours_alone({"parts": parts}) == ours and measured.ours_alone({}) == set()
-
-
-def test_table5():
-    frame = table("table5", made.plausible).set_index(["network", "policy"])
-    assert len(frame) == 7  # all is AlexNet's alone in the quick plan
-    assert frame.loc["AlexNet", "WR powerOfTwo"]["paper"] == "1.23×"
-    narrow = "DenseNet-40 of growth 16 (for DenseNet-40)"
-    assert frame.loc[narrow, "WR undivided"]["paper"] == "1.00×"
-    assert frame.loc["AlexNet", "WR all"]["over undivided"].startswith("×2.00 [")
-    # On a GPU its AlexNet is another than the figures'.
-    gpu = table("table5", made.plausible, "gpu")["network"].unique()
-    assert list(gpu) == ["AlexNet, Table V", "ResNet-50", "DenseNet-40"]
 
 
 class TestFigure11:
@@ -274,17 +206,7 @@ class TestFigure11:
         found, evidence = judge("figure11/wd_faster", world(cells, 0.001))
         assert found == "undecided" and "conv1 F do not fit with WR undivided" in evidence
 
-    def test_limits_are_kept(self):
-        assert check("figure11", 0, lambda run: network(1.0, 2.0))[0] == "yes"
-        assert check("figure11", 0, lambda run: network(1.0, 9.0))[0] == "NO"
-
-        def sum_of_wd(run):
-            return network(1.0, 31.0 if run.config["limit_mib"] == 120 else 1.0)
-
-        holds, evidence = check("figure11", 0, sum_of_wd)
-        assert holds == "NO" and "103 %" in evidence
-
-    def test_table_and_figure(self):
+    def test_the_table(self):
         def make(run):
             relative = {"undivided": 1.0, "powerOfTwo": 0.8, "all": 0.5}[run.config["policy"]]
             wd = run.config["mode"] == "WD"
@@ -298,11 +220,6 @@ class TestFigure11:
         # The paper's comparison is with 32 MiB for each; nothing was run with 16.
         (row,) = frame[frame["limit"] == "2,544 MiB in all"].to_dict("records")
         assert row["over undivided"].startswith(f"×{1 / 0.72:.2f} [")
-        (axis,) = made.figure("figure11", make).axes
-        labels = [label.get_text() for label in axis.get_yticklabels()]
-        assert labels[0] == "within 8 MiB each" and "within 2,544 MiB in all" not in labels
-        (paper,) = made.dots_of(axis, "paper").items()
-        assert labels[round(paper[0])] == "WD all, over WR undivided" and paper[1] == 1.38
         assert "30 MiB (paper 120) in all" in set(table("figure11", make, "long")["limit"])
 
 
@@ -369,7 +286,7 @@ class TestFigure8:
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         rows = [("20×5", 1.0, 0.8), ("3×3", 1.0, 0.5), ("3×3", 1.0, 0.25), ("1×1", None, 2.0)]
         frame = table("figure8", of(*rows, scatter=None)).set_index("kernel")
         assert list(frame.index) == ["all", "1×1", "3×3", "20×5"]
@@ -378,12 +295,6 @@ class TestFigure8:
         shown = [cell.removesuffix(" (no spread known)") for cell in frame["over undivided"]]
         assert shown == means
         assert frame["paper, V100 half"]["all"] == "1.60×, up to 4.54×"
-        drawn = made.figure("figure8", of(*rows))
-        labels = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
-        row = labels.index("3×3 (n = 2)")
-        assert made.dots_of(drawn.axes[0], "ours")[row] == pytest.approx(3.0)
-        assert sorted(made.dots_of(drawn.axes[0], "paper").values()) == [1.6, 1.73]
-        assert drawn.get_suptitle().startswith("ours: ")
 
 
 def fast(b):
@@ -397,15 +308,15 @@ def slow(b):
 class TestFigure13:
     def test_the_papers_two_times(self, monkeypatch):
         """750Ti and K20Xm take 168.43 and 83.03 ms for 16 each: 84.2 for 8, 124.5 for 24."""
-        holds, evidence = check("figure13", 2, lambda run: None)
+        holds, evidence = check("figure13", 0, lambda run: None)
         assert holds == "yes" and evidence.startswith(f"{168.43 / (83.03 * 1.5):.2f}×")
         row, *_ = table("figure13", lambda run: None).to_dict("records")
         assert row["even is slower by"] == "1.35×" and row["slowest (ms)"] == "124.5"
         other = dict(zip(machines.FIGURE["even_ms"], (115.0, 83.03), strict=True))
         monkeypatch.setitem(machines.FIGURE, "even_ms", other)
-        assert check("figure13", 2, lambda run: None)[0] == "NO"
+        assert check("figure13", 0, lambda run: None)[0] == "NO"
 
-    def test_table_and_figure(self):
+    def test_the_table(self):
         """32 take 42 ms on the fast device; 24 and 8 on the slow one 34; 16, 12 and 4 take 26."""
         frame = table("figure13", lambda run: made.cluster(fast, slow))
         assert list(frame["slowest (ms)"])[:4] == ["42.0", "101.0", "34.0", "26.0"]
@@ -413,26 +324,6 @@ class TestFigure13:
         assert list(frame["over the best one"])[2:4] == [f"{42 / 34:.2f}×", f"{42 / 26:.2f}×"]
         assert list(frame["even is slower by"])[2:4] == [f"{53 / 34:.2f}×", DASH]  # 32 / 3
         assert list(frame["over the best one"])[5:] == ["2.12×", "2.20×"]
-        drawn = made.figure("figure13", lambda run: made.cluster(fast, slow))
-        assert "SIMULATED" in drawn.get_suptitle()
-        assert sorted(made.dots_of(drawn.axes[0], "paper").values()) == [1.37, 2.12]
-        ours = [*made.dots_of(drawn.axes[0], "ours").values()]
-        assert ours == pytest.approx([42 / 34, 42 / 26, 53 / 34])
-
-    def test_checks(self, monkeypatch):
-        make = lambda run: made.cluster(lambda b: 4e-3 * b, lambda b: 1e-3 * b)  # noqa: E731
-        # 32 ms alone; 24 there and 4 on each of the others takes 24.
-        holds, evidence = check("figure13", 0, make)
-        assert holds == "yes" and f"2 fast + slow {32 / 24:.2f}×" in evidence
-        holds, evidence = check("figure13", 1, make)
-        assert holds == "yes" and f"fast + slow: even takes {64 / 28:.2f}×" in evidence
-        alone = {"fast": (32, 1.0)}, None
-        both = {"fast": (16, 3.0), "slow": (16, 0.1)}, {"fast": (16, 2.0), "slow": (16, 0.1)}
-        planted = dict.fromkeys(("fast", "slow"), alone) | dict.fromkeys(
-            ("fast + slow", machines.ALL), both
-        )
-        monkeypatch.setattr(machines, "splits", lambda results: planted)
-        assert check("figure13", 0, make)[0] == check("figure13", 1, make)[0] == "NO"
 
 
 class TestTables:
@@ -464,17 +355,3 @@ class TestCaptions:
             caffes = name in ("figure1", "figure6", "figure9", "figure10", "figure11", "figure12")
             assert ("STAND-IN for the paper's AlexNet;" in said) == caffes, name
         assert "STAND-IN" not in self.told("table5", profile="gpu")
-
-
-def test_a_limit_at_the_papers_mini_batch():
-    from repro.experiments.microconv import runs
-
-    for profile, expected in (("quick", 256), ("gpu", 8)):
-        record = made.results("figure9", made.plausible, profile).records[0]
-        assert runs.at_papers_batch(record) == expected
-    # `long` gives a sample what the paper gives it; Figure 11 has another mini-batch of ResNet-50.
-    for role, caffe, batch in (("AlexNet", False, 256), ("ResNet-50", True, 32)):
-        config = runs.network("long", role, "WR", 8, "undivided", caffe=caffe).config
-        assert config["limit_mib"] / config["batch"] == 8 / batch
-    assert made.table("figure9", made.plausible, "long")["limit"][0] == "2 MiB (paper 8) each"
-    assert judge("figure9/small_no_gain", two(UNFIT, 1.0, 8), "gpu")[0] == "not reproduced"

@@ -47,17 +47,6 @@ void stub_reset(void) {
 
 size_t cudnnGetVersion(void) { return 91234; }
 
-/* As cuDNN where libraries of its own are missing: it aborts for want of one, and tells of others. */
-int cudnnGraphVersionCheck(void) {
-    if (getenv("CUDNN_STUB_ABORTS")) {
-        fputs("Unable to load any of {libcudnn_graph.so.9}\nInvalid handle.\n", stderr);
-        abort();
-    }
-    return OK;
-}
-int cudnnOpsVersionCheck(void) { return OK; }
-int cudnnCnnVersionCheck(void) { return getenv("CUDNN_STUB_LACKS") ? 3009 : OK; }
-
 const char *cudnnGetErrorString(int status) {
     switch (status) {
         case BAD_PARAM: return "STUB_BAD_PARAM";

@@ -1,7 +1,6 @@
 """The benchmark cache: its keys, its file, and other processes and damage."""
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -9,21 +8,16 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from repro.measure import allocations, timing
 from repro.microconv import (
     BenchmarkCache,
     CacheError,
-    CacheWarning,
     Convolution,
     Kernel,
     cache,
-    tune,
 )
 from repro.microconv.cache import Key, default_path
 from repro.microconv.kernels import KINDS
@@ -45,8 +39,7 @@ def describe(monkeypatch):
     return lambda described: monkeypatch.setattr(cache, "describe_device", described)
 
 
-@pytest.mark.parametrize("backend", ["torch", "nnpack"])
-def test_everything_of_a_kernel_is_in_its_key(backend):
+def test_everything_of_a_kernel_is_in_its_key():
     changes = [
         {"in_channels": 8}, {"height": 17}, {"width": 16}, {"out_channels": 6}, {"groups": 2},
         *({"kernel_size": size} for size in ((3, 2), (2, 3))),
@@ -58,74 +51,32 @@ def test_everything_of_a_kernel_is_in_its_key(backend):
     kernels += [Kernel("forward", replace(CONV, **change)) for change in changes]
     kernels += [Kernel("forward", CONV, dtype) for dtype in ("float64", "bfloat16", "float16")]
     kernels += [Kernel("forward", CONV, layout="nhwc"), Kernel("forward", CONV, math="tf32")]
-    assert len({Key.of(kernel, backend).text for kernel in kernels}) == len(kernels)
+    assert len({Key.of(kernel).text for kernel in kernels}) == len(kernels)
     again = Kernel("forward", Convolution(6, 16, 17, 4, (3, 3)))
-    assert Key.of(again, "torch") == Key.of(KERNEL, "torch") != Key.of(KERNEL, "nnpack")
+    assert Key.of(again) == Key.of(KERNEL)
 
 
-@pytest.mark.parametrize("backend", ["torch", "nnpack"])
-def test_settings_of_the_process_are_in_the_key(backend, monkeypatch, describe):
-    before = Key.of(KERNEL, backend)
+def test_settings_of_the_process_are_in_the_key(monkeypatch, describe):
+    before = Key.of(KERNEL)
     torch.set_num_threads(2)
     try:
-        assert Key.of(KERNEL, backend) != before
+        assert Key.of(KERNEL) != before
     finally:
         torch.set_num_threads(1)
-    assert Key.of(KERNEL, backend) == before
+    assert Key.of(KERNEL) == before
     changed = [
         (torch, "__version__", "9.9.9"),
         (cache, "freed_memory_is_kept", lambda: "otherwise"),
         (cache, "_code", lambda: "another"),
+        (torch.backends.mkldnn, "enabled", False),
     ]
-    if backend == "torch":
-        changed.append((torch.backends.mkldnn, "enabled", False))
     for owner, name, value in changed:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
-            assert Key.of(KERNEL, backend) != before, name
-    assert Key.of(KERNEL, backend) == before
+            assert Key.of(KERNEL) != before, name
+    assert Key.of(KERNEL) == before
     describe(lambda device: {"name": "another"})
-    assert Key.of(KERNEL, backend) != before
-
-
-@pytest.mark.parametrize("backend", ["torch", "cudnn"])
-def test_version_and_device_on_cuda_are_in_the_key(backend, monkeypatch, describe):
-    facts = {"version": 92800, "name": "H100", "driver": "570"}
-    library = SimpleNamespace(cudnnGetVersion=lambda: facts["version"])
-    describe(lambda device: {"name": facts["name"], "driver": facts["driver"]})
-    monkeypatch.setattr("repro.microconv.cudnn._load", lambda: (library, None))
-    monkeypatch.setattr(torch.backends.cudnn, "version", library.cudnnGetVersion)
-    kernel = replace(KERNEL, device="cuda:0")
-    before = Key.of(kernel, backend)
-    for name, other in (("version", 92900), ("name", "H200"), ("driver", "580")):
-        own, facts[name] = facts[name], other
-        assert Key.of(kernel, backend) != before, name
-        facts[name] = own
-        assert Key.of(kernel, backend) == before
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    assert Key.of(kernel, backend) != before
-    monkeypatch.setattr("repro.microconv.cudnn._load", lambda: (None, "cudnn: not there"))
-    with pytest.raises(RuntimeError, match="cudnn: not there"):
-        Key.of(kernel, "cudnn")
-
-
-def test_our_own_code_is_in_the_key(monkeypatch, tmp_path):
-    folder = tmp_path / "microconv"
-    shutil.copytree(Path(cache.__file__).parent, folder)
-    monkeypatch.setattr(cache, "__file__", str(folder / "cache.py"))
-    code = cache._code.__wrapped__
-    before = code()
-    assert before == cache._code() != ""
-    file, source = folder / "staging.py", (folder / "staging.py").read_text()
-    file.write_text(source + "\n")
-    assert code() != before
-    file.write_text(source)
-    assert code() == before
-    for module in (allocations, timing):  # of repro.measure
-        (tmp_path / "changed.py").write_text("# changed")
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "__file__", str(tmp_path / "changed.py"))
-            assert code() != before, module
+    assert Key.of(KERNEL) != before
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
@@ -172,11 +123,6 @@ def test_a_file_outlives_its_cache(path, tmp_path, monkeypatch):
     again = BenchmarkCache(path)
     assert again.times(Key("a"), 4) == {"torch:fft": [0.25]}
     assert again.listing(Key("a"), 4) == [("torch:fft", 512)]
-    # Both see new results of the other one.
-    again.store_times(Key("a"), 8, {"torch:fft": [0.5]})
-    assert store.times(Key("a"), 8) == {"torch:fft": [0.5]}
-    again.clear()
-    assert len(store) == 0
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     BenchmarkCache("~/here.sqlite")
     assert (tmp_path / "home" / "here.sqlite").is_file()
@@ -249,24 +195,6 @@ def test_several_processes_write_into_one_file(path):
             assert len(store.times(Key(f"own {worker}"), number)) == 2
 
 
-@needs_fork
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_cache_survives_a_fork(path):
-    store = BenchmarkCache(path)
-    store.store_times(Key("a"), 1, {"torch:fft": [1.0]})
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if store.times(Key("a"), 1) == {"torch:fft": [1.0]}:
-                store.store_times(Key("a"), 2, {"torch:fft": [2.0]})
-                code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store.times(Key("a"), 2) == {"torch:fft": [2.0]}
-
-
 def assert_says_what_to_do(path, call):
     with pytest.raises(CacheError) as caught:
         call()
@@ -295,43 +223,3 @@ def test_files_that_do_not_do(tmp_path, kind):
         path = Path("/proc/self/cache.sqlite")
     assert_says_what_to_do(path, lambda: BenchmarkCache(path).times(Key("a"), 1))
     assert kind != "text" or path.read_text() == "not a database " * 100  # not overwritten
-
-
-def test_a_file_that_was_damaged_later(path):
-    store = BenchmarkCache(path)
-    path.write_bytes(b"x" * 4096)
-    for call in (
-        lambda: store.times(Key("a"), 1),
-        lambda: store.store_times(Key("a"), 1, {"torch:fft": [1.0]}),
-        lambda: store.listing(Key("a"), 1),
-        lambda: store.store_listing(Key("a"), 1, []),
-        lambda: len(store),
-        store.clear,
-    ):
-        assert_says_what_to_do(path, call)
-
-
-def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
-    path = tmp_path / "shared.sqlite"
-    BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})
-    connect = sqlite3.connect
-
-    def read_only(name, **options):
-        if name == str(path):
-            return connect(f"file:{path}?mode=ro", uri=True, **options)
-        return connect(name, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", read_only)
-    cache = BenchmarkCache(path)
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    with pytest.warns(CacheWarning, match="cannot be written: .*; new results are kept in memory"):
-        cache.store_times(Key("new"), 1, {"torch:fft": [2.0]})
-    cache.store_listing(Key("new"), 1, [("torch:fft", 3)])  # told once
-    assert cache.times(Key("new"), 1) == {"torch:fft": [2.0]}
-    assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
-    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
-    assert BenchmarkCache(path).times(Key("new"), 1) == {}
-    monkeypatch.setenv("REPRO_CACHE", str(path / "below"))  # of the default cache
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
-        report = tune(nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 6))
-    assert report.measured + report.cached > 0

@@ -3,18 +3,14 @@ import json
 import math
 import random
 
-import numpy as np
 import pytest
-import torch
 
 from repro.microconv import (
     BenchmarkCache,
     Convolution,
     Kernel,
     cached_times,
-    find_kernels,
     split_batch,
-    tune,
 )
 from repro.microconv.cache import Key
 
@@ -65,17 +61,6 @@ def test_a_device_that_would_only_slow_the_others_down_is_left_out():
     # It could take a share within the same slowest time, but only at more time in all.
     times = {"a": {4: 3.0, 3: 3.0}, "b": {1: 2.0}, "c": {4: 3.0}}
     assert split_batch(4, times) in ({"a": 4}, {"c": 4})
-
-
-def test_large_batches_whole_numbers_of_numpy_and_any_names():
-    times = {("node", 1): {2: 1.0}, None: {1: 1.0}, 3: {4: 1.0}}
-    assert list(split_batch(7, times)) == [("node", 1), None, 3]
-    # As they come out of a data frame.
-    linear = {np.int64(size): np.float64(size) for size in range(1, 257)}
-    split = split_batch(np.int64(256), {"a": linear, "b": linear})
-    assert split == {"a": 128, "b": 128} and {*map(type, split.values())} == {int}
-    twice = {size: size / 3 for size in range(1, 257)}
-    assert split_batch(256, {"slow": linear, "fast": twice}) == {"slow": 64, "fast": 192}
 
 
 @pytest.mark.parametrize(
@@ -141,11 +126,3 @@ def test_a_device_without_all_kernels_and_sizes_that_are_no_sum_are_left_out():
     ((device, times),) = cached_times(NETWORK, merged).items()
     assert device == "fast, 1 threads" and set(times) == {2, 4}
     assert cached_times([], merged) == {}
-
-
-def test_what_tune_has_measured(tmp_path):
-    model, x = torch.nn.Conv2d(3, 4, 3), torch.zeros(4, 3, 8, 8)
-    cache = BenchmarkCache(tmp_path / "node.sqlite")
-    tune(model, x, cache=cache)
-    ((device, times),) = cached_times(find_kernels(model, x), cache).items()
-    assert "threads" in device and set(times) == {1, 2, 3, 4} and min(times.values()) > 0

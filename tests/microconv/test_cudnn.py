@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import subprocess
-import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import torch
 from tuned_nets import reference
 
 from repro.microconv import BenchmarkCache, Convolution, Kernel, cudnn, stated_error
-from repro.microconv.backends import BACKENDS, Choice, run_division
+from repro.microconv.backends import BACKENDS, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
 from repro.microconv.measuring import Bench
@@ -108,45 +107,6 @@ def test_every_algorithm_on_a_gpu(conv, dtype, layout, math_, kind):
         pytest.skip(f"this cuDNN has no algorithm for {dtype} in {layout}")
 
 
-@pytest.mark.gpu
-@pytest.mark.cuda_only("cuDNN")
-def test_ieee_is_more_exact_than_tf32():
-    errors, conv = {}, Convolution(64, 16, 16, 64, (3, 3), padding=(1, 1))
-    for math_ in ("ieee", "tf32"):
-        kernel = Kernel("forward", conv, "float32", "cuda", "nchw", math_)
-        operands = kernel.tensors(8)
-        expected = reference(kernel, operands[0], operands[1])
-        relative = []
-        for algorithm, size in BACKEND.algorithms(kernel, 8):
-            if not algorithm.startswith("WINOGRAD"):
-                with suppress(UnsupportedError):
-                    out = run_guarded(algorithm, kernel, operands, size).cpu()
-                    relative.append(float((out - expected).abs().max() / expected.abs().max()))
-        errors[math_] = max(relative)
-    assert errors["ieee"] < 5e-6
-    if torch.cuda.get_device_capability() >= (8, 0):
-        assert errors["tf32"] > 20 * errors["ieee"]
-
-
-@pytest.mark.gpu
-@pytest.mark.cuda_only("cuDNN")
-def test_it_follows_the_current_stream():
-    kernel = Kernel("forward", Convolution(8, 14, 14, 8, (3, 3)), device="cuda")
-    first, second, out = kernel.tensors(4)
-    name, size = BACKEND.algorithms(kernel, 4)[0]
-    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    BACKEND.run(name, kernel, (first, second, out), workspace)
-    expected = out.clone()
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        first.mul_(2)  # after the sleep, and before the convolution
-        BACKEND.run(name, kernel, (first, second, out), workspace)
-    stream.synchronize()
-    torch.testing.assert_close(out, 2 * expected)
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     compiler = shutil.which("cc")
@@ -166,6 +126,7 @@ def stub(library, monkeypatch):
     """The stub in cuDNN's place, with one device that is the host."""
     devices = []
     monkeypatch.setattr(cudnn, "_load", lambda: (library, None))
+    monkeypatch.setattr(CuDNNBackend, "missing", lambda self, device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda d: devices.append(d) or nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     stream = SimpleNamespace(cuda_stream=4711)
@@ -288,19 +249,11 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
     for dtype in ("float32", "bfloat16", "float64"):
         assert true_half.algorithms(Kernel(kind, CONVS[0], dtype), 1) == []
     # It is taken where its error is admitted alone.
-    choice, kernel = Choice((true_half,), None, ()), Kernel(kind, CONVS[0], "float16")
+    kernel = Kernel(kind, CONVS[0], "float16")
     for max_error, wanted in ((1e-4, {"torch"}), (1e-2, {"torch", "cudnn_half"})):
-        candidates = Bench(choice, BenchmarkCache(), max_error).candidates(kernel, 2, [2])[2]
+        bench = Bench(["cudnn_half"], BenchmarkCache(), max_error)
+        candidates = bench.candidates(kernel, 2, [2])[2]
         assert {way.algorithm.partition(":")[0] for way in candidates} == wanted
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cudnn_does_not_list(stub, kind):
-    for status, name in ((3000, "FFT"), (2000, "WINOGRAD_NONFUSED"), (3002, "FFT_TILING")):
-        stub.library.stub_refuse(KINDS.index(kind), NUMBERS[kind][name], 0, status)
-    names = [name for name, _ in BACKEND.algorithms(Kernel(kind, CONVS[0]), 2)]
-    left_out = {"FFT", "WINOGRAD_NONFUSED", "FFT_TILING"}
-    assert names == [name for name in NUMBERS[kind] if name not in left_out]
 
 
 @pytest.mark.parametrize(
@@ -320,18 +273,6 @@ def test_what_cudnn_lists_and_then_refuses(stub, status, word):
         assert isinstance(caught.value, UnsupportedError) == (word is not None)
 
 
-def test_calls_that_fail_on_the_way(stub):
-    kernel = Kernel("forward", CONVS[0])
-    with pytest.raises(RuntimeError, match="STUB_SIZE_INSUFFICIENT"):
-        run_guarded("GEMM", kernel, kernel.tensors(2), 2 * 1000 * 2)
-    with pytest.raises(RuntimeError, match=r"cudnnSetTensor4dDescriptor failed: STUB_BAD_PARAM \("):
-        cudnn._descriptors(kernel, 0)
-    cudnn._handles.__dict__.clear()
-    stub.library.stub_fail_to_create(5000)
-    with pytest.raises(RuntimeError, match=r"cudnn: cudnnCreate failed: STUB_EXECUTION_FAILED"):
-        BACKEND.algorithms(kernel, 1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_uneven_parts_accumulate(stub, kind):
     kernel = Kernel(kind, CONVS[1])
@@ -341,26 +282,6 @@ def test_uneven_parts_accumulate(stub, kind):
     run_division(parts, kernel, first, second, out.fill_(math.nan), workspace)
     assert_near(out, reference(kernel, first, second), kernel, "FFT")
     assert [run["n"] for run in log(stub, "run")] == ["3", "3", "1"]
-
-
-def test_a_thread_and_a_device_have_a_handle_of_their_own_and_one_alone(stub, monkeypatch):
-    kernel = Kernel("forward", CONVS[0])
-
-    def work():
-        for b in (1, 2):
-            for name, size in BACKEND.algorithms(kernel, b):
-                run_guarded(name, kernel, kernel.tensors(b), size)
-
-    work()
-    assert stub.library.stub_handles() == 1
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert stub.library.stub_handles() == 2
-    for index in (0, 1, 0, 1):
-        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
-        BACKEND.algorithms(kernel, 1)
-    assert stub.library.stub_handles() == 3
 
 
 @pytest.fixture(params=["cudnn", "torch"])
@@ -374,12 +295,12 @@ def deterministic(request, monkeypatch):
 
 
 def test_deterministic_algorithms_alone(stub, deterministic):
-    cache, choice = BenchmarkCache(), Choice((BACKENDS["cudnn"],), None, ())
+    cache = BenchmarkCache()
 
     def names(kind):  # with and without what was listed before
         kernel = Kernel(kind, CONVS[0])
         listed = {name for name, _ in BACKEND.algorithms(kernel, 2)}
-        ways = Bench(choice, cache).candidates(kernel, 2, [2])[2]
+        ways = Bench(["cudnn"], cache).candidates(kernel, 2, [2])[2]
         found = {n.removeprefix("cudnn:") for n in (way.algorithm for way in ways)}
         assert {name for name in found if not name.startswith("torch")} == listed
         return listed
@@ -399,34 +320,6 @@ def test_deterministic_algorithms_alone(stub, deterministic):
         assert names(kind) == before[kind] - NONDETERMINISTIC
 
 
-def test_the_bench_measures_and_remembers_what_is_refused(stub):
-    kernel = Kernel("forward", CONVS[0])
-    stub.library.stub_refuse(0, NUMBERS["forward"]["GEMM"], 1, 3000)
-    choice, cache = Choice((BACKENDS["cudnn"],), ("cudnn",), ()), BenchmarkCache()
-    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4], 3000)
-    assert [way.algorithm for way in candidates[2]] == [
-        "torch:native",
-        "cudnn:IMPLICIT_GEMM",
-        "cudnn:IMPLICIT_PRECOMP_GEMM",
-    ]
-    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4])
-    assert len(candidates[2]) == len(candidates[4]) == 8  # native, and all but GEMM
-    tried = [run for run in log(stub, "run") if run["algo"] == "2"]
-    assert [run["n"] for run in tried] == ["2", "4"]
-
-
-def test_names_and_stated_errors(stub, monkeypatch):
-    assert {kind: dict(known) for kind, known in cudnn.ALGORITHMS.items()} == NUMBERS
-    assert set(BACKEND.names) == {name for known in NUMBERS.values() for name in known}
-    errors = {name: BACKEND.error(name, Kernel("forward", CONVS[0])) for name in BACKEND.names}
-    winograd = errors["WINOGRAD"]
-    assert errors["WINOGRAD_NONFUSED"] == winograd
-    assert all(0 < e < winograd for name, e in errors.items() if "WINOGRAD" not in name)
-    assert "91234" in BACKEND.version("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert BACKEND.missing("cuda") is None
-
-
 def test_where_it_is_missing(monkeypatch):
     assert BACKEND.missing("cpu") == "cudnn: runs on a CUDA device only, not on cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -436,59 +329,3 @@ def test_where_it_is_missing(monkeypatch):
     assert BACKEND.missing("cuda:0") == "cudnn: why"
     with pytest.raises(RuntimeError, match="cudnn: why"):
         BACKEND.version("cuda:0")
-    with pytest.raises(RuntimeError, match="cudnn: why"):
-        cudnn._library()
-
-
-def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
-    tried, plain = [], ctypes.CDLL
-
-    def load(name):
-        if name is None:
-            return plain(None)
-        tried.append(name)
-        if name == "libcudnn.so.9":
-            raise OSError("cannot open shared object file")
-        return library
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    assert cudnn._load.__wrapped__() == (library, None)
-    assert tried[1].endswith("nvidia/cudnn/lib/libcudnn.so.9")
-    monkeypatch.undo()
-    assert cudnn._path(library) == library._name
-    renamed = ctypes.CDLL(library._name)  # known by another name
-    renamed._name = "libcudnn.so.9"
-    assert cudnn._path(renamed) == library._name
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("ABORTS", "missing: Unable to load any of {libcudnn_graph.so.9} Invalid handle.)"),
-        ("LACKS", "missing: cudnnCnnVersionCheck failed with 3009)"),
-    ],
-)
-def test_a_library_that_lacks_a_part_is_not_present(library, monkeypatch, how, reason):
-    monkeypatch.setenv(f"CUDNN_STUB_{how}", "1")
-    plain = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library if name else plain(None))
-    loaded, problem = cudnn._load.__wrapped__()
-    assert loaded is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
-    assert library._name in problem and problem.endswith(reason) and "\n" not in problem
-
-
-def test_no_library_and_one_without_the_functions(monkeypatch):
-    def absent(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
-    other = ctypes.CDLL(None)
-    with pytest.raises(AttributeError, match="cudnnCreate"):
-        cudnn.declare(other)
-    for load, reason in (
-        (absent, "cannot open shared object file"),
-        (lambda name: other, "undefined symbol: cudnnCreate"),
-    ):
-        monkeypatch.setattr(ctypes, "CDLL", load)
-        loaded, problem = cudnn._load.__wrapped__()
-        assert loaded is None and reason in problem
-        assert problem.startswith("cudnn: no cuDNN 9 with the convolution functions")

@@ -1,8 +1,6 @@
 """What `cudnn` declares by hand, against the real cuDNN's headers and library; no GPU is needed."""
 
 import ctypes
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,72 +86,3 @@ def test_functions_and_numbers_are_those_of_the_header(declared: Declared, tmp_p
     declared["cudnnSetStream"].argtypes.append(ctypes.c_int)  # a planted fault
     source.write_text(check(declared), encoding="utf-8")
     assert "static assertion failed: cudnnSetStream" in wheels.compiles(source, *includes)
-
-
-ASKED = """
-import ctypes, sys
-from itertools import product
-from repro.microconv import Convolution, Kernel, cudnn
-from repro.microconv.kernels import KINDS
-
-library = cudnn.declare(ctypes.CDLL(sys.argv[1]))  # every function is there
-assert cudnn._problem(library) == "", cudnn._problem(library)
-cudnn._load = lambda: (library, None)
-
-def asked(call, *given, count):
-    '''The numbers that a function of cuDNN gives by its last arguments.'''
-    numbers = (ctypes.c_int * count)()
-    pointers = [ctypes.byref(numbers, 4 * i) for i in range(count)]
-    status = getattr(library, call)(*given, *pointers)
-    assert status == 0, (call, status)
-    return tuple(numbers)
-
-conv = Convolution(4, 9, 8, 6, (3, 2), (2, 1), (1, 2), (1, 3), groups=2)
-for kind, dtype, layout in product(KINDS, cudnn._DATA_TYPES, cudnn._LAYOUTS):
-    kernel = Kernel(kind, conv, dtype, layout=layout)
-    d = cudnn._Descriptors(kernel, 5)
-    filters = {"forward": 1, "backward_data": 1, "backward_filter": 2}[kind]
-    made = [d.first, d.second, d.out]
-    for position, (descriptor, shape) in enumerate(zip(made, kernel.shapes(5))):
-        if position == filters:
-            answer = asked("cudnnGetFilter4dDescriptor", descriptor, count=6)
-            assert answer == (cudnn._DATA_TYPES[dtype], cudnn._LAYOUTS[layout], *shape), answer
-        else:
-            answer = asked("cudnnGetTensor4dDescriptor", descriptor, count=9)
-            n, c, h, w = shape
-            strides = (c * h * w, h * w, w, 1) if layout == "nchw" else (h * w * c, 1, w * c, c)
-            assert answer == (cudnn._DATA_TYPES[dtype], *shape, *strides), answer
-    tensors = [m for i, m in enumerate(made) if i != filters]
-    input = tensors[1] if kind == "backward_data" else tensors[0]
-    size = asked(
-        "cudnnGetConvolution2dForwardOutputDim", d.conv, input, made[filters], count=4
-    )
-    assert size == conv.output_shape(5), size
-    answer = asked("cudnnGetConvolution2dDescriptor", d.conv, count=8)
-    compute = 1 if dtype == "float64" else 0
-    assert answer == (*conv.padding, *conv.stride, *conv.dilation, 1, compute), answer
-    assert asked("cudnnGetConvolutionGroupCount", d.conv, count=1) == (2,)
-print("asked", library.cudnnGetVersion())
-"""
-
-
-def test_the_library_exports_all_and_reads_our_descriptors():
-    (folder,) = wheels.find("libcudnn.so.9")
-    command = [sys.executable, "-c", ASKED, str(folder / "libcudnn.so.9")]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0 and done.stdout.startswith("asked 9"), done.stderr
-
-
-def test_a_missing_part_of_the_library_is_told(tmp_path: Path):
-    # All but one of its libraries, in a folder of their own.
-    (folder,) = wheels.find("libcudnn.so.9")
-    for missing in ("graph", "ops", "cnn"):
-        broken = tmp_path / missing
-        broken.mkdir()
-        for library in folder.glob("libcudnn*.so.9"):
-            if library.name == "libcudnn.so.9":
-                (broken / library.name).write_bytes(library.read_bytes())  # it looks beside itself
-            elif library.name != f"libcudnn_{missing}.so.9":
-                (broken / library.name).symlink_to(library)
-        problem = cudnn._problem(ctypes.CDLL(str(broken / "libcudnn.so.9")))
-        assert "a part of it may be missing" in problem, (missing, problem)

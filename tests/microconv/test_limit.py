@@ -75,6 +75,7 @@ def step(model, x):
 def held(model, x):
     """Return what the convolutions of a step take at most, seen from outside, and all together."""
     step(model, x)
+    gc.collect()  # what an earlier error holds is not freed inside a call
     taken = [peak for _, peak in peak_inside(lambda: step(model, x), WATCHED)]
     assert len(taken) >= 8
     return max(taken), sum(taken)
@@ -126,20 +127,8 @@ def test_wd_holds_all_convolutions_together():
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
-def test_a_limit_for_each_sample_grows_with_the_mini_batch(mode):
-    options = {"mode": mode, "cache": None, "training": False, "per_sample": True}
-    for num_samples in (4, BATCH):
-        with pytest.raises(WorkspaceLimitError) as refused:
-            tune(net(), images(num_samples), 0, **options)
-        least = refused.value.least_bytes
-        each = -(-least // num_samples)
-        assert f"{least} bytes, {each} for each of {num_samples} samples:" in str(refused.value)
-        report = tune(net(), images(num_samples), each, **options)
-        assert report.limit_bytes == each * num_samples >= report.workspace_bytes
-        assert f"({each:,} bytes for each of {num_samples} samples)" in str(report)
-        with pytest.raises(WorkspaceLimitError):
-            tune(net(), images(num_samples), each - 1, **options)
-    # Without `strict` torch's own takes what it likes, and the report says so.
+def test_a_limit_that_is_not_strict(mode):
+    """Torch's own takes what it likes, and the report says so."""
     model = net()
     report = tune(model, images(), 0, mode=mode, strict=False, cache=None)
     assert not any(isinstance(module, TunedConv2d) for module in model.modules())
@@ -297,7 +286,7 @@ def test_what_a_division_takes_is_what_it_lists():
     """Of 16 bits filter gradients are summed in float32, in a buffer of its own."""
     for model in (net(), net().bfloat16()):
         x = images().to(next(model.parameters()).dtype)
-        bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
+        bench = Bench(["torch:native"], BenchmarkCache(None))
         for _, kernel, batch in find_kernels(model, x):
             candidates = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
             first, second, out = kernel.tensors(batch)
@@ -314,7 +303,7 @@ def test_what_a_division_takes_is_what_it_lists():
 
 
 def test_wd_gives_spare_bytes_away_once():
-    tuner = Tuner(TuningReport("WD", "all", 0), BenchmarkCache(None), None, 1.0, 0.0)
+    tuner = Tuner(TuningReport("WD", "all", 0), Bench(None, BenchmarkCache(None)), 0.0)
     kernel = Kernel("forward", Convolution(1, 3, 3, 1, (1, 1)))
     tuner.measured[kernel, 1] = {1: [Candidate("torch:native", 1.0, 150)]}
     tuner.spare = 100  # each division leaves torch's own 50 bytes short

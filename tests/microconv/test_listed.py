@@ -5,8 +5,9 @@ import torch
 
 from repro._torchvision import torchvision
 from repro.measure.allocations import peak_allocation
-from repro.microconv import Kernel, backends, find_kernels
+from repro.microconv import Convolution, Kernel, backends, find_kernels
 from repro.microconv.backends import BACKENDS, NATIVE, run_division, summing_bytes
+from repro.microconv.kernels import KINDS
 
 BATCH = 2
 SMALL = {"squeezenet1_1": 32}
@@ -35,29 +36,28 @@ def too_little(kernel):
     """Run every algorithm sample by sample; return those that take more than they list."""
     first, second, out = kernel.tensors(BATCH)
     beyond = []
-    for backend in BACKENDS.values():
-        if backend.missing("cpu") is not None:
-            continue
-        for name, listed in backend.algorithms(kernel, 1):
-            algorithm = f"{backend.name}:{name}"
-            given = backends.given_bytes(algorithm, kernel, 1)
-            workspace = torch.zeros(given, dtype=torch.uint8)
-            parts = [(1, algorithm)] * BATCH
+    for algorithm, listed in backends.listing(kernel, 1):
+        given = backends.given_bytes(algorithm, kernel, 1)
+        workspace = torch.zeros(given, dtype=torch.uint8)
+        parts = [(1, algorithm)] * BATCH
 
-            def run(parts=parts, workspace=workspace):
-                run_division(parts, kernel, first, second, out, workspace)
+        def run(parts=parts, workspace=workspace):
+            run_division(parts, kernel, first, second, out, workspace)
 
-            run()
-            taken = given + peak_allocation(run, "cpu")
-            if taken > listed + summing_bytes(kernel):
-                beyond.append((kernel, algorithm, taken, listed))
+        run()
+        taken = given + peak_allocation(run, "cpu")
+        if taken > listed + summing_bytes(kernel):
+            beyond.append((kernel, algorithm, taken, listed))
     return beyond
 
 
 @pytest.mark.slow
 def test_what_divided_kernels_take_is_listed():
     kernels = kernels_of(SMALL)
-    assert len(kernels) > 30 and [row for k in kernels for row in too_little(k)] == []
+    grouped = Convolution(8, 12, 11, 8, (3, 3), padding=(1, 1), groups=2)
+    types = ("float32", "float64", "bfloat16", "float16")
+    kernels += [Kernel(kind, grouped, dtype) for kind in KINDS for dtype in types]
+    assert len(kernels) > 42 and [row for k in kernels for row in too_little(k)] == []
 
 
 def test_an_algorithm_that_lists_too_little_is_found(monkeypatch):

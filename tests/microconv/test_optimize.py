@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import re
 from fractions import Fraction
 
 import numpy as np
@@ -106,67 +105,6 @@ def test_against_brute_force(times):
     assert feasible > 160 and limited > 16
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_front_and_wr_agree_at_every_limit(policy):
-    for seed in range(10):
-        rng = random.Random(seed)
-        batch = rng.choice([32, 37, 60, 64])
-        candidates = {
-            size: [
-                Candidate(name, rng.randint(4, 9) * size + fixed, size * rng.randint(1, 64) * scale)
-                for name, fixed, scale in (("slow", 30, 1), ("fast", 4, 256), ("other", 16, 16))
-            ]
-            for size in micro_batch_sizes(batch, policy)
-        }
-        front = pareto_front(batch, candidates)
-        workspaces, times = [d.workspace_bytes for d in front], [d.time_s for d in front]
-        assert workspaces == sorted(set(workspaces))
-        assert times == sorted(set(times), reverse=True)
-        needs = {way.workspace_bytes for ways in candidates.values() for way in ways}
-        limits = sorted({need + extra for need in needs for extra in (-1, 0, 1)})
-        for limit in random.Random(seed).sample(limits, min(25, len(limits))):
-            prefix = [d for d in front if d.workspace_bytes <= limit]
-            if prefix:
-                assert best_division(batch, candidates, limit) == prefix[-1]
-                assert pareto_front(batch, candidates, limit) == prefix
-                continue
-            with pytest.raises(ValueError, match=f"would work is {workspaces[0]} bytes"):
-                best_division(batch, candidates, limit)
-
-
-def test_equal_times_take_the_smallest_workspace():
-    ways = [Candidate("a", 2, 512), Candidate("b", 2, 256), Candidate("c", 2, 1024)]
-    assert pareto_front(3, {3: ways}) == [Division(2, 256, [(3, "b")])]
-    # Divided as fast as undivided: the smaller workspace decides, then the larger parts.
-    candidates = {1: [Candidate("a", 1, 256)], 2: [Candidate("a", 2, 256)]}
-    assert best_division(4, candidates).parts == [(2, "a"), (2, "a")]
-    candidates[4] = [Candidate("a", 4, 512)]
-    assert best_division(4, candidates).parts == [(2, "a"), (2, "a")]
-    # 0.2 + 0.2 + 0.5 and 0.5 + 0.2 + 0.2 differ in the last digit; exactly rounded they are one.
-    for batch, times in (
-        (7, {2: (0.2, 3), 3: (0.5, 0), 4: (0.4, 0)}),
-        (5, {1: (0.4, 0), 2: (0.1, 3), 3: (0.7, 2), 5: (0.6000000000000001, 1)}),
-    ):
-        candidates = {size: [Candidate("a", *values)] for size, values in times.items()}
-        front, every = pareto_front(batch, candidates), list(divisions(batch, candidates))
-        assert [(d.time_s, d.workspace_bytes) for d in front] == desirable(every)
-
-
-def test_gaps_in_the_sizes():
-    candidates = {3: [Candidate("a", 1, 0)], 7: [Candidate("b", 1, 0)]}
-    for batch in range(1, 40):
-        if any(7 * k <= batch and (batch - 7 * k) % 3 == 0 for k in range(6)):
-            assert sum(size for size, _ in best_division(batch, candidates).parts) == batch
-        else:
-            with pytest.raises(ValueError, match=str(batch)):
-                best_division(batch, candidates)
-
-
-def test_a_division_reads_as_runs_of_equal_parts():
-    division = Division(1, 0, [(4, "a"), (4, "a"), (4, "b"), (1, "b"), (1, "b"), (1, "b")])
-    assert str(division) == "2×4 a + 4 b + 3×1 b"
-
-
 def test_policies():
     assert POLICIES == ("all", "powerOfTwo", "undivided")
     for batch in range(1, 300):
@@ -189,41 +127,21 @@ ONE = {1: [Candidate("a", 1, 0)]}
 @pytest.mark.parametrize(
     ("batch", "candidates", "limit", "message"),
     [
-        *((3, ways, None, r"layer7 has no candidate .* at most 3; measure at")
+        *((3, ways, None, "no candidate has a micro-batch of at most 3; measure at")
           for ways in ({}, {2: []}, {4: [Candidate("a", 1, 0)]})),
         (7, {4: [Candidate("a", 1, 0)], 2: [Candidate("a", 1, 0)], 1: []}, 0,
-         r"sizes \[2, 4\] of layer7 gives the mini-batch 7"),
+         r"sizes \[2, 4\] gives the mini-batch 7"),
         *((batch, ONE, None, "batch") for batch in (0, 1.5, math.nan, True, "1", None)),
         *((1, ONE, limit, f"limit_bytes is {limit!r}; it must be at least 0, or None, in whole")
           for limit in (-1, 1e6, True, "64")),
-        *((4, {**ONE, n: [Candidate("a", 1, 0)]}, None, f"of layer7 have a micro-batch size {n};")
+        *((4, {**ONE, n: [Candidate("a", 1, 0)]}, None, f"candidates have a micro-batch size {n};")
           for n in (0, 1.5)),
     ],
 )  # fmt: skip
 def test_what_has_no_division(batch, candidates, limit, message):
     for function in (best_division, pareto_front):
         with pytest.raises(ValueError, match=message):
-            function(batch, candidates, limit, kernel="layer7")
-
-
-def test_the_smallest_limit_that_is_named_works_and_one_byte_less_does_not():
-    checked = 0
-    for seed in SEEDS:
-        batch, candidates, _ = draw(seed)
-        candidates = {
-            size: [Candidate(w.algorithm, w.time_s, w.workspace_bytes + 1) for w in ways]
-            for size, ways in candidates.items()
-        }
-        with pytest.raises(ValueError, match="conv2 forward") as caught:  # not even one byte is 0
-            best_division(batch, candidates, 0, kernel="conv2 forward")
-        named = re.search(r"into 0 bytes .* limit that would work is (\d+)", str(caught.value))
-        if named is not None:
-            least = int(named[1])
-            assert pareto_front(batch, candidates, least)[0].workspace_bytes == least
-            with pytest.raises(ValueError, match=f"into {least - 1} bytes .* is {least} bytes$"):
-                best_division(batch, candidates, least - 1)
-            checked += 1
-    assert checked > 200
+            function(batch, candidates, limit)
 
 
 @pytest.mark.parametrize("kind", [np.int8, torch.tensor])
@@ -240,7 +158,7 @@ def test_impossible_times_and_workspaces():
     for workspace in (-1, 0.5, False, "8"):
         with pytest.raises(ValueError, match="workspace_bytes of a division is"):
             Division(1.0, workspace, [])
-        with pytest.raises(ValueError, match=r"candidate 'fft' has workspace_bytes=.*whole number"):
+        with pytest.raises(ValueError, match="workspace_bytes of candidate 'fft' is"):
             Candidate("fft", 1.0, workspace)
 
 
@@ -350,18 +268,6 @@ def test_one_byte_short_with_many_equal_kernels(solved):
     assert sum(d.time_s for d in chosen.values()) == 16.0
 
 
-def test_a_choice_that_fills_the_total_to_the_byte():
-    for needs in ((2**40 + 1, 2**33 + 3, 7), (10**9 + 7, 10**12 + 39, 1), (1, 1, 1)):
-        fronts = {
-            index: [Division(5.0 + index, 0, []), Division(1.0, need, [])]
-            for index, need in enumerate(needs)
-        }
-        chosen = assign_workspaces(fronts, sum(needs))
-        assert [d.workspace_bytes for d in chosen.values()] == list(needs)
-        chosen = assign_workspaces(fronts, sum(needs) - 1)
-        assert sum(d.time_s for d in chosen.values()) == 7.0  # the cheapest one stays behind
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("close", [True, False])
 def test_many_kernels_against_a_dynamic_programme(close):
@@ -386,27 +292,6 @@ def test_many_kernels_against_a_dynamic_programme(close):
             assert sum(d.time_s for d in chosen.values()) == least[total]
             solved += 1
     assert solved > 5
-
-
-def test_kernels_are_anything_hashable_and_numbers_of_any_width():
-    names = [("layer", 2), None, 7, frozenset({1}), "layer"]
-    front = [Division(2.0, np.int8(100), []), Division(1.0, np.int8(120), [])]
-    chosen = assign_workspaces(dict.fromkeys(names, front), np.int16(545))
-    assert list(chosen) == names
-    assert sum(division.workspace_bytes for division in chosen.values()) == 540
-    with pytest.raises(ValueError, match=r"\('layer', 2\)"):
-        assign_workspaces({None: front, ("layer", 2): []}, 512)
-    assert assign_workspaces({}, 0) == {}
-    fronts = {"a": [Division(0.0, 0, [])], "b": [Division(0.0, 0, []), Division(0.0, 5, [])]}
-    assert [d.workspace_bytes for d in assign_workspaces(fronts, 0).values()] == [0, 0]
-
-
-def test_order_and_dominated_divisions_do_not_matter():
-    good = [Division(4.0, 0, []), Division(2.0, 10, []), Division(1.0, 20, [])]
-    bad = [Division(9.0, 30, []), Division(2.0, 11, []), Division(4.0, 0, []), Division(5.0, 5, [])]
-    chosen = assign_workspaces({"a": [*bad, *reversed(good)], "b": [good[1], bad[0], good[0]]}, 20)
-    assert sum(d.time_s for d in chosen.values()) == 4.0
-    assert sum(d.workspace_bytes for d in chosen.values()) == 20
 
 
 def test_the_total_that_is_named_works_and_one_byte_less_does_not():

@@ -137,38 +137,6 @@ def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, pr
     assert tuned_layers(untune(model)) == []
 
 
-@pytest.mark.parametrize(
-    ("dtype", "options", "times", "most"),
-    [
-        (torch.float32, {"max_error": 1e-5}, 10, 1e-5),
-        (torch.float64, {"algorithms": ("torch:im2col", "torch:direct")}, 1, 1e-10),
-    ],
-)
-def test_it_is_as_exact_as_torchs(dtype, options, times, most, cache, precision, device):
-    precision("ieee")
-    model, x = make_net(device, dtype), images(device, dtype=dtype)
-    reference, _ = divided(model, x, cache, **options)
-    assert dtype == torch.float32 or tuned_layers(model) == CONVOLUTIONS
-    truth = loss_and_gradients(copy.deepcopy(reference).double(), x.double())
-    ours = relative_errors(loss_and_gradients(model, x), truth)
-    theirs = relative_errors(loss_and_gradients(reference, x), truth)
-    assert all(a <= times * b + most for a, b in zip(ours, theirs, strict=True))
-
-
-@cuda_only("TF32")
-def test_a_precision_that_was_not_tuned_is_left_to_torch(cache, precision, device):
-    precision("ieee")
-    model, x = make_net(device), images(device)
-    divided(model, x, cache)
-    model(x)
-    assert model.third.untuned_calls == 0
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("no TF32 before Ampere")
-    precision("tf32")
-    model(x)
-    assert model.third.untuned_calls == 1
-
-
 @cuda_only("cuDNN: no other backend computes in 16 bits")
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -279,56 +247,3 @@ def test_the_workspace_is_allocated_once_and_a_step_leaves_nothing(mode, cache, 
     while accelerator.memory_allocated(device) > allocated and time.monotonic() < until:
         time.sleep(0.01)
     assert accelerator.memory_allocated(device) <= allocated
-
-
-@cuda_only("cuDNN")
-def test_all_backends_but_nnpack_are_there(cache, device):
-    model = nn.Conv2d(3, 8, 3, padding=1).to(device)
-    _, report = divided(model, images(device), cache, algorithms=None)
-    assert len(report.unavailable) == 1 and report.unavailable[0].startswith("nnpack: ")
-    with pytest.raises(ValueError, match="nnpack: runs on a CPU only"):
-        divided(model, images(device), cache, algorithms=("nnpack",))
-
-
-def test_a_model_on_another_device_than_its_input_is_an_error_as_before(cache, device):
-    model, x = make_net(device), images(device)
-    # With cuDNN, which reads what it is pointed to, this would take the device down.
-    divided(model, x, cache, algorithms=("torch:im2col",))
-    with pytest.raises(RuntimeError):
-        model(x.cpu())
-    model.cpu()
-    with pytest.raises(RuntimeError):
-        model(x)
-
-
-@cuda_only("CUDA graphs")
-@pytest.mark.xfail(reason="the stream of the capture waits for that of the warm-up")
-def test_cuda_graphs_replay_a_tuned_model(cache, device):
-    model, x = make_net(device).eval(), images(device)
-    reference, _ = divided(model, x, cache, training=False)
-    with torch.no_grad():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                model(x)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = model(x)
-        x.copy_(images(seed=9))
-        graph.replay()
-        accelerator.synchronize(device)
-        assert relative_errors([output], [reference(x)])[0] <= 1e-2
-
-
-@cuda_only("cuDNN")
-def test_determinism_holds_after_other_algorithms_were_cached(monkeypatch, device):
-    cache, x = BenchmarkCache(None), images(device, size=16)
-    # ALGO_0 of both backward kernels adds in an order of its own.
-    divided(nn.Conv2d(3, 8, 3).to(device), x, cache, algorithms=("cudnn:ALGO_0",))
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    model = nn.Conv2d(3, 8, 3).to(device)
-    _, report = divided(model, x, cache, algorithms=("cudnn:ALGO_0",))
-    used = {name for e in report.kernels if e.division for _, name in e.division.parts}
-    assert "cudnn:ALGO_0" not in used

@@ -11,15 +11,13 @@ BATCH = 7
 class Trial(dict):
     """The times of any division beside torch's own."""
 
-    def __init__(self, division_s, native_s, overhead_s):
-        self.division_s, self.native_s, self.overhead_s = division_s, native_s, overhead_s
+    def __init__(self, division_s, native_s):
+        self.division_s, self.native_s = division_s, native_s
 
     def __contains__(self, name):
         return True
 
     def __getitem__(self, name):
-        if name.startswith("call overhead"):
-            return [self.overhead_s]
         return [self.native_s if name.startswith("native") else self.division_s]
 
 
@@ -30,9 +28,9 @@ class InventedTimes(BenchmarkCache):
     takes ten times that, or equally long where a test is about dividing it.
     """
 
-    def __init__(self, division_s=1.0, native_s=2.0, slowdown=10.0, overhead_s=0.0):
+    def __init__(self, division_s=1.0, native_s=2.0, slowdown=10.0):
         super().__init__(None)
-        self.trial, self.slowdown = Trial(division_s, native_s, overhead_s), slowdown
+        self.trial, self.slowdown = Trial(division_s, native_s), slowdown
 
     def times(self, key, micro_batch):
         listing = self.listing(key, micro_batch)

@@ -45,8 +45,8 @@ def test_micro_batch_sizes_are_shared_out_among_devices(sim, monkeypatch):
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        (["cpu", "sim:0"], "give accelerators with their numbers"),
-        ([], "give accelerators with their numbers"),
+        (["cpu", "sim:0"], "give a list of accelerators"),
+        ([], "give a list of accelerators"),
         (["sim:1"], "the model is on sim:0, which is not among the devices sim:1"),
     ],
 )

@@ -6,6 +6,7 @@ DeepBench's convolutions, forward, at four times their batch size, each by itsel
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -147,20 +148,11 @@ def figure(results: Results) -> "Figure":
     return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
 
 
-def _over_undivided(results: Results, size: str) -> Cases:
+def over_undivided(results: Results, size: str) -> Cases:
+    """The mean speed-up of a kernel size's layers over the best undivided within the limit."""
     gain, torchs = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
     rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)["row"]
     return {size: measured.judged(gain, torchs, [row[UNDIVIDED] for row in rows], "layers")}
-
-
-def layers_faster(results: Results) -> Cases:
-    """DeepBench's mean speed-up over the best undivided algorithm within the limit."""
-    return _over_undivided(results, "all")
-
-
-def three_by_three(results: Results) -> Cases:
-    """The mean speed-up of 3×3 kernels."""
-    return _over_undivided(results, "3×3")
 
 
 def over_torch(results: Results) -> Cases:
@@ -185,8 +177,8 @@ FIGURE8 = runs.artefact(
     draw=figure,
     facts=layers_run,
     claims={
-        "layers_faster": layers_faster,
-        "three_by_three": three_by_three,
+        "layers_faster": partial(over_undivided, size="all"),
+        "three_by_three": partial(over_undivided, size="3×3"),
         "over_torch": over_torch,
         "pseudo_half_most": pseudo_half_most,
     },

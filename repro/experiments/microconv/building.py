@@ -16,7 +16,7 @@ from repro.experiments.microconv.runs import CONTENT
 from repro.measure.accelerator import is_accelerator
 from repro.measure.files import cache_folder
 from repro.microconv import BenchmarkCache, Convolution, Kernel, find_kernels
-from repro.microconv.backends import choose
+from repro.microconv.backends import check_names
 from repro.microconv.kernels import precision
 from repro.microconv.measuring import Bench
 from repro.models import build
@@ -65,8 +65,8 @@ def rounding(config: Config, device: str) -> Iterator[None]:
 
 def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
     """The measuring with a configuration's algorithms."""
-    max_error = config.get("max_error", _MAX_ERROR)
-    return Bench(choose(config["algorithms"], device), cache, max_error)
+    check_names(config["algorithms"], device)
+    return Bench(config["algorithms"], cache, config.get("max_error", _MAX_ERROR))
 
 
 def cache_key(config: Config, device: str) -> str:

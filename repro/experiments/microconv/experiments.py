@@ -44,7 +44,8 @@ from repro.microconv import (
 )
 from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
-from repro.microconv.torch_backend import TorchBackend
+from repro.microconv.optimize import desirable
+from repro.microconv.torch_backend import native_workspace
 
 MIB = 2**20
 CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
@@ -64,9 +65,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         named = network_kernels(config, device)
         cache = BenchmarkCache(None)
         bench = make_bench(config, device, cache)
-        backend = BACKENDS["torch"]
-        assert isinstance(backend, TorchBackend)
-        backend.forget()
+        native_workspace.cache_clear()
         start = time.perf_counter()
         measured = _measure(bench, named, config["policy"])
         benchmark_s = time.perf_counter() - start
@@ -86,7 +85,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "checked": checked,
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
-                "measured": bench.counts.measured,
+                "measured": bench.measured,
                 "infeasible_at_64_mib": sum(division is None for division in divided),
                 "kernels": kernels,
             }
@@ -139,14 +138,10 @@ def _checked(
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
     """A kernel and its useful candidates as plain values, torch's own at the end."""
     native = next(way for way in by_size[batch] if way.algorithm == NATIVE)
-    useful: dict[str, list[list[Any]]] = {}
-    for size, ways in by_size.items():
-        fastest = math.inf
-        useful[str(size)] = []
-        for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.time_s)):
-            if way.time_s < fastest:
-                fastest = way.time_s
-                useful[str(size)].append([way.algorithm, way.time_s, way.workspace_bytes])
+    useful = {
+        str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
+        for size, ways in by_size.items()
+    }
     conv, width = kernel.conv, kernel.torch_dtype.itemsize
     elements = math.prod(conv.input_shape(batch)) + math.prod(conv.output_shape(batch))
     return {
@@ -184,7 +179,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
         named = network_kernels(config, device)
         bench = make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
-        if is_accelerator(device) and bench.counts.measured:
+        if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
             share(config, device, shared(config, device))
         start = time.perf_counter()

@@ -135,30 +135,12 @@ def even_split(results: Results) -> tuple[bool, str]:
     return near, f"{times(slowdown)} ({_sizes(best)})"
 
 
-def together_no_slower(results: Results) -> tuple[bool, str]:
-    """The speed of every combination over the better device alone."""
-    results.need("cluster")
-    found = {name: gains(results)[name] for name in ("fast + slow", ALL)}
-    evidence = ", ".join(f"{name} {times(gain)}" for name, gain in found.items())
-    paper = f"the paper's two GK210 and a K20Xm {times(FIGURE['speedup_k80_k20'])}"
-    return all(gain >= 1 for gain in found.values()), f"{evidence} ({paper})"
-
-
-def even_no_faster(results: Results) -> tuple[bool, str]:
-    """Every even split that is measured over the best one."""
-    results.need("cluster")
-    pairs = {name: pair for name, pair in splits(results).items() if pair[1] and len(pair[1]) > 1}
-    slower = {name: slowest(even or {}) / slowest(best) for name, (best, even) in pairs.items()}
-    evidence = ", ".join(f"{name}: even takes {times(ratio)}" for name, ratio in slower.items())
-    return all(ratio >= 1 for ratio in slower.values()), evidence or "no even split is measured"
-
-
 FIGURE13 = artefact(
     "figure13",
     plan=lambda profile, chosen: [cluster(profile)],
     rows=figure13_table,
     draw=figure,
-    checks={"together": together_no_slower, "even": even_no_faster, "paper": even_split},
+    checks={"paper": even_split},
 )
 
 

@@ -7,7 +7,7 @@ Two runs compare through torch's own convolution, which each of them timed in tu
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
@@ -20,6 +20,7 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from repro.microconv import Candidate, Division
 
+T = TypeVar("T")
 Entry = dict[str, Any]  # a kernel in a record's metrics
 
 NATIVE = "torch:native"  # torch's own convolution
@@ -239,10 +240,10 @@ def over_torch(record: Record) -> Estimate:
     return compared(math.log(rows.native_s.sum() / rows.time_s.sum()), weight, _as_run(record))
 
 
-def or_none(estimate: Callable[..., Estimate], *arguments: Any) -> Estimate | None:
-    """An estimate, None where it has no number."""
+def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+    """An estimate or a record, None where there is none."""
     try:
-        return estimate(*arguments)
+        return find(*arguments, **options)
     except NotRun:
         return None
 

@@ -5,7 +5,6 @@ nothing, dividing has nothing to gain, and claims that it gains are not judged.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,14 +67,6 @@ class Ran:
         return or_none(gained, self.undivided, self.record) if self.undivided else None
 
 
-def _found(results: Results, *cell: Any, **options: Any) -> Record | None:
-    """`measured.need`, None where there is no record."""
-    try:
-        return measured.need(results, *cell, **options)
-    except NotRun:
-        return None
-
-
 def _ran(
     results: Results,
     roles: Iterable[str],
@@ -98,9 +89,9 @@ def _ran(
     cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
         options: dict[str, Any] = {"precision": precision, "caffe": caffe}
-        if record := _found(results, role, mode, limit, policy, **options):
+        if record := or_none(measured.need, results, role, mode, limit, policy, **options):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-            undivided = _found(results, role, "WR", against, "undivided", **options)
+            undivided = or_none(measured.need, results, role, "WR", against, "undivided", **options)
             told = told_limit(results.profile, role, mode, limit, caffe)
             told += " in all" if mode == "WD" else " each"
             paper = papers.get((role, limit, f"{mode} {policy}"))
@@ -181,7 +172,7 @@ def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
 
 
 def _roomier(results: Results) -> Record | None:
-    return _found(results, "AlexNet", "WR", AMPLE, "undivided")
+    return or_none(measured.need, results, "AlexNet", "WR", AMPLE, "undivided")
 
 
 def _gain(before: Record, after: Record, undivided: Record, divided: Record, label: str) -> Cases:
@@ -256,24 +247,6 @@ def less_workspace(results: Results) -> tuple[bool, str]:
     return bool(share < 1), f"{times(share)} (paper {times(paper)})"
 
 
-def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
-    """The planned times of the kernels that fit with both of two policies."""
-    plans = []
-    for precision, limit in itertools.product(runs.precisions_of(results), LIMITS_MIB):
-        of = results, "AlexNet", "WR", limit
-        records = [_found(*of, policy, precision=precision) for policy in POLICIES]
-        for pair in itertools.pairwise(map(measured.entries, records)):
-            plans += [
-                (fewer["predicted_s"], more.get("predicted_s", math.inf))
-                for fewer, more in zip(*pair, strict=False)
-                if "predicted_s" in fewer
-            ]
-    if not plans:
-        raise NotRun("no records")
-    slower = sum(more > fewer * (1 + 1e-9) for fewer, more in plans)
-    return not slower, f"{slower} of {len(plans)} kernels are planned slower"
-
-
 FIGURE9 = runs.artefact(
     "figure9",
     plan=figure9_runs,
@@ -286,7 +259,7 @@ FIGURE9 = runs.artefact(
         "memory_cost": memory_cost,
         "power_of_two_as_good": power_of_two_as_good,
     },
-    checks={"no_slower": more_sizes_no_slower, "workspace": less_workspace},
+    checks={"workspace": less_workspace},
 )
 
 
@@ -370,23 +343,10 @@ def wd_faster(results: Results) -> Cases:
     return cases(COMPARISONS, faster)
 
 
-def within_limits(results: Results) -> tuple[bool, str]:
-    """The workspaces of all kernels that fit over the limits."""
-    results.need("network")
-    shares = []
-    for record in results.ok("network"):
-        needs = [row["workspace_bytes"] for row in measured.entries(record) if "time_s" in row]
-        taken = max(needs, default=0) if record.config["mode"] == "WR" else sum(needs)
-        shares.append(taken / (record.config["limit_mib"] * runs.MIB))
-    told = f"{len(shares)} networks take at most {100 * max(shares):.0f} % of their limits"
-    return max(shares) <= 1, told
-
-
 FIGURE11 = runs.artefact(
     "figure11",
     plan=figure11_runs,
     rows=lambda results: table(figure11(results)),
     draw=lambda results: figure(figure11_alexnet(results)),
     claims={"wd_faster": wd_faster},
-    checks={"limits": within_limits},
 )
