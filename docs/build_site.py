@@ -27,8 +27,9 @@ PAGES = {
 SOURCES = {".py": "python", ".cpp": "cpp", ".hpp": "cpp", ".toml": "toml", ".cff": "yaml"}
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _MARKDOWN = re.compile(
-    r'(<div class="[^"]*jp-MarkdownOutput[^"]*"[^>]*>)(.*?)(?=</div>)', re.DOTALL
+    r'<div class="[^"]*jp-MarkdownOutput[^"]*"[^>]*>.*?(?=<div class="jp-Cell|\Z)', re.DOTALL
 )
+_CODE = re.compile(r"(<pre.*?</pre>|<code.*?</code>)", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 _EXPLORER = re.compile(r'<div data-explorer="(\w+)">.*?</div>', re.DOTALL)
 _log = logging.getLogger("mkdocs.hooks.build_site")  # its warnings are errors with --strict
@@ -119,7 +120,7 @@ def on_page_content(html: str, page, config, files: Files) -> str:
         return html
     _mend_contents(html, page.toc)
     html = _EXPLORER.sub(_with_choices, html)
-    html = _MARKDOWN.sub(lambda cell: cell[1] + _MATH.sub(_as_mathml, cell[2]), html)
+    html = _MARKDOWN.sub(_with_formulas, html)
     html = re.sub(r'href="(\w+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', html)
     return re.sub(r'href="\.\./(?:docs/)?(\w+)\.md(#[^"]*)?"', r'href="../\1.html\2"', html)
 
@@ -127,6 +128,14 @@ def on_page_content(html: str, page, config, files: Files) -> str:
 def _with_choices(match: re.Match[str]) -> str:
     """Return a notebook's widget as `docs/explorers.py` wrote it."""
     return (REPORT / "explorers" / f"{match[1]}.html").read_text(encoding="utf-8")
+
+
+def _with_formulas(cell: re.Match[str]) -> str:
+    """Return a cell of text with its formulas, but for dollars in code."""
+    parts = _CODE.split(cell[0])
+    return "".join(
+        part if place % 2 else _MATH.sub(_as_mathml, part) for place, part in enumerate(parts)
+    )
 
 
 def _as_mathml(match: re.Match[str]) -> str:
