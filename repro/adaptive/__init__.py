@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets, measure_messages
+    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
@@ -92,7 +92,6 @@ __all__ = [
     "load_checkpoint",
     "make_buckets",
     "max_stable_batch",
-    "measure_messages",
     "meeting_place",
     "noise_scale",
     "save_checkpoint",

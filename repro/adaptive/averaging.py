@@ -6,8 +6,8 @@ rest of the backward pass; the second, an allgather, hides under the next forwar
 each layer waits for its own gradients alone and is updated just before it computes.
 """
 
+import inspect
 import queue
-import statistics
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast, without_hooks
+from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.adaptive.reading import Hook, Parameters, held_elsewhere, is_compiled
-from repro.measure import accelerator, synchronize
+from repro.measure import accelerator
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
@@ -167,7 +167,6 @@ class OverlappedAverager:
         self._owners: dict[nn.Parameter, list[nn.Module]] = {}
         self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
         self._collected: set[Tensor] = set()  # parameters whose gradient is there
-        self._step: Any = optimizer.step
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._device, self._stream = device, accelerator.new_stream(device)
@@ -203,11 +202,6 @@ class OverlappedAverager:
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield all that is averaged."""
-        for bucket in self.buckets:
-            yield from bucket.parameters
 
     def collect(self, number: int, position: int, parameter: Tensor) -> None:
         """Take a parameter's gradient, which is there."""
@@ -316,7 +310,6 @@ class OverlappedAverager:
 
         The caller may change the rate, wrap `step` or add hooks before the updates are made.
         """
-        self._step = self._optimizer.step
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
@@ -381,15 +374,16 @@ class OverlappedAverager:
 
     def _apply(self, bucket: Bucket) -> None:
         self._wait(bucket)
+        # The optimizer's own step: what wraps it or hooks it came after these gradients.
+        step = inspect.unwrap(type(self._optimizer).step)
         # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             without_autocast(bucket.flat.device.type),
             self._as_it_was(),
-            without_hooks(self._optimizer),
         ):
-            self._step()
+            step(self._optimizer)
         for p in bucket.parameters:
             p.grad = None
         bucket.pending = False
@@ -439,45 +433,3 @@ class OverlappedAverager:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def measure_messages(
-    sizes: Sequence[int],
-    method: Method,
-    *,
-    repeats: int = 9,
-    warmup: int = 2,
-    device: torch.device | str = "cpu",
-) -> list[tuple[int, int, float]]:
-    """Time the averaging of buckets of several sizes over all processes, in turns.
-
-    Every process must call it. `fit_messages` turns what it finds into latency and bandwidth.
-
-    Args:
-        sizes: Bytes of a bucket, a multiple of 4.
-        method: The way of averaging; local sums count.
-        repeats: Samples of each size, of which the median is taken.
-        warmup: Rounds before them.
-        device: Where the buckets lie.
-
-    Returns:
-        Bytes, processes and seconds of each size.
-    """
-    group = dist.new_group()
-    assert isinstance(group, dist.ProcessGroup)
-    processes = dist.get_world_size(group)
-    samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(warmup + repeats):
-        for size in sizes:
-            flat = torch.ones(max(1, size // 4 // processes) * processes, device=device)
-            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
-            dist.barrier(group=group)
-            start = time.perf_counter()
-            if method == "allreduce":
-                dist.all_reduce(flat, group=group)
-            else:
-                average(flat, received, part, method, group)
-            synchronize(device)
-            if turn >= warmup:
-                samples[size].append(time.perf_counter() - start)
-    return [(size, processes, statistics.median(times)) for size, times in samples.items()]

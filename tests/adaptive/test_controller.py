@@ -56,22 +56,14 @@ def with_thetas(controller, thetas):
     return follow(controller, costs, distances)
 
 
-def algorithm_1(
-    thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=(), rule="saturation"
-):
-    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K.
-
-    With ``rule="peak"`` line 9 asks whether θ is below its peak by more than the tolerance.
-    """
+def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
+    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
     batch, mu, k = b_s, mu_0, math.inf
     before, decayed = None, False
     settings = [(batch, mu, None)]
     for n, theta in enumerate(thetas, start=1):
         if k == math.inf:
-            if rule == "peak":
-                found = theta < (1 - tolerance) * max(thetas[:n])
-            else:
-                found = before is not None and abs(theta - before) / abs(before) <= tolerance
+            found = before is not None and abs(theta - before) / abs(before) <= tolerance
             k = n if found else k
             before = theta
         if n % k == 0 and batch < b_m:
@@ -138,7 +130,7 @@ class TestAlgorithm1:
         assert [s.interval for s in steps] == [None] * 4 + [4] * 13
         check(steps, algorithm_1(thetas, 256, 2048, 0.2))
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(8))
     @pytest.mark.parametrize("b_m", [32, 100, 256])
     def test_random_curves(self, seed, b_m):
         draw, thetas = random.Random(seed), curve(seed)
@@ -154,15 +146,12 @@ class TestAlgorithm1:
             assert steps[2].interval == interval
             assert steps[4].interval == (interval or 4)
 
-    def test_a_given_interval_holds_from_the_first_epoch(self):
-        steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
-        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [32] * 3 + [64] * 2
+    def test_a_given_interval_holds_and_the_last_growth_ends_at_b_m(self):
+        steps = with_thetas(ThetaController(8, 20, 0.1, interval=3), curve(0, 10))
+        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [20] * 5
         assert {s.interval for s in steps} == {3}
-
-    def test_last_growth_ends_at_b_m_and_the_rate_grows_by_its_factor(self):
-        steps = with_thetas(ThetaController(8, 20, 0.1, interval=1), [1.0] * 3)
-        assert [s.batch_size for s in steps] == [8, 16, 20, 20]
-        assert [s.lr for s in steps] == pytest.approx([0.1, 0.2, 0.25, 0.25])
+        # The rate grows by the batch's own factor.
+        assert [s.lr for s in steps] == pytest.approx([0.1] * 3 + [0.2] * 3 + [0.25] * 5)
         # B_s = B_m: nothing grows
         steps = with_thetas(ThetaController(8, 8, 0.1, interval=1), [1.0] * 3)
         assert {(s.batch_size, s.lr) for s in steps} == {(8, 0.1)}
@@ -178,37 +167,6 @@ class TestAlgorithm1:
             assert step.lr == pytest.approx(0.1 * (step.batch_size / 16) ** exponent)
 
 
-class TestPeak:
-    """Section III-D's prose: the batch grows after θ has peaked."""
-
-    def test_a_peak_within_the_warm_up_does_not_count(self):
-        controller = ThetaController(8, 2**20, 0.1, rule="peak", warmup=2)
-        assert with_thetas(controller, [9.0, 9.0, 1.0, 2.0, 2.1, 1.8, 1.8])[-1].interval == 6
-
-    def test_grows_once_theta_is_past_its_peak(self):
-        # Slow changes within a tenth saturate line 9 in epoch 4, long before the peak in epoch 6.
-        thetas = [1.0, 1.4, 1.8, 1.9, 2.2, 2.4, 2.2, 2.1, 0.9, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-        steps = with_thetas(ThetaController(256, 1024, 0.2, rule="peak"), thetas)
-        assert [s.interval for s in steps] == [None] * 8 + [8] * 9  # 2.1 is 12.5 % below 2.4
-        assert [s.batch_size for s in steps] == [256] * 8 + [512] * 8 + [1024]
-        check(steps, algorithm_1(thetas, 256, 1024, 0.2, rule="peak"))
-        assert with_thetas(ThetaController(256, 1024, 0.2), thetas)[-1].interval == 4
-
-    @pytest.mark.parametrize("seed", range(24))
-    def test_random_curves(self, seed):
-        draw, thetas = random.Random(seed), curve(seed)
-        tolerance = draw.choice([0.0, 0.1, 0.3])
-        controller = ThetaController(32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
-        expected = algorithm_1(thetas, 32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
-        check(with_thetas(controller, thetas), expected)
-
-    def test_waits_for_progress(self):
-        # In epoch 6 θ falls since the cost rises; in epoch 7 it is past its peak still.
-        costs, distances = [8.0, 7.0, 6.0, 5.0, 4.5, 5.5, 4.4], [4.0, 5.0, 6.0, 6.5, 6.2, 6.2, 8.0]
-        steps = follow(ThetaController(8, 64, 0.1, rule="peak"), costs, distances)
-        assert [s.interval for s in steps] == [None] * 7 + [7]
-
-
 class TestDecay:
     def test_first_goes_back_to_mu_0_times_beta_and_later_ones_times_beta(self):
         controller = ThetaController(256, 2048, 0.2, interval=2, decay_at=(8, 10))
@@ -218,15 +176,8 @@ class TestDecay:
         # Section III-E: the effective factor of the first decay is B_s / B_m β.
         assert rates[8] / rates[7] == pytest.approx(256 / 2048 * 0.1)
 
-    def test_with_growth_in_the_same_epoch_and_after_it(self):
-        controller = ThetaController(8, 64, 0.1, interval=2, decay=0.5, decay_at=(2,))
-        steps = with_thetas(controller, curve(1, 6))
-        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 32, 32, 64]
-        rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.2]
-        assert [s.lr for s in steps] == pytest.approx(rates)
-
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(3))
     def test_saturation_rule_finds_what_a_transcription_finds(self, seed):
         draw = random.Random(seed)
         costs, cost = [], 10.0
@@ -245,11 +196,6 @@ class TestDecay:
         scheduled = ThetaController(8, 64, 0.1, interval=4, decay_at=decays)
         distances = [1.0 + i for i in range(40)]
         assert follow(rule, costs, distances) == follow(scheduled, costs, distances)
-
-    def test_saturation_of_a_negative_cost(self):
-        controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
-        steps = follow(controller, [-1.0, -1.2, -1.25, -1.4], [1.0] * 4)
-        assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
 
 
 def falls(costs):
@@ -311,10 +257,8 @@ def wandering(seed, epochs=40):
 # Costs after 10.0 at w_0, and the largest batch (of 8 at first) that they may lead to.
 UNHEALTHY = {
     "rising": ([10.0 * 1.1**i for i in range(1, 30)], 8),
-    "rising slowly": ([10.0 + 1e-3 * i for i in range(1, 30)], 8),
     "constant": ([10.0] * 29, 8),
     "fallen, then rising": ([6.0, 5.0, 4.5] + [4.5 * 1.1**i for i in range(1, 27)], 16),
-    "exploding": ([10.0 * 3.0**i for i in range(1, 30)], 8),
 }
 
 
@@ -332,7 +276,7 @@ class TestDivergence:
         assert steps[-1].diverging and not steps[0].diverging
 
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("seed", range(12))
     def test_is_the_rule_as_transcribed(self, seed):
         costs = wandering(seed)
         distances = [2.0 + 0.1 * i for i in range(len(costs))]
@@ -365,13 +309,12 @@ class TestDivergence:
         assert max(factors["constant"]) <= 8
         assert sum(factor > 2 for factor in factors["rising"]) <= 4  # the good one may grow once
 
-    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("seed", range(4))
     def test_a_healthy_training_with_noise_reaches_the_largest_batch(self, seed):
         draw = random.Random(seed)
         costs = [(1.5 + 8.5 * 0.93**i) * (1 + 0.02 * draw.gauss(0, 1)) for i in range(141)]
-        steps = follow(
-            ThetaController(8, 256, 0.1), costs[1:], [(i + 1) ** 0.5 for i in range(140)], costs[0]
-        )
+        distances = [(i + 1) ** 0.5 for i in range(140)]
+        steps = follow(ThetaController(8, 256, 0.1), costs[1:], distances, costs[0])
         assert steps[-1].batch_size == 256 and not any(s.diverging for s in steps)
 
 
@@ -390,8 +333,6 @@ class TestWarmUp:
         climbing = ThetaController(8, 64, 0.5, warmup=2).observe(1.0, START)
         rates = [climbing.lr_at(done) for done in (0, 0.25, 0.5, 1)]
         assert rates == pytest.approx([0, 0.0625, 0.125, 0.25])
-        plain = ThetaController(8, 64, 0.5).observe(1.0, START)
-        assert [plain.lr_at(done) for done in (0, 0.3, 1)] == [0.5] * 3
 
     def test_a_growth_within_it_scales_the_climb(self):
         controller = ThetaController(8, 16, 0.5, warmup=4, interval=2)
@@ -403,20 +344,12 @@ class TestWarmUp:
 SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 
-class Scripted:
-    """A measure of noise whose values are known; `epoch` says which comes."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def __call__(self):
-        return SCALES[self.epoch]
-
-
 def noise_driven():
-    measure = Scripted()
-    controller = NoiseScaleBatch(8, 200, 0.1, measure, decay_at=Saturation(2, 0.05))
-    controller.script = measure
+    """`epoch` says which scale comes."""
+    controller = NoiseScaleBatch(
+        8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=Saturation(2, 0.05)
+    )
+    controller.epoch = 0
     return controller
 
 
@@ -425,12 +358,9 @@ MAKERS = {
     "theta, all options": lambda: ThetaController(
         8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
     ),
-    "theta, peak": lambda: ThetaController(8, 100, 0.1, rule="peak"),
-    "theta, K known": lambda: ThetaController(8, 64, 0.1, interval=3),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
-    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, lr_growth=0.75, warmup=2),
-    "at": lambda: ScheduledBatch(8, 50, 0.1, at=(2, 3, 9), decay_at=(11,)),
+    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, warmup=2),
     "noise": noise_driven,
 }
 
@@ -449,7 +379,7 @@ class TestSaving:
             steps = []
             for i in range(first, last):
                 if name == "noise":
-                    controller.script.epoch = i - 1
+                    controller.epoch = i - 1
                 steps.append(controller.observe(*observed[i]))
             return steps
 
@@ -481,9 +411,6 @@ class TestSaving:
         [
             (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
             (ThetaController(4, 32, 0.1), r"\(initial_batch 4, here 8, max_batch 32, here 64\)"),
-            (ThetaController(8, 64, 0.1, tolerance=0.2), r"\(tolerance 0.2, here 0.1\)"),
-            (ThetaController(8, 64, 0.1, interval=2), r"\(fixed_interval 2, here None\)"),
-            (ThetaController(8, 64, 0.1, decay_at=(3,)), r"\(decay_at \[3\], here \[\]\)"),
             (
                 ThetaController(8, 64, 0.1, decay_at=Saturation(2, 0.5)),
                 r"rule 'Saturation', here 'tuple', decay_at \[2, 0.5\], here \[\]",
@@ -500,17 +427,6 @@ class TestSaving:
             controller.load_state_dict(other.state_dict())
         assert frozen(controller) == before
 
-    def test_a_state_without_a_rule_is_of_line_9(self):
-        controller = ThetaController(8, 64, 0.1)
-        follow(controller, [9.0, 5.0], [1.0, 2.0])
-        state = controller.state_dict()
-        del state["settings"]["theta_rule"], state["state"]["_highest"]
-        other = ThetaController(8, 64, 0.1)
-        other.load_state_dict(state)
-        assert frozen(other) == frozen(controller)
-        with pytest.raises(ValueError, match=r"\(theta_rule 'saturation', here 'peak'\)"):
-            ThetaController(8, 64, 0.1, rule="peak").load_state_dict(state)
-
 
 def frozen(controller):
     state = controller.state_dict()
@@ -524,9 +440,7 @@ class TestRefused:
         ("cost", "parameters", "message"),
         [
             (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
-            (math.inf, at(2.0), r"the cost of epoch \d is inf"),
             (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
-            (5.0, [torch.zeros(2, 3), torch.tensor(math.inf)], r"after epoch 3 are not all finite"),
             (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
             (
                 5.0,
@@ -569,23 +483,17 @@ class TestRefused:
         [
             ({"initial_batch": 0}, r"initial_batch is 0; give a whole number, at least 1"),
             ({"initial_batch": 8.0}, r"initial_batch is 8.0; give a whole number"),
-            ({"initial_batch": True}, r"initial_batch is True; give a whole number"),
             ({"max_batch": 7}, r"max_batch is 7; give a whole number, at least 8"),
             ({"initial_lr": 0.0}, r"initial_lr is 0.0; give a number above 0"),
-            ({"initial_lr": math.inf}, r"initial_lr is inf; give a number above 0"),
-            ({"initial_lr": math.nan}, r"initial_lr is nan"),
             ({"growth": 1}, r"growth is 1; give a number above 1"),
             ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
             ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
-            ({"decay": 1.5}, r"decay is 1.5; give a number above 0 and at most 1"),
             ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
             ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
             ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
-            ({"decay_at": (0,)}, r"decay_at is 0; give a whole number, at least 1"),
             ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
             ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
-            ({"rule": "line 9"}, r"rule is 'line 9'; choose saturation, peak"),
             ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
         ],
     )
@@ -593,7 +501,7 @@ class TestRefused:
         with pytest.raises(ValueError, match=message):
             ThetaController(**({"initial_batch": 8, "max_batch": 64, "initial_lr": 0.1} | given))
 
-    @pytest.mark.parametrize("given", [(0, 0.1), (3, -0.1), (3, 1.0), (3, math.nan)])
+    @pytest.mark.parametrize("given", [(0, 0.1), (3, 1.0)])
     def test_saturation(self, given):
         with pytest.raises(ValueError, match=rf"patience is {given[0]} and threshold {given[1]}"):
             Saturation(*given)
@@ -614,7 +522,7 @@ class TestDistance:
         flat = [torch.cat([w.double().flatten() for w in ws]) for ws in (before, now)]
         wanted = float(torch.norm(flat[0] - flat[1]))
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
-        assert StartingPoint(before, "cpu").distance(before) == 0
+        assert StartingPoint(before).distance(before) == 0
         # another layout of the same values
         now[2] = now[2].contiguous()
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
@@ -655,21 +563,6 @@ class TestDistance:
         assert not any(t.requires_grad for t in StartingPoint([nn.Parameter(before[0])]).tensors)
 
 
-def test_set_lr_scales_groups_and_fills_tensors():
-    a, b, c = (nn.Parameter(torch.ones(1)) for _ in range(3))
-    rate = torch.tensor(0.5, dtype=torch.float64)
-    groups = [{"params": [a]}, {"params": [b], "lr_scale": 0.1}]
-    groups.append({"params": [c], "lr": rate, "lr_scale": 2.0})
-    optimizer = torch.optim.SGD(groups, lr=0.3, foreach=False)
-    set_lr(optimizer, 0.2)
-    assert [g["lr"] for g in optimizer.param_groups[:2]] == pytest.approx([0.2, 0.02])
-    assert optimizer.param_groups[2]["lr"] is rate and float(rate) == pytest.approx(0.4)
-    for p in (a, b, c):
-        p.grad = torch.ones(1)
-    optimizer.step()
-    assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])
-
-
 class TestGroups:
     """Rates of groups are set in proportion."""
 
@@ -686,9 +579,6 @@ class TestGroups:
             ((0.01, None), 0.1, (0.02, 0.2)),
             ((0.1, None), 0.01, (2.0, 0.2)),  # a head that learns faster than the rest
             ((0.5, 0.05), None, (0.2, 0.02)),  # none has the optimizer's own
-            ((0.05, 0.5), None, (0.02, 0.2)),
-            ((None, None), 0.3, (0.2, 0.2)),
-            ((None, 0.0), 0.1, (0.2, 0.0)),
             ((None, None), 0.0, (0.2, 0.2)),
             ((None, 0.05), 0.0, (0.0, 0.2)),
             ((torch.tensor(0.1), torch.tensor(0.05)), torch.tensor(0.1), (0.2, 0.1)),

@@ -6,11 +6,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import (
@@ -19,8 +21,8 @@ from repro.adaptive import (
     join_processes,
     leave_processes,
     make_buckets,
-    measure_messages,
 )
+from repro.adaptive.averaging import Method, average
 from repro.adaptive.processes import LOOPBACK, check_loopback
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
@@ -118,9 +120,7 @@ def measure(config: Config) -> dict[str, Any]:
     first = os.environ["RANK"] == "0"
     alone = {task: _steps(job, ["none"]) if first else [] for task, job in jobs.items()}
     rank, processes = join_processes("cpu", ALONE_S)  # the others wait for the first
-    messages = {
-        way: measure_messages(config["messages"], way, repeats=config["repeats"]) for way in ways
-    }
+    messages = {way: _messages(config["messages"], way, config["repeats"]) for way in ways}
     by_task = {}
     for task, job in jobs.items():
         model = building.build_model(job, 10, "cpu")
@@ -135,6 +135,30 @@ def measure(config: Config) -> dict[str, Any]:
         }
     leave_processes()
     return {} if rank else by_task
+
+
+def _messages(sizes: list[int], way: Method, repeats: int) -> list[tuple[int, int, float]]:
+    """Time the averaging of buckets of several sizes in bytes over all processes, in turns.
+
+    Returns bytes, processes and the median of the seconds of each size.
+    """
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    processes, warmup = dist.get_world_size(group), 2
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(warmup + repeats):
+        for size in sizes:
+            flat = torch.ones(max(1, size // 4 // processes) * processes)
+            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
+            dist.barrier(group=group)
+            start = time.perf_counter()
+            if way == "allreduce":
+                dist.all_reduce(flat, group=group)
+            else:
+                average(flat, received, part, way, group)
+            if turn >= warmup:
+                samples[size].append(time.perf_counter() - start)
+    return [(size, processes, statistics.median(times)) for size, times in samples.items()]
 
 
 def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
