@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
@@ -48,6 +48,9 @@ class StepTiming:
     def computation_s(self) -> float:
         """Seconds in which the main thread computed: forward and backward pass, updates."""
         return self.total_s - self.blocked_s
+
+    def __add__(self, other: "StepTiming") -> "StepTiming":
+        return StepTiming(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
@@ -351,6 +354,12 @@ class OverlappedAverager:
         for bucket in reversed(self.buckets):
             if bucket.pending:
                 self._apply(bucket)
+
+    def take_timing(self, total_s: float) -> StepTiming:
+        """Return the times since the last call, which took `total_s` in all."""
+        taken = StepTiming(total_s, self.communication_s, self.summation_s, self.blocked_s)
+        self.communication_s = self.summation_s = self.blocked_s = 0.0
+        return taken
 
     def _wait(self, bucket: Bucket) -> None:
         start = time.perf_counter()

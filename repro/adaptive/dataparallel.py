@@ -7,7 +7,6 @@ it, so that the batch size is the whole one, whatever the number of processes.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -263,7 +262,13 @@ class DataParallel:
             if isinstance(error, PeerError) or not lost:
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
-        timing = self._timing(time.perf_counter() - start, blocked)
+        total_s = time.perf_counter() - start
+        if self._averager is not None:
+            # Communications that ended within this step: mostly those of the step before.
+            timing = self._averager.take_timing(total_s)
+        else:
+            communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
+            timing = StepTiming(total_s, communication_s, 0.0, blocked)
         if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
@@ -356,15 +361,6 @@ class DataParallel:
                 scaled.backward()
         return loss.detach()
 
-    def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
-        if (averager := self._averager) is not None:
-            # Communications that ended within this step: mostly those of the step before.
-            times = averager.communication_s, averager.summation_s, averager.blocked_s
-            averager.communication_s = averager.summation_s = 0.0
-            return StepTiming(total_s, *times)
-        communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
-        return StepTiming(total_s, communication_s, 0.0, blocked_s)
-
     def finish(self) -> None:
         """Wait until the parameters are those after the last step.
 
@@ -374,18 +370,10 @@ class DataParallel:
         averager = self._averager
         if averager is None or not any(bucket.pending for bucket in averager.buckets):
             return
-        start, blocked = time.perf_counter(), averager.blocked_s
+        start, averager.blocked_s = time.perf_counter(), 0.0
         averager.finish()
         if self.timings:
-            last = self.timings[-1]
-            self.timings[-1] = replace(
-                last,
-                total_s=last.total_s + time.perf_counter() - start,
-                communication_s=last.communication_s + averager.communication_s,
-                summation_s=last.summation_s + averager.summation_s,
-                blocked_s=last.blocked_s + averager.blocked_s - blocked,
-            )
-        averager.communication_s = averager.summation_s = averager.blocked_s = 0.0
+            self.timings[-1] += averager.take_timing(time.perf_counter() - start)
 
     def mean(self, value: float | Tensor) -> float:
         """Return the mean of a number over all processes; each must call it.

@@ -30,11 +30,6 @@ FREE_CORES = {"type": "cpu", "name": "a CPU", "slug": "cpu-4-cores", "memory_byt
 # Checks of the model of the paper's cluster, by their place in the artefact.
 FURTHER, PREDICTED = 0, 1
 BLOCKED, GROWS, COMMUNICATION, NOT_LINEAR = range(4)
-CHECKS = [
-    (name, place)
-    for name in (*STRONG, "breakdown")
-    for place in range(len(DESIGN.artefacts[name].checks))
-]
 
 
 def slower(factor, tasks=TASKS, **options):
@@ -110,7 +105,7 @@ class TestMeasured:
 
     @pytest.mark.parametrize(
         ("factor", "jitter", "word"),
-        [(1.15, 0.01, "reproduced"), (1.3, 0.01, "not reproduced"), (1.0, 0.3, "undecided")],
+        [(1.15, 0.01, "reproduced"), (1.3, 0.01, "not reproduced")],
     )
     def test_steps_predicted(self, factor, jitter, word):
         """The prediction is of the medians of other sizes; these turns are judged."""
@@ -123,7 +118,6 @@ class TestMeasured:
         """Without a cost of a step a sample takes its time."""
         free = World(model=ScalingModel(1e-3), jitter=0.001)
         assert judge("figure9/few_samples", free).word == "not reproduced"
-        assert judge("figure9/few_samples", World(jitter=0.5)).word == "undecided"
         found = judge("figure9/few_samples")
         wanted = (1 + 7 / 6 / 8) / (1 + 7 / 6 / 128)  # section VI-B: a step costs 7/6 of a sample
         said = "CIFAR: time of a sample at B = 8 over 128"
@@ -133,8 +127,6 @@ class TestMeasured:
         target = "figure9/all_to_all_faster"
         assert judge(target, slower(9.0)).word == "not reproduced"
         assert judge(target, slower(9.0, [CIFAR], jitter=0.001)).word == "partly"
-        noisy = judge(target, World(jitter=0.8, device=FREE_CORES))
-        assert noisy.word == "undecided" and " rounds " in noisy.evidence
         found = judge(target)
         assert found.word == "not run" and "2 processes on 2 cores leave no core" in found.evidence
 
@@ -173,16 +165,15 @@ def fallen(after_64, after_128):
 
 
 class TestChecks:
-    @pytest.mark.parametrize(("artefact", "place"), CHECKS)
-    def test_no_record_of_ours_enters(self, artefact, place):
-        worlds = (World(), World(model=ScalingModel(1.0)), World(status=nothing))
-        first, *others = [checked(artefact, world, place=place) for world in worlds]
-        assert others == [first, first] and first["holds"] in ("yes", "NO")
+    @pytest.mark.parametrize("artefact", [*STRONG, "breakdown"])
+    def test_no_record_of_ours_enters(self, artefact):
+        for place in range(len(DESIGN.artefacts[artefact].checks)):
+            worlds = (World(model=ScalingModel(1.0)), World(status=nothing))
+            first, other = [checked(artefact, world, place=place) for world in worlds]
+            assert other == first and first["holds"] in ("yes", "NO")
         assert "SIMULATED" in DESIGN.artefacts[artefact].caption(results_of(artefact))
 
-    @pytest.mark.parametrize(
-        ("values", "holds"), [((77.0, 54.0), "yes"), ((78.0, 64.0), "NO"), ((64.0, 53.0), "NO")]
-    )
+    @pytest.mark.parametrize(("values", "holds"), [((77.0, 54.0), "yes"), ((78.0, 64.0), "NO")])
     def test_predicted(self, monkeypatch, values, holds):
         """Paper: 64.64, of which 20 % are ×1.2 and ×1/1.2."""
         monkeypatch.setattr(projection, "predicted", lambda task, strategy: values)
@@ -190,24 +181,19 @@ class TestChecks:
         said = " and ".join(f"{n:.1f} (×{n / 64.64:.2f})" for n in values)
         assert row["holds"] == holds and row["evidence"].startswith(f"{said}, without")
 
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_scaling_further(self, artefact, monkeypatch):
-        assert checked(artefact, place=FURTHER)["holds"] == "yes"
-        paper = PAPER[STRONG[artefact]]["speedups"]
+    def test_scaling_further(self, monkeypatch):
+        assert checked("figure7", place=FURTHER)["holds"] == "yes"
+        paper = PAPER[DIV2K]["speedups"]
         others = max(paper[name][1] for name in ("best", "scheduled"))
         monkeypatch.setattr(projection, "predicted", lambda *given: (others + 1, others - 1))
-        assert checked(artefact, place=FURTHER)["holds"] == "NO"
+        assert checked("figure7", place=FURTHER)["holds"] == "NO"
 
     @pytest.mark.parametrize(
         ("place", "rows", "good", "holds"),
         [
             (BLOCKED, shared(0.05, 0.2), shared(0.05, 0.2), "yes"),
             (BLOCKED, shared(0.12, 0.2), shared(0.05, 0.2), "NO"),
-            (BLOCKED, shared(0.0, 0.05), shared(0.05, 0.2), "NO"),
-            (GROWS, shared(0.05, 0.4), shared(0.05, 0.4), "yes"),
             (GROWS, shared(0.05, 0.6), shared(0.05, 0.4), "NO"),  # and 0.5 on 256
-            (COMMUNICATION, compared(0.81), compared(1.0), "yes"),
-            (COMMUNICATION, compared(0.79), compared(1.0), "NO"),
             (COMMUNICATION, compared(1.26), compared(1.0), "NO"),
         ],
     )
@@ -220,9 +206,7 @@ class TestChecks:
             monkeypatch.setattr(projection, "breakdowns", lambda found=found: found)
             assert checked("breakdown", place=place)["holds"] == holds
 
-    @pytest.mark.parametrize(
-        ("factors", "holds"), [((1.79, 1.59), "yes"), ((1.96, 1.93), "NO"), ((1.85, 1.65), "NO")]
-    )
+    @pytest.mark.parametrize(("factors", "holds"), [((1.79, 1.59), "yes"), ((1.96, 1.93), "NO")])
     def test_not_linear(self, monkeypatch, factors, holds):
         """By the cost that is fitted; section VI-B's makes it so by itself."""
         found = {"fitted": (None, fallen(*factors)), "VI-B": (None, fallen(1.5, 1.5))}
@@ -253,9 +237,9 @@ class TestProjection:
         assert projection.nodes_of(DIV2K, "best") == [1, 2, 4, 8, 16]
         assert projection.overhead() == pytest.approx(7 / 6)  # 0.0014 s a step, 0.0012 s a sample
 
-    @pytest.mark.parametrize("task", TASKS)
-    def test_a_value_that_is_left_out_changes_nothing(self, task, monkeypatch, uncached):
+    def test_a_value_that_is_left_out_changes_nothing(self, monkeypatch, uncached):
         """A flattering value cannot move the band that it is compared with."""
+        task = DIV2K
         predicted, whole = projection.predicted(task, "theta"), projection.fitted_to_paper(task)
         own = PAPER[task]["speedups"]
         monkeypatch.setitem(PAPER[task], "speedups", own | {"theta": [own["theta"][0], 9.0]})
@@ -264,27 +248,6 @@ class TestProjection:
         assert projection.fitted_to_paper(task) != whole
         costs = [model.overhead_s for model in projection.held_out(task, "theta")]
         assert costs == [0.0, projection.overhead()]
-
-    @pytest.mark.parametrize("nodes", [1, 64, 256])
-    def test_breakdown_by_hand(self, nodes):
-        shares = projection.breakdown(ScalingModel(2.0, 0.5, 0.03, 1.5), nodes)
-        parts, alone = {}, 0.0
-        for size, epochs in ((64, 10), (128, 10), (256, 1080)):
-            count, busy = epochs * math.ceil(800 / size), min(size, nodes)
-            computed = 2.0 * math.ceil(size / busy) + 0.5
-            sent = 2 * (busy - 1) * (0.03 + 1.5 / busy)
-            parts[size] = [count * n for n in (computed, sent, max(0.0, sent - computed))]
-            alone += count * (2.0 * size + 0.5)
-        computed, sent, blocked = map(sum, zip(*parts.values(), strict=True))
-        early = sum(parts[n][0] + parts[n][2] for n in (64, 128))
-        wanted = {
-            "computation": computed / alone,
-            "computation at B_m": parts[256][0] / alone,
-            "communication": sent / alone,
-            "blocked": blocked / alone,
-            "before B_m": early / (computed + blocked),
-        }
-        assert shares == pytest.approx(wanted)
 
     @pytest.mark.parametrize("task", TASKS)
     def test_steps_are_predicted_without_having_been_seen(self, task):
@@ -370,7 +333,7 @@ def marks(axis, hollow):
 
 
 class TestFigures:
-    @pytest.mark.parametrize("artefact", STRONG)
+    @pytest.mark.parametrize("artefact", ["figure7", "figure8"])
     def test_speedups(self, artefact):
         task = STRONG[artefact]
         results = results_of(artefact)
