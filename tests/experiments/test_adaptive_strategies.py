@@ -212,22 +212,17 @@ class TestLayers:
     def test_above_the_large_batch(self, optimizer):
         target = f"lars/theta_above_{optimizer.lower()}"
         grown, large = f"theta_{optimizer}", f"linear_{optimizer}"
-        for gap, scatter, word in ((-1, 0.1, "not reproduced"), (1, 5.0, "undecided")):
-            found = judge(target, self.ending({grown: 80 + gap, large: 80}, scatter))
-            assert found.word == word, found
+        assert judge(target, self.ending({grown: 79, large: 80})).word == "not reproduced"
         every = {"epochs": 0, "seeds": (0, 1, 2)}
         assert judge(target, World(length=lost(large, **every))).word == "reproduced"
-        assert judge(target, World(length=lost(grown, **every))).word == "not reproduced"
-        assert judge(target, World(length=lost(large, grown, **every))).word == "not reproduced"
+        assert judge(target, World(length=lost(grown, large, **every))).word == "not reproduced"
         gone = World(length=lost(large, **every), status=only_strategies(large))
         assert judge(target, gone).word == "not run"
 
     def test_lars_keeps_up_with_sgd(self):
-        for gap, word in ((-0.5, "reproduced"), (-2, "not reproduced")):
-            found = judge("lars/lars_keeps_up", self.ending({"theta_LARS": 90.79 + gap}, 0.02))
-            assert found.word == word and "θ-adaptive with LARS over θ-adaptive with SGD" in (
-                found.evidence
-            )
+        found = judge("lars/lars_keeps_up", self.ending({"theta_LARS": 88.79}, 0.02))
+        assert found.word == "not reproduced"
+        assert "θ-adaptive with LARS over θ-adaptive with SGD" in found.evidence
         assert judge("lars/lars_keeps_up", World(length=lost("theta"))).word == "not run"
         found = judge("lars/lars_keeps_up", World(length=lost("theta_LARS")))
         assert found.word == "not reproduced"
@@ -248,27 +243,24 @@ class TestLayers:
         assert [len(axis.get_lines()) for axis in drawn.axes] == [6, 6]
 
 
-@pytest.mark.parametrize("artefact", TASKS)
 class TestUpdates:
-    def test_they_are_those_of_the_schedule(self, artefact):
-        task = TASKS[artefact]
-        paper, epochs = PAPER[task], PROFILES["gpu"][task]["epochs"]
+    def test_they_are_those_of_the_schedule(self):
+        paper, epochs = PAPER[CIFAR], PROFILES["gpu"][CIFAR]["epochs"]
         best = epochs * math.ceil(paper["samples"] / paper["best"]["batch"])
-        k, own = interval_of({"task": task, "epochs": epochs}), paper["theta"]
+        k, own = interval_of({"task": CIFAR, "epochs": epochs}), paper["theta"]
         sizes = [min(own["max_batch"], own["batch"] * 2 ** (n // k)) for n in range(epochs)]
         ours = sum(math.ceil(paper["samples"] / size) for size in sizes)
-        told = f"{best:,} and {ours:,}"
-        row = checked(artefact)
+        row = checked("figure10")
         assert row["holds"] == "yes"
-        assert row["evidence"] == "; ".join(f"seed {n}: {told}" for n in range(3))
-        assert checked(artefact, World(status=nothing))["holds"] == "not run"
+        assert row["evidence"] == "; ".join(f"seed {n}: {best:,} and {ours:,}" for n in range(3))
+        assert checked("figure10", World(status=nothing))["holds"] == "not run"
 
-    def test_one_update_more_is_found(self, artefact):
+    def test_one_update_more_is_found(self):
         def edit(metrics, config):
             if config["strategy"] == "theta":
                 metrics["updates"][-1] += 1
 
-        assert checked(artefact, World(edit={"train": edit}))["holds"] == "NO"
+        assert checked("figure10", World(edit={"train": edit}))["holds"] == "NO"
 
 
 def rows_of(artefact, world=None, profile="gpu", **options):
@@ -309,9 +301,9 @@ def test_curves_end_at_the_means():
     assert ends["θ-adaptive"] == pytest.approx(33.49)
 
 
-@pytest.mark.parametrize(("artefact", "task"), TASKS.items())
-def test_the_metric_is_drawn_against_the_updates(artefact, task):
+def test_the_metric_is_drawn_against_the_updates():
     """The paper's hollow, by its own schedules; ours solid, with an interval each."""
+    artefact, task = "figure10", CIFAR
     results = results_of(artefact, World(spread=0.5))
     paper, ours = DESIGN.artefacts[artefact].draw(results).axes[-2:]
     assert paper.get_title().startswith("paper: ") and ours.get_title().startswith("ours: ")

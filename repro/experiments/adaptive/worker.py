@@ -1,19 +1,20 @@
-"""What runs in each process under torchrun: training steps, measured."""
+"""Training steps, measured in processes of their own that are joined."""
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from repro.adaptive import (
     DataParallel,
@@ -31,7 +32,6 @@ from repro.measure import describe_device
 
 TIMEOUT_S = 120.0
 ALONE_S = 1800.0  # in which one process measures by itself
-GRACE_S = 40.0  # torchrun gives its processes 30 to end
 
 
 def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -43,69 +43,45 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 def launch(
     job: Config, processes: int, timeout_s: float = 3600.0, module: str = __name__
 ) -> dict[str, Any]:
-    """Run a module's `measure` under torchrun and return what rank 0 wrote.
-
-    The processes connect by loopback alone, and meet in a file, where torchrun's own store would
-    listen on every interface.
+    """Run a module's `measure` in joined processes and return what rank 0 found.
 
     Raises:
         NoLoopbackError: This machine cannot connect to itself.
-        RuntimeError: A process failed, or the time is over; the text is the end of what torchrun
-            told, which names the process.
+        RuntimeError: A process failed, or the time is over; the text is the end of what it told.
     """
     check_loopback()
-    with tempfile.TemporaryDirectory() as folder:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port = probe.getsockname()[1]
+    # One thread a process, as torchrun has it where nothing else is said.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": LOOPBACK}
+    environment |= {"MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    environment |= {"LOCAL_WORLD_SIZE": str(processes)}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
         asked, answered = Path(folder) / "job.json", Path(folder) / "found.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={folder}/store",
-            "--rdzv-conf=store_type=file",
-            f"--local-addr={LOOPBACK}",
-            f"--nproc-per-node={processes}",
-            "-m",
-            __name__,
-            module,
-            str(asked),
-            str(answered),
-        ]
-        # One thread a process, as torchrun has it where nothing else is said. `join_processes`
-        # hosts the store in which processes find each other, on loopback.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        said = Path(folder) / "said.txt"  # no pipe, which a process that is left could keep open
-        with said.open("wb") as file:
-            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=environment)
-            try:
-                run.wait(timeout_s)
-                over = ""
-            except subprocess.TimeoutExpired:
-                over = f"\nended after {timeout_s:g} s"
-            finally:
-                _end(run)
-        output = said.read_text(encoding="utf-8", errors="replace") + over
-        if run.returncode or over:
-            raise RuntimeError(
-                f"{processes} processes ended with {run.returncode}:\n{output[-2000:]}"
+        command = [sys.executable, "-m", __name__, module, str(asked), str(answered)]
+        runs, texts = [], []  # in files, since nobody reads a pipe meanwhile
+        for rank in map(str, range(processes)):
+            texts.append(ending.enter_context((Path(folder) / rank).open("w+b")))
+            own = environment | {"RANK": rank, "LOCAL_RANK": rank}
+            runs.append(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=texts[-1], env=own)
             )
+            ending.callback(runs[-1].wait)
+            ending.callback(runs[-1].kill)
+        deadline = time.monotonic() + timeout_s
+        codes: list[int | None] = [None] * processes
+        while None in codes and not any(codes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            codes = [run.poll() for run in runs]
+        if any(codes) or None in codes:
+            failed = next(n for n, code in enumerate(codes) if code or not any(codes))
+            how = "failed" if codes[failed] else f"did not end in {timeout_s:g} s"
+            texts[failed].seek(0)
+            told = texts[failed].read().decode(errors="replace")[-2000:]
+            raise RuntimeError(f"rank {failed} of {processes} {how}:\n{told}")
         outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
-
-
-def _end(run: "subprocess.Popen[bytes]") -> None:
-    """End torchrun, which ends the processes that it started, unless it has ended."""
-    if run.poll() is not None:
-        return
-    run.terminate()
-    try:
-        run.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        run.kill()
-        run.wait()
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -230,7 +206,6 @@ def _weights(job: Config) -> float:
     return max(float((weights - trained[0]).abs().max()) for weights in trained)
 
 
-@record
 def main() -> None:
     """Let a module measure what a file asks for; rank 0 writes the answer to another."""
     module, asked, answered = sys.argv[1:]
