@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     )
     from repro.adaptive.optimizers import SchedulerError, WholeStepError, set_lr
     from repro.adaptive.processes import (
-        NoLoopbackError,
         PeerError,
         join_processes,
         leave_processes,
@@ -71,7 +70,6 @@ __all__ = [
     "LossCheckError",
     "MeasuredStep",
     "NoImprovement",
-    "NoLoopbackError",
     "NoiseScaleBatch",
     "PeerError",
     "Saturation",

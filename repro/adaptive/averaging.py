@@ -98,18 +98,14 @@ class Bucket:
     """Gradients that are averaged in one go, padded to a multiple of the processes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
-        self.parameters = list(parameters)
-        first = self.parameters[0]
-        count = sum(p.numel() for p in self.parameters)
-        padded = -(-count // processes) * processes
+        first, sizes = parameters[0], [p.numel() for p in parameters]
+        padded = -(-sum(sizes) // processes) * processes
         self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)  # (P * n,)
         self.received = torch.empty_like(self.flat)  # n from each process
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
-        sizes = [p.numel() for p in self.parameters]
-        pieces = self.flat[:count].split(sizes)
-        self.views = [view_like(piece, p) for piece, p in zip(pieces, self.parameters, strict=True)]
-        self.strides = [p.stride() for p in self.parameters]
-        self.left = len(self.parameters)  # gradients that are not there yet
+        pieces = self.flat[: sum(sizes)].split(sizes)
+        self.views = {p: view_like(part, p) for part, p in zip(pieces, parameters, strict=True)}
+        self.missing = set(parameters)  # whose gradient is not there yet
         self.pending = False  # averaged or under way, and not applied
         self.ready = threading.Event()
         self.error: BaseException | None = None
@@ -168,18 +164,16 @@ class OverlappedAverager:
         self._behind = False  # whether this step's forward pass began with updates under way
         self._used: set[Any] = set()  # layers called and parameters read in this mini-batch
         self._owners: dict[nn.Parameter, list[nn.Module]] = {}
+        self._needs: dict[nn.Module, list[Bucket]] = {}  # what a layer waits for
         self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
-        self._collected: set[Tensor] = set()  # parameters whose gradient is there
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._device, self._stream = device, accelerator.new_stream(device)
         self._handles = []
-        owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        owner = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._owner = owner
-        for number, bucket in enumerate(self.buckets):
-            for position, p in enumerate(bucket.parameters):
-                hook = Hook(self, "collect", number, position)
-                self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        for p in owner:
+            self._handles.append(p.register_post_accumulate_grad_hook(Hook(self, "collect")))
         compiled = {
             part for module in model.modules() if is_compiled(module) for part in module.modules()
         }
@@ -199,41 +193,41 @@ class OverlappedAverager:
                 self._early.update(buckets)
             elif any(True for _ in module.parameters()):
                 # Before the hooks that torch's weight_norm or pruning compute weights in.
-                hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
+                self._needs[module] = buckets
+                hook = Hook(self, "wait")
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         self._at_once = {owner[p] for m in compiled for p in m.parameters() if p in owner}
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
 
-    def collect(self, number: int, position: int, parameter: Tensor) -> None:
+    def collect(self, parameter: nn.Parameter) -> None:
         """Take a parameter's gradient, which is there."""
-        bucket = self.buckets[number]
-        if not self.gathering or parameter is not bucket.parameters[position]:
-            return  # a micro-batch before the last, where gradients add up; or a copy's
+        if not self.gathering:
+            return  # a micro-batch before the last, where gradients add up
+        bucket = self._owner[parameter]
         assert parameter.grad is not None
         if parameter.grad.layout is not torch.strided:
             raise ValueError(
                 f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
                 "it dense (sparse=False), or give averaging='allreduce'"
             )
-        bucket.views[position].copy_(parameter.grad)
+        if parameter not in bucket.missing:
+            raise ValueError(
+                f"the gradient of {self._names[parameter]} comes in several parts, as with a layer "
+                "in two reentrant checkpoints: give use_reentrant=False, or averaging='allreduce'"
+            )
+        bucket.views[parameter].copy_(parameter.grad)
         parameter.grad = None
-        self._collected.add(parameter)
-        bucket.left -= 1
+        bucket.missing.remove(parameter)
         self._launch()
 
-    def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
+    def wait(self, module: nn.Module) -> None:
         """Make the updates that a layer needs before it computes."""
         self._used.add(module)
-        if self.gathering:
-            return
-        for bucket in self._early:
+        for bucket in () if self.gathering else (*self._early, *self._needs[module]):
             if bucket.pending:
                 self._apply(bucket)
-        for number in numbers:
-            if self.buckets[number].pending:
-                self._apply(self.buckets[number])
 
     def ready(self, parameters: Iterable[Any]) -> None:
         """Make the updates of parameters that are read."""
@@ -246,7 +240,7 @@ class OverlappedAverager:
                 self._apply(bucket)
 
     def _launch(self) -> None:
-        while self._next < len(self.buckets) and not self.buckets[self._next].left:
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             bucket = self.buckets[self._next]
             bucket.ready.clear()
             bucket.pending = True
@@ -273,7 +267,6 @@ class OverlappedAverager:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
         self._used.clear()
-        self._collected.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
@@ -282,19 +275,14 @@ class OverlappedAverager:
         Raises:
             ValueError: A parameter got no gradient.
         """
-        if self._next < len(self.buckets):
-            lacking = [
-                self._names[p]
-                for bucket in self.buckets[self._next :]
-                for p in bucket.parameters
-                if p not in self._collected
-            ]
-            raise ValueError(no_gradient(lacking))
+        lacking = [p for b in self.buckets[self._next :] for p in b.views if p in b.missing]
+        if lacking:
+            raise ValueError(no_gradient([self._names[p] for p in lacking]))
         self._steps += 1
         self.gathering = False
         self._next = 0
         for bucket in self.buckets:
-            bucket.left = len(bucket.parameters)
+            bucket.missing.update(bucket.views)
 
     def gather(self) -> None:
         """Wait for all gradients and give every parameter its own."""
@@ -304,9 +292,8 @@ class OverlappedAverager:
 
     def drop(self) -> None:
         """Take the gradients back that `gather` gave."""
-        for bucket in self.buckets:
-            for p in bucket.parameters:
-                p.grad = None
+        for p in self._owner:
+            p.grad = None
 
     def defer(self) -> None:
         """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
@@ -370,9 +357,9 @@ class OverlappedAverager:
             why = bucket.error or f"no answer within {self._timeout_s:g} s"
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         self._after(bucket)
-        for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
+        for p, view in bucket.views.items():
             # The model may have been given another layout or type since.
-            kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))
+            kept = p.dtype == view.dtype and (p.stride() == view.stride() or not is_dense(p))
             p.grad = view if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
@@ -393,7 +380,7 @@ class OverlappedAverager:
             self._as_it_was(),
         ):
             step(self._optimizer)
-        for p in bucket.parameters:
+        for p in bucket.views:
             p.grad = None
         bucket.pending = False
 
@@ -425,7 +412,8 @@ class OverlappedAverager:
         except PeerError:
             pass  # what failed first is told
         for bucket in self.buckets:
-            bucket.left, bucket.pending = len(bucket.parameters), False
+            bucket.missing.update(bucket.views)
+            bucket.pending = False
 
     def close(self) -> None:
         """End the thread and remove the hooks; updates that are under way are lost."""

@@ -5,7 +5,7 @@ import pytest
 
 from repro.adaptive import MeasuredStep, ScalingModel, StepCost, updates
 
-PARTS = ("computation_s", "summation_s", "communication_s", "blocked_s")
+PARTS = ("computation_s", "communication_s", "blocked_s")
 
 
 def drawn(seed, **changes):
@@ -15,7 +15,6 @@ def drawn(seed, **changes):
         "overhead_s": draw.uniform(0, 2),
         "latency_s": draw.uniform(0, 0.05),
         "transfer_s": draw.uniform(0, 3),
-        "summation_s": draw.uniform(0, 0.3),
         "overlap": draw.uniform(0, 1),
     }
     return ScalingModel(**(costs | changes))
@@ -36,18 +35,17 @@ def counted(model, schedule, samples, processes):
                     nodes[sample % processes] += 1
                 busy = sum(n > 0 for n in nodes)
                 computation = model.sample_s * max(nodes) + model.overhead_s
-                communication = summation = 0.0
+                communication = 0.0
                 if busy > 1:
-                    summation = model.summation_s
                     for _ in range(2):  # all-to-all, then allgather
                         for _ in range(busy - 1):  # each with every other node
                             communication += model.latency_s + model.transfer_s / busy
                 hidden = min(communication, model.overlap * computation)
                 blocked = communication - hidden
-                seconds = (computation, summation, communication, blocked)
+                seconds = (computation, communication, blocked)
                 for name, value in zip(PARTS, seconds, strict=True):
                     totals[name] += value
-                totals["total_s"] += computation + summation + blocked
+                totals["total_s"] += computation + blocked
     return totals, steps
 
 
@@ -74,7 +72,7 @@ class TestModel:
         model = drawn(0)
         for batch in (1, 7, 64):
             cost = model.step(batch, 1)
-            assert cost == StepCost(model.sample_s * batch + model.overhead_s, 0.0, 0.0, 0.0)
+            assert cost == StepCost(model.sample_s * batch + model.overhead_s, 0.0, 0.0)
         assert model.step(1, 16) == model.step(1, 1)
         assert model.speedup(SCHEDULE, 90, 1) == 1
 
@@ -89,12 +87,12 @@ class TestModel:
 
     def test_communication_hides_under_the_share_that_overlaps(self):
         def step(overlap):
-            return ScalingModel(1.0, 2.0, 0.25, 4.0, 0.5, overlap).step(8, 4)
+            return ScalingModel(1.0, 2.0, 0.25, 4.0, overlap).step(8, 4)
 
         # Two samples: 4 s. 2 * 3 * (0.25 + 4 / 4) = 7.5 s, of which 4, 2, 0 hide.
         for overlap, blocked in ((1.0, 3.5), (0.5, 5.5), (0.0, 7.5)):
-            assert step(overlap) == StepCost(4.0, 0.5, 7.5, blocked)
-            assert step(overlap).total_s == 4.5 + blocked
+            assert step(overlap) == StepCost(4.0, 7.5, blocked)
+            assert step(overlap).total_s == 4.0 + blocked
         assert ScalingModel(1.0, latency_s=0.1).step(8, 4).blocked_s == 0
 
     @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def measured(model, points):
     for batch, processes in points:
         cost = model.step(batch, processes)
         steps.append(MeasuredStep(batch, processes, *(getattr(cost, p) for p in (
-            "computation_s", "communication_s", "summation_s", "blocked_s"))))  # fmt: skip
+            "computation_s", "communication_s", "blocked_s"))))  # fmt: skip
     return steps
 
 
@@ -140,7 +138,7 @@ class TestFit:
         model = ScalingModel(0.2, 0.3)
         fitted = ScalingModel.fit(measured(model, [(1, 1), (2, 1), (5, 1)]))
         assert (fitted.sample_s, fitted.overhead_s) == pytest.approx((0.2, 0.3))
-        assert (fitted.latency_s, fitted.transfer_s, fitted.summation_s) == (0, 0, 0)
+        assert (fitted.latency_s, fitted.transfer_s) == (0, 0)
         assert fitted.overlap == 1
 
     def test_errors(self):

@@ -28,6 +28,7 @@ from pairs import (
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
 from repro.adaptive.optimizers import check_in_parts
@@ -796,6 +797,26 @@ def bounded():
     return error_of(parallel_of, model, optimizer, "all_to_all")
 
 
+class Twice(Small):
+    """A layer in two checkpoints, whose gradient comes in two parts where they are reentrant."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed = nn.Parameter(torch.randn(16, 16).mul_(0.2))
+
+    def forward(self, x):
+        x = self.one(x.flatten(1)).requires_grad_()
+        for _ in range(2):
+            x = checkpoint(lambda h: F.linear(h, self.mixed), x, use_reentrant=True)
+        return self.two(x)
+
+
+def in_parts():
+    model = make(0, Twice)
+    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all")
+    return error_of(parallel.step, *batch(0))
+
+
 def copies(method):
     """Copy and save the model amid an update, and train the copy and the model on."""
     model = make()
@@ -840,6 +861,7 @@ def todo(rank):
         yield ("states", whose), partial(states, "all_to_all", whose)
     yield "unusable", unusable
     yield "max_norm", bounded
+    yield "gradient in parts", in_parts
     yield "copies", partial(copies, "all_to_all")
     for name in UNEVEN:
         yield ("uneven", name), partial(checked, name, UNEVEN)
@@ -1065,6 +1087,11 @@ def test_copies_of_the_model_hold_the_last_update_and_are_plain(both):
         assert_close(gradients, [p.grad for p in wanted[0].parameters()])
         for got, model in zip((copied, saved, trained), wanted, strict=True):
             assert_close(got, weights_of(model))
+
+
+def test_a_gradient_that_comes_in_parts_is_refused(both):
+    for kind, text in answers(both, "gradient in parts"):
+        assert kind == "ValueError" and "the gradient of mixed comes in several parts" in text
 
 
 def test_a_layer_that_changes_its_own_parameters_is_refused(both):

@@ -46,7 +46,7 @@ def train(config, seed=0):
 
 
 def start(config):
-    run = experiments.Training.start(config, 0, load(config), "cpu")
+    run = experiments.Training(config, 0, load(config), "cpu")
     return run, captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
 
 
@@ -81,6 +81,9 @@ class TestTrain:
         costs = metrics["initial_cost"] + metrics["train_cost"]
         assert all(map(math.isfinite, costs)) and (own["kind"] == "noise" or costs[-1] < costs[0])
         assert json.loads(json.dumps(metrics)) == metrics
+        derived = building.schedule(config, metrics)
+        assert derived == {key: metrics[key] for key in derived}
+        assert bool(derived) == (own["kind"] != "noise")
 
     def test_theta_is_equation_4(self):
         """F(w_0), F(w_1) and the distance from the model itself, after one epoch."""

@@ -252,7 +252,7 @@ class TestProjection:
     @pytest.mark.parametrize("task", TASKS)
     def test_steps_are_predicted_without_having_been_seen(self, task):
         """Blocked at every size and way; a step that is changed does not change its prediction."""
-        exact = ScalingModel(2e-3, 5e-3, 0.06, 0.4, 0.0, 0.4)
+        exact = ScalingModel(2e-3, 5e-3, 0.06, 0.4, 0.4)
         (run,) = runs.parallel("quick", {})
         sizes = run.config["jobs"][task]["sizes"]
         found = measured_task(sizes, AVERAGING, exact)

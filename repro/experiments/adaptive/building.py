@@ -1,10 +1,11 @@
 """The parts of a training: model, data, optimizer, controller, metric."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from repro import models
 from repro.adaptive import (
     BatchController,
+    DivergenceWarning,
     FixedBatch,
     LinearScaling,
     NoiseScaleBatch,
@@ -199,3 +201,31 @@ def build_controller(
         options["factors"] = math.inf
         return NoiseScaleBatch(size, largest, lr, lambda: float(measure()), **options)
     return ThetaController(size, largest, lr, **options)
+
+
+_DEFAULTS = {"growth": 2, "tolerance": 0.1, "decay": 0.1, "lr_exponent": 1.0}
+
+
+def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Derive batch sizes, rates and K of a training's epochs from its recorded costs and θ.
+
+    The controller is driven anew, with one parameter that has moved as far as cost and θ say
+    (equation 4). Options equal to the paper's are left out, so that a changed default is noticed.
+    The noise scale's controller needs the model, and is not driven.
+    """
+    if config["controller"]["kind"] == "noise":
+        return {}
+    options = {k: v for k, v in config["controller"].items() if _DEFAULTS.get(k) != v}
+    controller = build_controller({"controller": options}, nn.Module(), cast(Loader, None), 0)
+    (first,) = metrics["initial_cost"]
+    setting = controller.observe(first, [torch.zeros(1, dtype=torch.float64)])
+    rows: dict[str, list[Any]] = {"batch_size": [], "lr": [], "interval": []}
+    with warnings.catch_warnings(action="ignore", category=DivergenceWarning):
+        for cost, theta in zip(metrics["train_cost"], metrics["theta"], strict=True):
+            rows["batch_size"].append(setting.batch_size)
+            rows["lr"].append(setting.lr)
+            distance = (first - cost) / theta if theta else 0.0
+            moved = torch.tensor([distance], dtype=torch.float64)
+            setting = controller.observe(cost, [moved])
+            rows["interval"].append(setting.interval)
+    return rows
