@@ -567,11 +567,11 @@ def changed(method, what):
     return error, weights_of(model)
 
 
-NEW = "has changed since this DataParallel was made"
+NEW = "the model has changed since this DataParallel was made"
 CHANGES = {
-    "unfrozen": (freeze(True), f"requires_grad of out.weight {NEW}"),
-    "frozen": (freeze(False), f"requires_grad of out.weight {NEW}"),
-    "replaced": (replace, "the model has other layers or parameters than when"),
+    "unfrozen": (freeze(True), NEW),
+    "frozen": (freeze(False), NEW),
+    "replaced": (replace, NEW),
     "group": (add_group, "holds 1 parameters that are not the model's (of shapes (2,))"),
     "hook": (
         lambda model, _: model.mixed.register_post_accumulate_grad_hook(clamp).remove,

@@ -29,7 +29,7 @@ MEASURED = [f"figure9/{key}" for key in ("few_samples", "all_to_all_faster", "st
 FREE_CORES = {"type": "cpu", "name": "a CPU", "slug": "cpu-4-cores", "memory_bytes": 2**33}
 # Checks of the model of the paper's cluster, by their place in the artefact.
 FURTHER, PREDICTED = 0, 1
-BLOCKED, GROWS, COMMUNICATION, NOT_LINEAR = range(4)
+NOT_LINEAR = 3
 
 
 def slower(factor, tasks=TASKS, **options):
@@ -138,30 +138,9 @@ class TestMeasured:
             assert f" of {nodes or math.ceil(value)} " in found.evidence
 
 
-def rows_of(change):
-    """Breakdowns by nodes, by a function that gives their parts."""
-    return {n: change(n) for n in projection.NODES}
-
-
-def shared(at_32, at_128):
-    """Breakdowns of which these shares are blocked."""
-    of = {32: at_32, 128: at_128, 256: 0.5}
-
-    def row(nodes):
-        share = of.get(nodes, 0.05)
-        return {"computation": 3 - 3 * share, "blocked": 3 * share}
-
-    return rows_of(row)
-
-
-def compared(ratio):
-    return rows_of(lambda n: {"computation": 0.25, "communication": 0.25 * ratio})
-
-
-def fallen(after_64, after_128):
-    """Computation at B_m that falls by these factors from 64 to 128 and to 256 nodes."""
-    at = {64: 1.0, 128: 1 / after_64, 256: 1 / after_64 / after_128}
-    return rows_of(lambda n: {"computation at B_m": at.get(n, 1.0)})
+def row_of(blocked, communication=0.0):
+    """A step's parts, of which this share is blocked."""
+    return {"computation": 1 - blocked, "blocked": blocked, "communication": communication}
 
 
 class TestChecks:
@@ -188,34 +167,24 @@ class TestChecks:
         monkeypatch.setattr(projection, "predicted", lambda *given: (others + 1, others - 1))
         assert checked("figure7", place=FURTHER)["holds"] == "NO"
 
-    @pytest.mark.parametrize(
-        ("place", "rows", "good", "holds"),
-        [
-            (BLOCKED, shared(0.05, 0.2), shared(0.05, 0.2), "yes"),
-            (BLOCKED, shared(0.12, 0.2), shared(0.05, 0.2), "NO"),
-            (GROWS, shared(0.05, 0.6), shared(0.05, 0.4), "NO"),  # and 0.5 on 256
-            (COMMUNICATION, compared(1.26), compared(1.0), "NO"),
-        ],
-    )
-    def test_the_modelled_cluster(self, monkeypatch, place, rows, good, holds):
-        """With either cost of small batches."""
-        for pair in ((rows, good), (good, rows)):
-            found = {
-                label: (None, own) for label, own in zip(("fitted", "VI-B"), pair, strict=True)
-            }
-            monkeypatch.setattr(projection, "breakdowns", lambda found=found: found)
-            assert checked("breakdown", place=place)["holds"] == holds
+    def test_the_modelled_cluster(self):
+        assert steps.blocked({32: row_of(0.05), 128: row_of(0.2)}, 128)[0]
+        for few, many in ((0.12, 0.2), (0.0, 0.05)):
+            assert not steps.blocked({32: row_of(few), 128: row_of(many)}, 128)[0]
+        assert steps.grows({128: row_of(0.4), 256: row_of(0.5)}, 128)[0]
+        assert not steps.grows({128: row_of(0.6), 256: row_of(0.5)}, 128)[0]
+        for ratio, holds in ((0.81, True), (0.79, False), (1.26, False)):
+            assert steps.similar({128: row_of(0.0, ratio)}, 128)[0] == holds
 
     @pytest.mark.parametrize(("factors", "holds"), [((1.79, 1.59), "yes"), ((1.96, 1.93), "NO")])
     def test_not_linear(self, monkeypatch, factors, holds):
-        """By the cost that is fitted; section VI-B's makes it so by itself."""
-        found = {"fitted": (None, fallen(*factors)), "VI-B": (None, fallen(1.5, 1.5))}
-        monkeypatch.setattr(projection, "breakdowns", lambda: found)
+        """Computation at B_m that falls by these factors from 64 to 128 and to 256 nodes."""
+        at = {64: 1.0, 128: 1 / factors[0], 256: 1 / math.prod(factors)}
+        fallen = {n: {"computation at B_m": value} for n, value in at.items()}
+        monkeypatch.setattr(projection, "breakdowns", lambda: {"fitted": (None, fallen)})
         row = checked("breakdown", place=NOT_LINEAR)
         assert row["holds"] == holds, row
-        for nodes, factor, paper in ((64, factors[0], 0.82), (128, factors[1], 0.73)):
-            told = f"{nodes} to {2 * nodes} nodes ×{factor / 2:.2f} (by the paper's ×{paper})"
-            assert told in row["evidence"]
+        assert f"64 to 128 nodes ×{factors[0] / 2:.2f} (by the paper's ×0.82)" in row["evidence"]
 
 
 @pytest.fixture

