@@ -77,37 +77,23 @@ class Net(nn.Module):
 
 
 class Failing(nn.Module):
-    """Inputs of 17 values fail before the first layer, of 24 after it; `fail` in the backward."""
+    """Fails where `fail` says, or leaves the layer of that name out of the loss."""
 
-    fail = False
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.hidden, self.out = nn.Conv2d(2, 3, 2), nn.Linear(12, 12), nn.Linear(12, 3)
-
-    def forward(self, x):
-        x = self.hidden(self.conv(x.view(len(x), 2, 3, -1)).tanh().flatten(1)).tanh()
-        if self.fail and x.requires_grad:
-            x.register_hook(refuse)
-        return self.out(x)
-
-
-def refuse(gradient):
-    raise ZeroDivisionError("on purpose")
-
-
-class Lazy(nn.Module):
-    """All layers are called; the one named by `skip` has no part in the loss."""
-
-    skip = ""
+    fail = ""
 
     def __init__(self):
         super().__init__()
         self.first, self.extra, self.out = nn.Linear(18, 4), nn.Linear(18, 4), nn.Linear(4, 3)
 
     def forward(self, x):
+        if self.fail == "before":
+            raise ZeroDivisionError
         parts = {"first": self.first(x).tanh(), "extra": self.extra(x).tanh()}
-        return self.out(sum(part for name, part in parts.items() if name != self.skip))
+        if self.fail == "within":
+            raise ZeroDivisionError
+        if self.fail == "backward":
+            parts["first"].register_hook(lambda gradient: 1 / 0)
+        return self.out(sum(part for name, part in parts.items() if name != self.fail))
 
 
 def make(kind, seed=0, dtype=torch.float64):
@@ -178,18 +164,6 @@ def timed(method):
     return timings
 
 
-def bad(stage):
-    """Return a mini-batch that fails at a stage of the step, and the error."""
-    x, y = batch(3)
-    if stage == "before":
-        return x[:, :17], y, "RuntimeError"
-    if stage == "within":
-        return torch.cat((x, x[:, :6]), 1), y, "RuntimeError"
-    if stage == "loss":
-        return x, y + 7, "IndexError"
-    return x, y, "ZeroDivisionError"
-
-
 def failing(method, stage, **options):
     """Fail after a good step; note the weights then, and after two more good steps."""
     model = make(Failing)
@@ -197,10 +171,9 @@ def failing(method, stage, **options):
     parallel = parallel_of(model, optimizer, method, **options)
     parallel.step(*batch(0))
     set_lr(optimizer, RATES[1])  # the update under way is of the rate before
-    model.fail = stage == "backward"
-    x, y, _ = bad(stage)
-    error, _ = error_of(parallel.step, x, y)
-    model.fail = False
+    model.fail = stage
+    error = error_of(parallel.step, *batch(3))
+    model.fail = ""
     parallel.finish()
     good = weights_of(model)
     for number in (1, 2):
@@ -210,24 +183,7 @@ def failing(method, stage, **options):
     return error, good, weights_of(model), len(parallel.timings)
 
 
-def lacking(method, skip):
-    """Leave a layer out of the loss in every second mini-batch."""
-    model = make(Lazy)
-    optimizer = make_optimizer(model)
-    parallel = parallel_of(model, optimizer, method, bucket_bytes=0)
-    texts, weights = [], []
-    for number in range(3):
-        set_lr(optimizer, RATES[number])
-        parallel.step(*batch(number))
-        model.skip = skip
-        texts.append(error_of(parallel.step, *batch(3)))
-        model.skip = ""
-        weights.append(weights_of(model))
-    parallel.close()
-    return texts, weights, weights_of(model)
-
-
-PLACES = ("before", "within", "loss", "backward")
+PLACES = ("before", "within", "backward", "first", "extra")
 
 
 def closing(method, rank):
@@ -279,8 +235,6 @@ def todo(rank):
             for size in (0, None):
                 failed = partial(failing, method, stage, bucket_bytes=size)
                 yield (method, "failing", stage, size), failed
-        for skip in ("first", "extra"):
-            yield (method, "lacking", skip), partial(lacking, method, skip)
 
 
 def work(rank, port, folder):
@@ -365,9 +319,9 @@ def both(context, lost, tmp_path_factory):
     return joined.both(context, work, tmp_path_factory.mktemp("both"))
 
 
-def plainly(kind, steps):
+def plainly(steps):
     """The weights after some steps of torch alone."""
-    return trained(None, kind=kind, steps=steps)["weights"]
+    return trained(None, kind=Failing, steps=steps)["weights"]
 
 
 @pytest.mark.slow
@@ -407,22 +361,15 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("size", [0, None])
     @pytest.mark.parametrize("stage", PLACES)
     def test_a_failed_step_leaves_the_good_update_before_it(self, both, method, size, stage):
-        for error, good, end, timings in answers(both, method, "failing", stage, size):
-            assert error == bad(stage)[2] and timings == 3  # of the good steps
-            assert_close(good, plainly(Failing, 1))
-            assert_close(end, plainly(Failing, 3))
-
-    @pytest.mark.parametrize("method", SPLIT)
-    @pytest.mark.parametrize("skip", ["first", "extra"])
-    def test_unused_parameters_are_named_and_good_steps_go_on(self, both, method, skip):
-        start = f"{skip}.bias, {skip}.weight got no gradient in this mini-batch: "
-        for texts, weights, end in answers(both, method, "lacking", skip):
-            assert [(kind, text.startswith(start)) for kind, text in texts] == [
-                ("ValueError", True)
-            ] * 3
-            for number, after in enumerate(weights, 1):
-                assert_close(after, plainly(Lazy, number))
-            assert_close(end, weights[-1])
+        for (kind, text), good, end, timings in answers(both, method, "failing", stage, size):
+            assert timings == 3  # of the good steps
+            if stage in ("first", "extra"):
+                assert kind == "ValueError"
+                assert text.startswith(f"{stage}.bias, {stage}.weight got no gradient in this mini")
+            else:
+                assert kind == "ZeroDivisionError"
+            assert_close(good, plainly(1))
+            assert_close(end, plainly(3))
 
     @pytest.mark.parametrize("method", METHODS)
     def test_after_close_the_model_is_plain(self, both, method):
