@@ -41,8 +41,8 @@ def check_same(samples: int, shares: Sequence[int] | None, group: dist.ProcessGr
         if theirs != ours:
             raise ValueError(
                 f"rank {rank} has a mini-batch of {ours[0]} samples in shares of {ours[1]}, rank "
-                f"{other} one of {theirs[0]} in {theirs[1]}; give the whole mini-batch and the "
-                "same shares in every process, which takes its own share"
+                f"{other} one of {theirs[0]} in {theirs[1]}; give the same in every process: the "
+                "whole mini-batch, of which it takes its share, and one number for each process"
             )
 
 

@@ -225,7 +225,8 @@ class OverlappedAverager:
     def wait(self, module: nn.Module) -> None:
         """Make the updates that a layer needs before it computes."""
         self._used.add(module)
-        for bucket in () if self.gathering else (*self._early, *self._needs[module]):
+        needed = self._needs.get(module, self.buckets)  # of a shallow copy all
+        for bucket in () if self.gathering else (*self._early, *needed):
             if bucket.pending:
                 self._apply(bucket)
 

@@ -989,7 +989,7 @@ def test_mini_batches_that_differ_are_refused(both, what):
     train(None, model, torch.optim.SGD(model.parameters(), 0.1), BATCHES[:1])
     for method in TWO:
         for (kind, text), weights in answers(both, method, "not the same", what):
-            assert kind == "ValueError" and "the same shares in every process" in text
+            assert kind == "ValueError" and "give the same in every process" in text
             assert_close(weights, weights_of(model))
 
 
