@@ -185,6 +185,13 @@ class TestDivergence:
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not steps[0].diverging
 
+    def test_a_new_lowest_cost_ends_it(self):
+        costs = [6.0, 5.0, 4.5, *(4.5 * 1.1**i for i in range(1, 11)), 4.0, 3.9]
+        with pytest.warns(DivergenceWarning):
+            steps = follow(ThetaController(8, 64, 0.1), costs, [5 + 0.01 * i for i in range(15)])
+        assert [s.diverging for s in steps] == [False] * 10 + [True] * 4 + [False] * 2
+        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 13
+
     @pytest.mark.thorough
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("distance", [lambda i: i**0.5, float, lambda i: 5.0 + 0.01 * i])
