@@ -72,7 +72,7 @@ def buckets(steps: int, repeats: int) -> None:
     for kind in (torch.optim.SGD, torch.optim.Adam):
         ways = {}
         for mib in (1, 25):
-            groups = [len(b.parameters) for b in make_buckets(sizes, 1, mib * 2**20)]
+            groups = [len(b.views) for b in make_buckets(sizes, 1, mib * 2**20)]
             parameters = [[nn.Parameter(torch.zeros(1)) for _ in range(count)] for count in groups]
             optimizer = kind([p for group in parameters for p in group], lr=0.1, fused=True)
             ways[f"{mib} MiB"] = partial(_in_buckets, parameters, optimizer)

@@ -240,7 +240,7 @@ def adaptive_dualbatch() -> None:
         model.load_state_dict(dual(make, lr, plan=plan, epochs=1, seed=seed))
 
     model, settings = network(), []
-    controller = ScheduledBatch(8, 16, 0.1, every=1, lr_growth=2)
+    controller = ScheduledBatch(8, 16, 0.1, every=1)
     step = controller.observe(cost(model), model.parameters())
     while step.epoch <= 3:
         settings.append((step.batch_size, step.lr, step.epoch))

@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets, measure_messages
+    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     )
     from repro.adaptive.optimizers import SchedulerError, WholeStepError, set_lr
     from repro.adaptive.processes import (
-        NoLoopbackError,
         PeerError,
         join_processes,
         leave_processes,
@@ -71,7 +70,6 @@ __all__ = [
     "LossCheckError",
     "MeasuredStep",
     "NoImprovement",
-    "NoLoopbackError",
     "NoiseScaleBatch",
     "PeerError",
     "Saturation",
@@ -92,7 +90,6 @@ __all__ = [
     "load_checkpoint",
     "make_buckets",
     "max_stable_batch",
-    "measure_messages",
     "meeting_place",
     "noise_scale",
     "save_checkpoint",

@@ -1,77 +1,57 @@
 """That all processes train the same model with the same options on the same mini-batch."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.adaptive.processes import PeerError, lost_peer
+from repro.adaptive.processes import PeerError, lost_peer, with_peers
 from repro.measure.untouched import bits, stored
 
 MAKING = "making a DataParallel"
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Asks all processes whether they were given the same; each has to ask, in the same order."""
+def check_alike(lines: list[str], group: dist.ProcessGroup) -> None:
+    """Refuse models and options, described by lines, that differ between processes.
 
-    rank: int
-    processes: int
-    group: dist.ProcessGroup
-    device: torch.device
-
-    def check_alike(self, lines: list[str]) -> None:
-        """Refuse models and options, described by lines, that differ between processes.
-
-        Raises:
-            ValueError: A line differs in another process.
-        """
-        if self._extremes(_digest("\n".join(lines))) is None:
-            return
-        of_all: list[Any] = [None] * self.processes
-        dist.all_gather_object(of_all, lines, group=self.group)
-        for rank, other in enumerate(of_all):
-            differing = [pair for pair in zip(lines, other, strict=False) if pair[0] != pair[1]]
-            if differing or len(lines) != len(other):
-                ours, theirs = (differing or [(f"{len(lines)} lines", f"{len(other)} lines")])[0]
-                raise ValueError(
-                    f"rank {self.rank} has {ours}, rank {rank} {theirs}; make the same model with "
-                    "the same options in every process"
-                )
-
-    def check_same(self, samples: int, shares: Sequence[int] | None) -> None:
-        """Refuse mini-batches that differ between processes.
-
-        Args:
-            samples: Of the mini-batch.
-            shares: Samples of each process, as given.
-
-        Raises:
-            ValueError: Another process was given others.
-        """
-        if self._extremes(_digest(repr(shares and list(shares)))) is not None:
+    Raises:
+        ValueError: A line differs in another process.
+        PeerError: Another process was lost.
+    """
+    for rank, other in enumerate(_gathered(lines, group)):
+        differing = [pair for pair in zip(lines, other, strict=False) if pair[0] != pair[1]]
+        if differing or len(lines) != len(other):
+            ours, theirs = (differing or [(f"{len(lines)} lines", f"{len(other)} lines")])[0]
             raise ValueError(
-                f"shares are {shares} in rank {self.rank}, and others in another process; give "
-                "the same in every process, one number for each"
-            )
-        if (extremes := self._extremes(samples)) is not None:
-            least, most = map(int, extremes)
-            raise ValueError(
-                f"mini-batches have {least} to {most} samples, {samples} in rank {self.rank}; "
-                "give the whole mini-batch, the same in every process, which takes its own share"
+                f"rank {dist.get_rank(group)} has {ours}, rank {rank} {theirs}; make the same "
+                "model with the same options in every process"
             )
 
-    def _extremes(self, number: float) -> tuple[float, float] | None:
-        """Return the least and largest of a number over processes, None where all are the same."""
-        both = torch.tensor([number, -number], dtype=torch.float64)
-        both = both.to(self.device)
-        all_reduce(both, self.group, MAKING, dist.ReduceOp.MAX)
-        most, least = float(both[0]), -float(both[1])
-        return None if most == least else (least, most)
+
+def check_same(samples: int, shares: Sequence[int] | None, group: dist.ProcessGroup) -> None:
+    """Refuse mini-batches, or their samples of each process, that differ between processes.
+
+    Raises:
+        ValueError: Another process was given others.
+        PeerError: Another process was lost.
+    """
+    rank, ours = dist.get_rank(group), (samples, shares and list(shares))
+    for other, theirs in enumerate(_gathered(ours, group)):
+        if theirs != ours:
+            raise ValueError(
+                f"rank {rank} has a mini-batch of {ours[0]} samples in shares of {ours[1]}, rank "
+                f"{other} one of {theirs[0]} in {theirs[1]}; give the same in every process: the "
+                "whole mini-batch, of which it takes its share, and one number for each process"
+            )
+
+
+def _gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """The value of each process, by rank."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    with with_peers(MAKING):
+        dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def described(model: nn.Module) -> list[str]:
@@ -84,21 +64,14 @@ def described(model: nn.Module) -> list[str]:
     return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
 
-def _digest(text: str) -> float:
-    """Return a number that differs for other texts, of 48 of the 53 bits that float64 holds."""
-    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]))
-
-
-def all_reduce(
-    tensor: Tensor, group: dist.ProcessGroup | None, what: str | int, op: Any = dist.ReduceOp.SUM
-) -> None:
-    """Reduce a tensor over the processes, in place; `what` is for the error, see `lost_peer`.
+def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None, what: str | int) -> None:
+    """Sum a tensor over the processes, in place; `what` is for the error, see `lost_peer`.
 
     Raises:
         PeerError: Another process was lost.
     """
     try:
-        dist.all_reduce(tensor, op, group=group)
+        dist.all_reduce(tensor, group=group)
     except RuntimeError as error:
         raise PeerError(lost_peer(what, error)) from error
 

@@ -6,23 +6,23 @@ rest of the backward pass; the second, an allgather, hides under the next forwar
 each layer waits for its own gradients alone and is updated just before it computes.
 """
 
+import inspect
 import queue
-import statistics
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast, without_hooks
+from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.adaptive.reading import Hook, Parameters, held_elsewhere, is_compiled
-from repro.measure import accelerator, synchronize
+from repro.measure import accelerator
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
@@ -48,6 +48,9 @@ class StepTiming:
     def computation_s(self) -> float:
         """Seconds in which the main thread computed: forward and backward pass, updates."""
         return self.total_s - self.blocked_s
+
+    def __add__(self, other: "StepTiming") -> "StepTiming":
+        return StepTiming(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
@@ -95,18 +98,14 @@ class Bucket:
     """Gradients that are averaged in one go, padded to a multiple of the processes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
-        self.parameters = list(parameters)
-        first = self.parameters[0]
-        count = sum(p.numel() for p in self.parameters)
-        padded = -(-count // processes) * processes
+        first, sizes = parameters[0], [p.numel() for p in parameters]
+        padded = -(-sum(sizes) // processes) * processes
         self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)  # (P * n,)
         self.received = torch.empty_like(self.flat)  # n from each process
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
-        sizes = [p.numel() for p in self.parameters]
-        pieces = self.flat[:count].split(sizes)
-        self.views = [view_like(piece, p) for piece, p in zip(pieces, self.parameters, strict=True)]
-        self.strides = [p.stride() for p in self.parameters]
-        self.left = len(self.parameters)  # gradients that are not there yet
+        pieces = self.flat[: sum(sizes)].split(sizes)
+        self.views = {p: view_like(part, p) for part, p in zip(pieces, parameters, strict=True)}
+        self.missing = set(parameters)  # whose gradient is not there yet
         self.pending = False  # averaged or under way, and not applied
         self.ready = threading.Event()
         self.error: BaseException | None = None
@@ -165,19 +164,16 @@ class OverlappedAverager:
         self._behind = False  # whether this step's forward pass began with updates under way
         self._used: set[Any] = set()  # layers called and parameters read in this mini-batch
         self._owners: dict[nn.Parameter, list[nn.Module]] = {}
+        self._needs: dict[nn.Module, list[Bucket]] = {}  # what a layer waits for
         self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
-        self._collected: set[Tensor] = set()  # parameters whose gradient is there
-        self._step: Any = optimizer.step
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._device, self._stream = device, accelerator.new_stream(device)
         self._handles = []
-        owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        owner = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._owner = owner
-        for number, bucket in enumerate(self.buckets):
-            for position, p in enumerate(bucket.parameters):
-                hook = Hook(self, "collect", number, position)
-                self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        for p in owner:
+            self._handles.append(p.register_post_accumulate_grad_hook(Hook(self, "collect")))
         compiled = {
             part for module in model.modules() if is_compiled(module) for part in module.modules()
         }
@@ -197,46 +193,42 @@ class OverlappedAverager:
                 self._early.update(buckets)
             elif any(True for _ in module.parameters()):
                 # Before the hooks that torch's weight_norm or pruning compute weights in.
-                hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
+                self._needs[module] = buckets
+                hook = Hook(self, "wait")
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         self._at_once = {owner[p] for m in compiled for p in m.parameters() if p in owner}
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield all that is averaged."""
-        for bucket in self.buckets:
-            yield from bucket.parameters
-
-    def collect(self, number: int, position: int, parameter: Tensor) -> None:
+    def collect(self, parameter: nn.Parameter) -> None:
         """Take a parameter's gradient, which is there."""
-        bucket = self.buckets[number]
-        if not self.gathering or parameter is not bucket.parameters[position]:
-            return  # a micro-batch before the last, where gradients add up; or a copy's
+        if not self.gathering:
+            return  # a micro-batch before the last, where gradients add up
+        bucket = self._owner[parameter]
         assert parameter.grad is not None
         if parameter.grad.layout is not torch.strided:
             raise ValueError(
                 f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
                 "it dense (sparse=False), or give averaging='allreduce'"
             )
-        bucket.views[position].copy_(parameter.grad)
+        if parameter not in bucket.missing:
+            raise ValueError(
+                f"the gradient of {self._names[parameter]} comes in several parts, as with a layer "
+                "in two reentrant checkpoints: give use_reentrant=False, or averaging='allreduce'"
+            )
+        bucket.views[parameter].copy_(parameter.grad)
         parameter.grad = None
-        self._collected.add(parameter)
-        bucket.left -= 1
+        bucket.missing.remove(parameter)
         self._launch()
 
-    def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
+    def wait(self, module: nn.Module) -> None:
         """Make the updates that a layer needs before it computes."""
         self._used.add(module)
-        if self.gathering:
-            return
-        for bucket in self._early:
+        needed = self._needs.get(module, self.buckets)  # of a shallow copy all
+        for bucket in () if self.gathering else (*self._early, *needed):
             if bucket.pending:
                 self._apply(bucket)
-        for number in numbers:
-            if self.buckets[number].pending:
-                self._apply(self.buckets[number])
 
     def ready(self, parameters: Iterable[Any]) -> None:
         """Make the updates of parameters that are read."""
@@ -249,7 +241,7 @@ class OverlappedAverager:
                 self._apply(bucket)
 
     def _launch(self) -> None:
-        while self._next < len(self.buckets) and not self.buckets[self._next].left:
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             bucket = self.buckets[self._next]
             bucket.ready.clear()
             bucket.pending = True
@@ -276,7 +268,6 @@ class OverlappedAverager:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
         self._used.clear()
-        self._collected.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
@@ -285,19 +276,14 @@ class OverlappedAverager:
         Raises:
             ValueError: A parameter got no gradient.
         """
-        if self._next < len(self.buckets):
-            lacking = [
-                self._names[p]
-                for bucket in self.buckets[self._next :]
-                for p in bucket.parameters
-                if p not in self._collected
-            ]
-            raise ValueError(no_gradient(lacking))
+        lacking = [p for b in self.buckets[self._next :] for p in b.views if p in b.missing]
+        if lacking:
+            raise ValueError(no_gradient([self._names[p] for p in lacking]))
         self._steps += 1
         self.gathering = False
         self._next = 0
         for bucket in self.buckets:
-            bucket.left = len(bucket.parameters)
+            bucket.missing.update(bucket.views)
 
     def gather(self) -> None:
         """Wait for all gradients and give every parameter its own."""
@@ -307,16 +293,14 @@ class OverlappedAverager:
 
     def drop(self) -> None:
         """Take the gradients back that `gather` gave."""
-        for bucket in self.buckets:
-            for p in bucket.parameters:
-                p.grad = None
+        for p in self._owner:
+            p.grad = None
 
     def defer(self) -> None:
         """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
 
         The caller may change the rate, wrap `step` or add hooks before the updates are made.
         """
-        self._step = self._optimizer.step
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
@@ -359,6 +343,12 @@ class OverlappedAverager:
             if bucket.pending:
                 self._apply(bucket)
 
+    def take_timing(self, total_s: float) -> StepTiming:
+        """Return the times since the last call, which took `total_s` in all."""
+        taken = StepTiming(total_s, self.communication_s, self.summation_s, self.blocked_s)
+        self.communication_s = self.summation_s = self.blocked_s = 0.0
+        return taken
+
     def _wait(self, bucket: Bucket) -> None:
         start = time.perf_counter()
         came = bucket.ready.wait(0 if self.lost else self._timeout_s)
@@ -368,9 +358,9 @@ class OverlappedAverager:
             why = bucket.error or f"no answer within {self._timeout_s:g} s"
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         self._after(bucket)
-        for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
+        for p, view in bucket.views.items():
             # The model may have been given another layout or type since.
-            kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))
+            kept = p.dtype == view.dtype and (p.stride() == view.stride() or not is_dense(p))
             p.grad = view if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
@@ -381,16 +371,17 @@ class OverlappedAverager:
 
     def _apply(self, bucket: Bucket) -> None:
         self._wait(bucket)
+        # The optimizer's own step: what wraps it or hooks it came after these gradients.
+        step = inspect.unwrap(type(self._optimizer).step)
         # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             without_autocast(bucket.flat.device.type),
             self._as_it_was(),
-            without_hooks(self._optimizer),
         ):
-            self._step()
-        for p in bucket.parameters:
+            step(self._optimizer)
+        for p in bucket.views:
             p.grad = None
         bucket.pending = False
 
@@ -422,7 +413,8 @@ class OverlappedAverager:
         except PeerError:
             pass  # what failed first is told
         for bucket in self.buckets:
-            bucket.left, bucket.pending = len(bucket.parameters), False
+            bucket.missing.update(bucket.views)
+            bucket.pending = False
 
     def close(self) -> None:
         """End the thread and remove the hooks; updates that are under way are lost."""
@@ -439,45 +431,3 @@ class OverlappedAverager:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def measure_messages(
-    sizes: Sequence[int],
-    method: Method,
-    *,
-    repeats: int = 9,
-    warmup: int = 2,
-    device: torch.device | str = "cpu",
-) -> list[tuple[int, int, float]]:
-    """Time the averaging of buckets of several sizes over all processes, in turns.
-
-    Every process must call it. `fit_messages` turns what it finds into latency and bandwidth.
-
-    Args:
-        sizes: Bytes of a bucket, a multiple of 4.
-        method: The way of averaging; local sums count.
-        repeats: Samples of each size, of which the median is taken.
-        warmup: Rounds before them.
-        device: Where the buckets lie.
-
-    Returns:
-        Bytes, processes and seconds of each size.
-    """
-    group = dist.new_group()
-    assert isinstance(group, dist.ProcessGroup)
-    processes = dist.get_world_size(group)
-    samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(warmup + repeats):
-        for size in sizes:
-            flat = torch.ones(max(1, size // 4 // processes) * processes, device=device)
-            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
-            dist.barrier(group=group)
-            start = time.perf_counter()
-            if method == "allreduce":
-                dist.all_reduce(flat, group=group)
-            else:
-                average(flat, received, part, method, group)
-            synchronize(device)
-            if turn >= warmup:
-                samples[size].append(time.perf_counter() - start)
-    return [(size, processes, statistics.median(times)) for size, times in samples.items()]

@@ -5,16 +5,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
 from repro.measure.checks import is_whole
-
-Rule = Literal["saturation", "peak"]
-RULES: tuple[Rule, ...] = ("saturation", "peak")
 
 
 class DivergedError(ValueError):
@@ -100,7 +96,6 @@ class BatchController:
             finds out when the cost is saturated.
         warmup: Epochs in which the rate climbs to `initial_lr`.
         warmup_from: Rate at which the climb begins.
-        device: Where w_0 is kept, see `StartingPoint`.
 
     Raises:
         ValueError: An argument is out of range.
@@ -118,7 +113,6 @@ class BatchController:
         decay_at: Sequence[int] | Saturation = (),
         warmup: int = 0,
         warmup_from: float = 0.0,
-        device: torch.device | str | None = None,
     ) -> None:
         check_whole("initial_batch", initial_batch, 1)
         check_whole("max_batch", max_batch, initial_batch)
@@ -143,7 +137,6 @@ class BatchController:
         self.decay, self.decay_at = decay, decay_at
         self.warmup, self.warmup_from = warmup, warmup_from
         self.interval: int | None = None
-        self._device = device
         self._start: StartingPoint | None = None
         self._epochs = 0  # that are over
         self._batch = initial_batch
@@ -183,7 +176,7 @@ class BatchController:
                 "or max_batch with it"
             )
         if self._start is None:
-            start = StartingPoint(parameters, self._device)
+            start = StartingPoint(parameters)
             if not math.isfinite(start.distance(start.tensors)):
                 raise ValueError("the initial parameters are not all finite; give trainable ones")
             self._start, self._first_cost = start, cost
@@ -282,10 +275,9 @@ class BatchController:
                 "controller with the saved ones, or start anew"
             )
         for name in self._STATE:
-            # What checkpoints of before did not have stays as it is.
-            setattr(self, name, state["state"].get(name, getattr(self, name)))
+            setattr(self, name, state["state"][name])
         start = state["start"]
-        self._start = None if start is None else StartingPoint(start, self._device)
+        self._start = None if start is None else StartingPoint(start)
 
 
 class ThetaController(BatchController):
@@ -314,34 +306,23 @@ class ThetaController(BatchController):
         max_batch: B_m.
         initial_lr: μ_0, the rate that suits B_s.
         growth: Factor by which batch size and rate grow.
-        tolerance: Share of θ by which a saturated θ changes at most, and θ past its peak falls at
-            least.
+        tolerance: Share of θ by which a saturated θ changes at most.
         decay: β.
         decay_at: Epochs after which the rate decays, or a `Saturation`.
         warmup: Epochs in which the rate climbs to μ_0. θ is not compared in them: the small rate
             keeps w close to w_0, and θ high.
         interval: K, where it is known; None finds it.
-        rule: What finds K: ``"saturation"`` is line 9, ``"peak"`` section III-D's prose.
-        **options: `lr_exponent`, `warmup_from`, `device`, see `BatchController`.
+        **options: `lr_exponent`, `warmup_from`, see `BatchController`.
 
     Raises:
         ValueError: An argument is out of range.
     """
 
-    _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval", "theta_rule")
+    _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")
     _STATE = (
-        *BatchController._STATE,
-        *[
-            "_highest",
-            "_least_cost",
-            "_least_since",
-            "_grown_at",
-            "_grown_in",
-            "_costs",
-            "_losing",
-            "_diverging",
-        ],
-    )
+        *BatchController._STATE, "_least_cost", "_least_since", "_grown_at", "_grown_in", "_costs",
+        "_losing", "_diverging",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -354,7 +335,6 @@ class ThetaController(BatchController):
         decay_at: Sequence[int] | Saturation = (),
         warmup: int = 0,
         interval: int | None = None,
-        rule: Rule = "saturation",
         **options: Any,
     ) -> None:
         options |= {"decay": decay, "decay_at": decay_at, "warmup": warmup}
@@ -362,11 +342,7 @@ class ThetaController(BatchController):
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
-        if rule not in RULES:
-            raise ValueError(f"rule is {rule!r}; choose {', '.join(RULES)}")
         self.tolerance = tolerance
-        self.theta_rule = rule
-        self._highest = -math.inf  # θ after the warm-up
         self._least_cost = self._least_since = self._grown_at = math.inf
         self._costs: list[float] = []
         self._grown_in = self._losing = 0
@@ -380,9 +356,10 @@ class ThetaController(BatchController):
         # New, since checkpoints hold the old one.
         self._costs = [*(self._costs or [first]), cost]
         # Lines 7 and 9: K is not found yet, and θ is not changed more than 10 %.
-        found = self.interval is None and n > self.warmup and self._is_saturated(before, theta)
-        if found and progress and _is_falling(self._costs):
-            self.interval = n  # line 10
+        if self.interval is None and n > self.warmup and before is not None and theta is not None:
+            saturated = abs(theta - before) <= self.tolerance * abs(before)
+            if saturated and progress and _is_falling(self._costs):
+                self.interval = n  # line 10
         # Line 11: n mod K = 0 and B < B_m; and training makes progress.
         due = self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch
         recent = self._costs[-max(_RECENT, n + 1 - self._grown_in) :]
@@ -393,25 +370,6 @@ class ThetaController(BatchController):
         # A cost that is low by chance would be hard to come below.
         self._grown_at, self._least_since, self._grown_in = max(cost, _level(recent)), math.inf, n
         return self._grown()  # line 12; `observe` has the rate grow by the same factor
-
-    def _is_saturated(self, before: float | None, theta: float | None) -> bool:
-        """Whether θ is saturated (line 9), or past its peak (section III-D)."""
-        if theta is None:
-            return False
-        if self.theta_rule == "peak":
-            self._highest = max(self._highest, theta)
-            return self._highest - theta > self.tolerance * abs(self._highest)
-        return before is not None and abs(theta - before) <= self.tolerance * abs(before)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another controller of the same settings was.
-
-        Raises:
-            ValueError: The settings differ; the controller stays as it was.
-        """
-        # Checkpoints of before name no rule, since there was but one.
-        settings = {"theta_rule": "saturation"} | state["settings"]
-        super().load_state_dict(state | {"settings": settings})
 
     def _look_for_divergence(self, n: int, cost: float, progress: bool) -> None:
         """Warn where half of what the cost had come down is lost, once until there is progress."""

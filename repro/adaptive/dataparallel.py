@@ -5,9 +5,8 @@ it, so that the batch size is the whole one, whatever the number of processes.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast, described
+from repro.adaptive.agreement import (
+    MAKING,
+    all_reduce,
+    broadcast,
+    check_alike,
+    check_same,
+    described,
+)
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
 from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
@@ -85,10 +91,11 @@ class DataParallel:
             on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: After which a process that does not answer counts as lost.
-        autocast: A dtype for the forward pass; autocast around `step` works too.
-        scaler: A `torch.amp.GradScaler` for it, whose `step` and `update` are called here; all
-            processes see the same averaged gradients, and so skip the same steps.
-        clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
+        scaler: A `torch.amp.GradScaler`, whose `step` and `update` are called here, where `step`
+            is called under autocast; all processes see the same averaged gradients, and so skip
+            the same steps.
+        clip_grad_norm: Most that the l2-norm of the whole mini-batch's gradient may be, after
+            averaging (and unscaling), before the update.
         shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
             see `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
@@ -124,13 +131,12 @@ class DataParallel:
         bucket_bytes: int | None = None,
         overlap: bool = True,
         timeout_s: float = 120.0,
-        autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
-        _check_arguments(model, averaging, micro_batch, autocast, check)
+        _check_arguments(model, averaging, micro_batch, clip_grad_norm, check)
         check_initialized(model, trained=True)
         self._device = next(model.parameters()).device
         if bucket_bytes is None:
@@ -143,10 +149,7 @@ class DataParallel:
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
-        self._clip: tuple[float, float, bool] | None = None
-        if clip_grad_norm is not None:
-            self.clip_grad_norm(clip_grad_norm)
-        self._autocast = autocast
+        self._clip = clip_grad_norm
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
@@ -161,9 +164,8 @@ class DataParallel:
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
-        self._agreement: Agreement | None = None
-        self._closed = False
-        self._checks = Checks(model, self._device, self._precision) if check == "first" else None
+        self._asked = self._closed = False  # whether the others have the same mini-batch
+        self._checks = Checks(model, self._device) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
@@ -179,9 +181,8 @@ class DataParallel:
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
         model = self.model
-        self._agreement = Agreement(self.rank, self.processes, group, self._device)
         options = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}"]
-        self._agreement.check_alike(options + described(model))
+        check_alike(options + described(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast(tensor.detach(), group)
         if self.averaging == "allreduce":
@@ -196,42 +197,6 @@ class DataParallel:
 
     def _finish(self, *_: Any) -> None:
         self.finish()
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the model's parameters."""
-        return self.model.parameters()
-
-    def clip_grad_norm(
-        self,
-        max_norm: float | None,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-    ) -> None:
-        """Clip the norm of the whole mini-batch's gradient, in every step from the next on.
-
-        As `torch.nn.utils.clip_grad_norm_` over all parameters of the model, after averaging (and
-        unscaling), before the update; `grad_norm` is what the norm was. It needs every gradient
-        before the first update, and so gives up that communication hides under the next forward
-        pass, which costs what ``overlap=False`` costs.
-
-        Args:
-            max_norm: Most that the norm may be; None to clip no more.
-            norm_type: p of the p-norm, ``inf`` for the largest element.
-            error_if_nonfinite: Whether a norm that is not finite is a RuntimeError, in all
-                processes, before any update. A `GradScaler` skips such a step instead.
-
-        Raises:
-            ValueError: A number is out of range.
-        """
-        if max_norm is None:
-            self._clip = self.grad_norm = None
-            return
-        if not max_norm > 0 or not norm_type > 0:
-            raise ValueError(
-                f"max_norm is {max_norm} and norm_type {norm_type}; give numbers above 0, or None "
-                "for max_norm"
-            )
-        self._clip = float(max_norm), float(norm_type), error_if_nonfinite
 
     def step(
         self,
@@ -263,16 +228,17 @@ class DataParallel:
                 another process (asked in the first step), or gave a parameter no gradient; the
                 model, the optimizer or its hooks have changed, see above; shares do not sum to the
                 mini-batch, or are others in another process (asked in the first step).
-            RuntimeError: `close` was called.
+            RuntimeError: `close` was called; or the norm of the gradient is not finite where it is
+                clipped without a scaler, in all processes, before any update.
         """
         start = time.perf_counter()
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         self._check_unchanged()
-        if self._agreement is not None:  # asked once, since it takes time
-            self._agreement.check_same(batch.num_samples, shares)
-            self._agreement = None
+        if self._group is not None and not self._asked:  # once, since it takes time
+            check_same(batch.num_samples, shares, self._group)
+            self._asked = True
         mine = share(batch.num_samples, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
@@ -296,7 +262,13 @@ class DataParallel:
             if isinstance(error, PeerError) or not lost:
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
-        timing = self._timing(time.perf_counter() - start, blocked)
+        total_s = time.perf_counter() - start
+        if self._averager is not None:
+            # Communications that ended within this step: mostly those of the step before.
+            timing = self._averager.take_timing(total_s)
+        else:
+            communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
+            timing = StepTiming(total_s, communication_s, 0.0, blocked)
         if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
@@ -354,9 +326,9 @@ class DataParallel:
         if self._clip is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
-            norm, kind, strict = self._clip
+            strict = self._scaler is None  # which skips such a step
             self.grad_norm = nn.utils.clip_grad_norm_(
-                self.model.parameters(), norm, kind, strict and self._scaler is None
+                self.model.parameters(), self._clip, error_if_nonfinite=strict
             )
         if self._scaler is None:
             self.optimizer.step()
@@ -373,15 +345,14 @@ class DataParallel:
         ddp = self._allreduce.network if self._allreduce is not None else None
         network = ddp or self.model
         with nullcontext() if last or ddp is None else ddp.no_sync():
-            with self._precision():
-                outputs = call_model(network, to_device(inputs, self._device))
-                given = () if targets is None else (to_device(targets, self._device),)
-                loss = self.loss_fn(outputs, *given)
-                # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
-                known = not isinstance(part, Tensor) or part.device.type == "cpu"
-                if known and part == 0 and not loss.isfinite():
-                    loss = torch.zeros_like(loss.detach())
-                loss = connected(weighted(loss, part), outputs)
+            outputs = call_model(network, to_device(inputs, self._device))
+            given = () if targets is None else (to_device(targets, self._device),)
+            loss = self.loss_fn(outputs, *given)
+            # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
+            known = not isinstance(part, Tensor) or part.device.type == "cpu"
+            if known and part == 0 and not loss.isfinite():
+                loss = torch.zeros_like(loss.detach())
+            loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
@@ -389,19 +360,6 @@ class DataParallel:
             with without_autocast(self._device.type):
                 scaled.backward()
         return loss.detach()
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        kind, dtype = self._device.type, self._autocast
-        return torch.autocast(kind, dtype) if dtype else nullcontext()
-
-    def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
-        if (averager := self._averager) is not None:
-            # Communications that ended within this step: mostly those of the step before.
-            times = averager.communication_s, averager.summation_s, averager.blocked_s
-            averager.communication_s = averager.summation_s = 0.0
-            return StepTiming(total_s, *times)
-        communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
-        return StepTiming(total_s, communication_s, 0.0, blocked_s)
 
     def finish(self) -> None:
         """Wait until the parameters are those after the last step.
@@ -412,18 +370,10 @@ class DataParallel:
         averager = self._averager
         if averager is None or not any(bucket.pending for bucket in averager.buckets):
             return
-        start, blocked = time.perf_counter(), averager.blocked_s
+        start, averager.blocked_s = time.perf_counter(), 0.0
         averager.finish()
         if self.timings:
-            last = self.timings[-1]
-            self.timings[-1] = replace(
-                last,
-                total_s=last.total_s + time.perf_counter() - start,
-                communication_s=last.communication_s + averager.communication_s,
-                summation_s=last.summation_s + averager.summation_s,
-                blocked_s=last.blocked_s + averager.blocked_s - blocked,
-            )
-        averager.communication_s = averager.summation_s = averager.blocked_s = 0.0
+            self.timings[-1] += averager.take_timing(time.perf_counter() - start)
 
     def mean(self, value: float | Tensor) -> float:
         """Return the mean of a number over all processes; each must call it.
@@ -480,7 +430,7 @@ class DataParallel:
 
 
 def _check_arguments(
-    model: Any, averaging: str, micro_batch: int | None, autocast: Any, check: str
+    model: Any, averaging: str, micro_batch: int | None, clip: float | None, check: str
 ) -> None:
     """Refuse arguments of `DataParallel` that are out of range."""
     if not isinstance(model, nn.Module):
@@ -494,7 +444,7 @@ def _check_arguments(
         raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
     if micro_batch is not None and micro_batch < 1:
         raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip_grad_norm is {clip}; give a number above 0, or None")
     if check not in ("first", "off"):
         raise ValueError(f"check is {check!r}; choose first, off")

@@ -13,20 +13,13 @@ class StartingPoint:
 
     Args:
         parameters: w_0; copied, never changed.
-        device: The device of the copy; None for that of each parameter. On ``"cpu"`` it takes no
-            memory of a GPU, and crosses over in pieces whenever a distance is measured.
 
     Raises:
         ValueError: There is no parameter.
     """
 
-    def __init__(
-        self, parameters: Iterable[Tensor], device: torch.device | str | None = None
-    ) -> None:
-        self.tensors = [
-            p.detach().to(device=device or p.device, copy=True, memory_format=torch.preserve_format)
-            for p in parameters
-        ]
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.tensors = [p.detach().clone() for p in parameters]
         if not self.tensors:
             raise ValueError("there are no parameters; give those of the model, model.parameters()")
 
@@ -50,12 +43,10 @@ class StartingPoint:
             )
         totals: dict[torch.device, Tensor] = {}
         for now, before in zip(current, self.tensors, strict=True):
-            total = totals.setdefault(
-                now.device, torch.zeros((), dtype=torch.float64, device=now.device)
-            )
+            zero = torch.zeros((), dtype=torch.float64, device=now.device)
+            total = totals.setdefault(now.device, zero)
             for piece in _pieces(now):
-                old = before[piece].to(now.device, non_blocking=True)
-                gap = torch.sub(now[piece], old)
+                gap = torch.sub(now[piece], before[piece].to(now.device, non_blocking=True))
                 if gap.dtype in (torch.float16, torch.bfloat16):  # squares would leave their range
                     gap = gap.float()
                 total += gap.square_().sum(dtype=torch.float64)

@@ -9,7 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,7 +294,7 @@ def _check_mean(
         for batch in batches:
             if batch is None:
                 raise NotComparableError
-            check_loss_adds_up(model, loss_fn, batch, None, device, nullcontext, (True,))
+            check_loss_adds_up(model, loss_fn, batch, None, device, (True,))
     except NotComparableError as error:
         text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
         warnings.warn(text, UserWarning, stacklevel=4)

@@ -5,7 +5,7 @@ The checks are made before the first mini-batch is computed.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -32,7 +32,6 @@ from repro.measure.telling import Novelty, one_of_each, telling_samples
 from repro.measure.untouched import Snapshot, bits, untouched
 
 LossCheck = Literal["first", "off"]
-Precision = Callable[[], AbstractContextManager[Any]]
 _SAMPLES, _LABELS = 6, 8  # that tell most, and that have other labels
 
 
@@ -113,8 +112,8 @@ class Checks:
     waits for another, and all decide the same.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
-        self._model, self._device, self._precision = model, device, precision
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
         self._checked: Any = None  # the loss
         self._ways: set[bool] = set()  # in which the model was checked
@@ -136,11 +135,9 @@ class Checks:
         Raises:
             LossCheckError: The loss is not that of its parts.
         """
-        given = self._device, self._precision
+        new = self._novelty.values
         try:
-            made = check_loss_adds_up(
-                self._model, loss_fn, batch, weights, *given, new=self._novelty.values
-            )
+            made = check_loss_adds_up(self._model, loss_fn, batch, weights, self._device, new=new)
         except NotComparableError as error:
             made = True
             self._tell("loss", f"{error}; where it is no mean over samples give weights=")
@@ -149,7 +146,7 @@ class Checks:
             raise
         if repeated not in self._ways and batch.num_samples > 2:
             self._ways.add(repeated)
-            for kind, text in check_model(self._model, batch, *given, repeated):
+            for kind, text in check_model(self._model, batch, self._device, repeated):
                 self._tell(kind, text)
         if made:
             self._checked = loss_fn
@@ -178,7 +175,6 @@ def check_loss_adds_up(
     batch: Batch,
     weights: Any,
     device: torch.device,
-    precision: Precision,
     modes: Sequence[bool] = (False, True),
     new: Iterable[int] = (),
 ) -> bool:
@@ -211,13 +207,12 @@ def check_loss_adds_up(
     targets = [whole[1], *(target for _, target in parts)]
 
     def loss_of(outputs: Any, targets: Any) -> Tensor:
-        with precision():
-            if targets is None:
-                return loss_fn(outputs)
-            return loss_fn(outputs, to_device(targets, device))
+        if targets is None:
+            return loss_fn(outputs)
+        return loss_fn(outputs, to_device(targets, device))
 
     def forward(inputs: Any) -> Any:
-        with torch.no_grad(), precision():
+        with torch.no_grad():
             return call_model(model, to_device(inputs, device))
 
     for training in modes:
@@ -242,7 +237,7 @@ def check_loss_adds_up(
         if not torch.isfinite(losses[0].loss):
             return False
         found = compare(losses[0], losses[1:], factors)
-        _refuse(found, _tolerance(model, outputs, device, precision), few, len(order))
+        _refuse(found, _tolerance(model, outputs, device), few, len(order))
         return True
     raise NotComparableError
 
@@ -311,7 +306,7 @@ def _refuse(found: Comparison, allowed: float, first: int, number: int) -> None:
 
 
 def check_model(
-    model: nn.Module, batch: Batch, device: torch.device, precision: Precision, repeated: bool
+    model: nn.Module, batch: Batch, device: torch.device, repeated: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield what pieces of a mini-batch make of the model that the whole does not: kind and words.
 
@@ -323,7 +318,7 @@ def check_model(
     order, ends = _some(batch)
 
     def forward(*groups: tuple[int, int]) -> tuple[list[Any], bool, dict[str, Tensor]]:
-        with untouched(model) as before, torch.no_grad(), precision():
+        with untouched(model) as before, torch.no_grad():
             for module in model.modules():
                 if isinstance(module, _NormBase | _DropoutNd):
                     module.training = False
@@ -337,7 +332,7 @@ def check_model(
         pieces = [forward(*ends)] if repeated else [forward(each) for each in ends]
     except Exception:  # the training step has an error of its own
         return
-    allowed = 10 * _tolerance(model, outputs, device, precision)
+    allowed = 10 * _tolerance(model, outputs, device)
     names = [
         name
         for name in {name: None for each in (changed, *(p[2] for p in pieces)) for name in each}
@@ -390,9 +385,8 @@ def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[
     return order, [(0, few), (few, len(order))]
 
 
-def _tolerance(model: nn.Module, outputs: Any, device: torch.device, precision: Precision) -> float:
-    with precision():
-        kinds = kinds_of(model, _floats(outputs), device)
+def _tolerance(model: nn.Module, outputs: Any, device: torch.device) -> float:
+    kinds = kinds_of(model, _floats(outputs), device)
     return tolerance(kinds, device, multiplied_by=("matmul",))
 
 

@@ -1,7 +1,7 @@
 """That model and optimizer stay as they were when the averaging of their gradients was set up."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,26 +13,43 @@ from repro.adaptive.optimizers import check_optimizer
 
 
 class ModelGuard:
-    """The layers and parameters of a model and its optimizer; a later `check` refuses others."""
+    """The layers and parameters of a model and its optimizer; a later `check` refuses others.
+
+    Args:
+        model: The model.
+        parameters: Its parameters.
+        optimizer: Of them.
+    """
 
     def __init__(
-        self, model: nn.Module, names: Mapping[Tensor, str], optimizer: torch.optim.Optimizer
+        self, model: nn.Module, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
-        self._names = names
+        self._parameters = list(parameters)
         # Quicker to compare in each step than `model.parameters()` is to walk through.
-        self._parts: list[tuple[dict[str, Any], str, list[Any]]] = [
-            (vars(module), name, list(getattr(module, name).values()))
+        self._homes: list[tuple[dict[str, Any], str]] = [
+            (vars(module), name)
             for module in model.modules()
             for name in ("_parameters", "_modules")
         ]
-        self._trainable = [p.requires_grad for p in names]
-        self._types = [(p.dtype, p.device) for p in names]
-        self._nodes: list[Any] | None = None
+        self._by_nodes = False
+        self._before = self._now()
         self._held = _count(optimizer)
 
     def note_nodes(self) -> None:
-        """Note the nodes that accumulate gradients, which DistributedDataParallel hooks."""
-        self._nodes = _gradient_nodes(self._names)
+        """Note the nodes that accumulate gradients, which DistributedDataParallel hooks.
+
+        torch makes them anew with a parameter's type.
+        """
+        self._by_nodes = True
+        self._before = self._now()
+
+    def _now(self) -> tuple[list[Any], list[Any]]:
+        """The layers, parameters and nodes as they are, and what is set of parameters."""
+        # Not by `values` of its own, which would finish updates.
+        members = [m for home, name in self._homes for m in dict.values(home[name])]
+        if self._by_nodes:
+            members += [get_gradient_edge(p).node for p in self._parameters if p.requires_grad]
+        return members, [(p.requires_grad, p.dtype, p.device) for p in self._parameters]
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a model and an optimizer that have changed since this was made.
@@ -41,36 +58,16 @@ class ModelGuard:
             ValueError: The model has other layers or parameters, or parameters were frozen,
                 unfrozen, moved or given another type; or the optimizer has others.
         """
-        # Not by `values` of its own, which would finish updates.
-        now = (([*dict.values(home[name])], known) for home, name, known in self._parts)
-        if any(len(a) != len(b) or any(map(operator.is_not, a, b)) for a, b in now):
-            raise ValueError(
-                "the model has other layers or parameters than when this DataParallel was made, "
-                "which would not be averaged: call close, make the optimizer of them, and another "
-                "DataParallel"
-            )
-        trainable = [p.requires_grad for p in self._names]
-        if trainable != self._trainable:
-            changed = [
-                name
-                for (p, name), was in zip(self._names.items(), self._trainable, strict=True)
-                if p.requires_grad != was
-            ]
-            raise ValueError(
-                f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
-                "was made, which averages the parameters that required a gradient then: call close "
-                "and make another DataParallel after freezing or unfreezing"
-            )
-        types = [(p.dtype, p.device) for p in self._names]
-        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
-        known = self._nodes is None or all(
-            map(operator.is_, _gradient_nodes(self._names), self._nodes)
+        (members, kinds), (members_before, kinds_before) = self._now(), self._before
+        other = len(members) != len(members_before) or any(
+            map(operator.is_not, members, members_before)
         )
-        if types != self._types or not known:
+        if other or kinds != kinds_before:
             raise ValueError(
-                "the model's parameters were moved or given another type since this DataParallel "
-                "was made, even if they were taken back: call close, make the optimizer of them, "
-                "and another DataParallel"
+                "the model has changed since this DataParallel was made: a layer or parameter was "
+                "added or replaced, frozen or unfrozen, moved or given another type, even if it "
+                "was taken back; call close, make the optimizer of its parameters, and another "
+                "DataParallel"
             )
         if _count(optimizer) != self._held:
             check_optimizer(optimizer, model)
@@ -114,11 +111,6 @@ def check_initialized(model: nn.Module, trained: bool = False) -> None:
         )
     if trained and not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
-
-
-def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
-    """Return what accumulates the gradient of each parameter that requires one."""
-    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

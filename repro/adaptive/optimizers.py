@@ -86,37 +86,16 @@ def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
             return None if ends else f"the step of {type(optimizer).__name__} was wrapped"
 
 
-def _registries(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return all hooks around an optimizer's step."""
-    every = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
-    return [hooks for hooks in every if hooks]
-
-
 def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
-    for hooks in _registries(optimizer):
-        hook = next(iter(hooks.values()))
+    for hook in (
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+        *_global_optimizer_pre_hooks.values(),
+        *_global_optimizer_post_hooks.values(),
+    ):
         name = getattr(hook, "__qualname__", type(hook).__name__)
         return f"the hook {name} is called around the optimizer's step"
     return None
-
-
-@contextmanager
-def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Step without the hooks, which came after the gradient that is applied."""
-    registries = _registries(optimizer)
-    kept = [dict(hooks) for hooks in registries]
-    for hooks in registries:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in zip(registries, kept, strict=True):
-            hooks.update(before)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,30 +17,6 @@ LOOPBACK = "127.0.0.1"
 
 class PeerError(RuntimeError):
     """Another process ended, hung or lost its connection."""
-
-
-class NoLoopbackError(RuntimeError):
-    """This machine's loopback interface does not work, so that its processes cannot connect."""
-
-
-def check_loopback() -> None:
-    """Connect to this machine by loopback.
-
-    Raises:
-        NoLoopbackError: That does not work.
-    """
-    try:
-        with socket.socket() as server:
-            server.settimeout(2.0)
-            server.bind((LOOPBACK, 0))
-            server.listen(1)
-            with socket.create_connection(server.getsockname(), timeout=2.0):
-                server.accept()[0].close()
-    except OSError as error:
-        raise NoLoopbackError(
-            f"this machine cannot connect to itself ({LOOPBACK}: {error}), which its processes "
-            "need: bring the loopback interface up, such as by `ip link set lo up`"
-        ) from error
 
 
 def on_one_machine() -> bool:
@@ -57,12 +33,9 @@ def _torchruns_store() -> bool:
 
 
 def _by_loopback(backend: str) -> None:
-    """Let gloo or NCCL use the loopback interface, where it works and no other is named."""
-    interfaces = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    with suppress(NoLoopbackError):
-        check_loopback()
-        if interfaces:
-            os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
+    """Let gloo or NCCL use the loopback interface, unless another is named."""
+    if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
+        os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
 
 
 def _store(timeout: timedelta) -> dist.Store | None:

@@ -14,19 +14,19 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a m
 
 
 class Hook:
-    """Calls a method of an object, which it holds weakly, with arguments and the hooked one.
+    """Calls a method of an object, which it holds weakly, with the hooked one.
 
     In a copy of the hooked thing, pickled or not, it does nothing. The original is finished first,
     since a copy has no updates under way.
     """
 
-    def __init__(self, owner: Any, name: str, *arguments: Any) -> None:
-        self._owner, self._name, self._arguments = weakref.ref(owner), name, arguments
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = weakref.ref(owner), name
 
     def __call__(self, hooked: Any = None, *_: Any) -> None:
         owner = self._owner()
         if owner is not None:
-            getattr(owner, self._name)(*self._arguments, hooked)
+            getattr(owner, self._name)(hooked)
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[Any, str]]:
         owner = self._owner()

@@ -3,10 +3,12 @@
 A step on P nodes, one of which computes b = ⌈B / min(B, P)⌉ samples of a mini-batch of B:
 
     computation    c b + o             o: what a step costs however few its samples are
-    summation      s for P > 1         each node sums P parts of G / P gradients: constant in P
     communication  2 (P - 1) (m α + β G / P)    pairwise all-to-all and ring allgather, m messages
     blocked        max(0, communication - ω computation)
-    step           computation + summation + blocked
+    step           computation + blocked
+
+Sums of gradients take the same time on any number of nodes (section VI-B); speed-ups do not tell it
+from computation, and here the thread that communicates sums, too.
 """
 
 import math
@@ -27,8 +29,7 @@ class MeasuredStep:
         batch_size: Samples of the mini-batch, over all processes.
         processes: How many computed it.
         computation_s: Seconds of forward, backward pass and update in each.
-        communication_s: Seconds in which gradients were under way.
-        summation_s: Seconds of the local sums.
+        communication_s: Seconds in which gradients were under way, or summed.
         blocked_s: Seconds in which computation waited.
     """
 
@@ -36,17 +37,7 @@ class MeasuredStep:
     processes: int
     computation_s: float
     communication_s: float = 0.0
-    summation_s: float = 0.0
     blocked_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        times = (self.communication_s, self.summation_s, self.blocked_s)
-        whole = min(self.batch_size, self.processes) >= 1
-        if not whole or not self.computation_s > 0 or min(times) < 0:
-            raise ValueError(
-                f"{self}: batch size and processes must be at least 1, computation above 0 and "
-                "the other times at least 0"
-            )
 
 
 @dataclass(frozen=True)
@@ -54,14 +45,13 @@ class StepCost:
     """Modelled seconds of one step; `total_s` is what passes."""
 
     computation_s: float
-    summation_s: float
     communication_s: float
     blocked_s: float
 
     @property
     def total_s(self) -> float:
-        """Computation, summation and what of the communication nothing hides."""
-        return self.computation_s + self.summation_s + self.blocked_s
+        """Computation, and what of the communication nothing hides."""
+        return self.computation_s + self.blocked_s
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,6 @@ class ScalingModel:
         overhead_s: o, seconds per step besides: the small-batch inefficiency of section VI-B.
         latency_s: m α, seconds of latency of one round of all messages.
         transfer_s: β G, seconds in which a node sends all its gradients once.
-        summation_s: s, seconds of the local sum of all gradients.
         overlap: ω, the share of the computation under which communication can hide.
 
     Raises:
@@ -84,11 +73,10 @@ class ScalingModel:
     overhead_s: float = 0.0
     latency_s: float = 0.0
     transfer_s: float = 0.0
-    summation_s: float = 0.0
     overlap: float = 1.0
 
     def __post_init__(self) -> None:
-        costs = (self.overhead_s, self.latency_s, self.transfer_s, self.summation_s, self.overlap)
+        costs = (self.overhead_s, self.latency_s, self.transfer_s, self.overlap)
         finite = all(math.isfinite(cost) for cost in (self.sample_s, *costs))
         if not finite or self.sample_s <= 0 or min(costs) < 0 or self.overlap > 1:
             raise ValueError(
@@ -106,7 +94,7 @@ class ScalingModel:
     ) -> "ScalingModel":
         """Fit the costs to measured steps and communications, all by least squares above 0.
 
-        Computation is fitted to all steps, s and ω to those of several processes. Messages alone
+        Computation is fitted to all steps, ω to those of several processes. Messages alone
         give the ratio of latency and bandwidth; where there are steps of several processes, their
         communication, which shares the processors with the training, gives the level.
 
@@ -136,13 +124,7 @@ class ScalingModel:
             )
         several = [step for step in steps if step.processes > 1]
         latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
-        model = cls(
-            float(sample),
-            float(overhead),
-            latency * rounds,
-            per_byte * gradient_bytes,
-            float(np.mean([step.summation_s for step in several])) if several else 0.0,
-        )
+        model = cls(float(sample), float(overhead), latency * rounds, per_byte * gradient_bytes)
         alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
         if any(alone):
             measured = float(np.mean([step.communication_s for step in several]))
@@ -168,10 +150,10 @@ class ScalingModel:
         busy = min(batch_size, processes)
         computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
         if busy == 1:
-            return StepCost(computation, 0.0, 0.0, 0.0)
+            return StepCost(computation, 0.0, 0.0)
         communication = 2 * (busy - 1) * (self.latency_s + self.transfer_s / busy)
         blocked = max(0.0, communication - self.overlap * computation)
-        return StepCost(computation, self.summation_s, communication, blocked)
+        return StepCost(computation, communication, blocked)
 
     def training_time(self, schedule: Schedule, samples: int, processes: int) -> float:
         """Return the seconds of a training: of its epochs' steps, ⌈N / B⌉ in each.
@@ -193,10 +175,10 @@ class ScalingModel:
 
     def breakdown(self, schedule: Schedule, samples: int, processes: int) -> StepCost:
         """Return the costs of a whole training by kind (Figure 9)."""
-        totals = np.zeros(4)
+        totals = np.zeros(3)
         for batch, epochs in schedule:
             cost = self.step(batch, processes)
-            parts = (cost.computation_s, cost.summation_s, cost.communication_s, cost.blocked_s)
+            parts = (cost.computation_s, cost.communication_s, cost.blocked_s)
             totals += np.array(parts) * epochs * math.ceil(samples / batch)
         return StepCost(*map(float, totals))
 

@@ -1,17 +1,13 @@
 """The strategies that θ-adaptive batch sizes are compared with, and section VI-A's stop rule."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from repro.adaptive.controller import (
-    BatchController,
-    DivergedError,
-    Saturation,
-    check_number,
-    check_whole,
-)
+from repro.adaptive.controller import BatchController, DivergedError, check_number, check_whole
 from repro.adaptive.gradients import NoiseScale
+
+_WINDOW = 10  # epochs over which estimates of noise are averaged, the last with 1 / 10
 
 
 class FixedBatch(BatchController):
@@ -20,7 +16,7 @@ class FixedBatch(BatchController):
     Args:
         batch_size: Samples of a mini-batch.
         lr: Learning rate.
-        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see `BatchController`.
+        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
     """
 
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
@@ -41,7 +37,7 @@ class LinearScaling(FixedBatch):
         base_batch: n, the batch size that `base_lr` suits.
         base_lr: η.
         warmup: Epochs of the climb.
-        **options: `decay`, `decay_at`, `device`, see `BatchController`.
+        **options: `decay`, `decay_at`, see `BatchController`.
     """
 
     def __init__(
@@ -55,28 +51,24 @@ class LinearScaling(FixedBatch):
 
 
 class ScheduledBatch(BatchController):
-    """A batch size that grows at given epochs.
+    """A batch size that grows after every so many epochs, with the rate left as it is.
 
-    With the rate left as it is (`lr_growth` 1) this is the paper's third method: Smith et al.,
-    "Don't Decay the Learning Rate, Increase the Batch Size" (arXiv:1711.00489), which replaces
-    each decay of the rate by a growth of the batch. AdaBatch (Devarakonda et al.,
-    arXiv:1712.02029) does both, such as a batch size doubled and a rate times 0.75.
+    Source: the paper's third method, Smith et al., "Don't Decay the Learning Rate, Increase the
+    Batch Size" (arXiv:1711.00489), which replaces each decay of the rate by a growth of the batch.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
         max_batch: The largest.
-        lr: Learning rate at the start.
-        every: Grow after every so many epochs; or
-        at: after these epochs. One of the two.
+        lr: Learning rate.
+        every: Grow after every so many epochs.
         growth: Factor by which the batch grows.
-        lr_growth: Factor of the rate with each growth by `growth`.
-        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see `BatchController`.
+        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
 
     Raises:
-        ValueError: Not one of `every` and `at` is given, or one is out of range.
+        ValueError: An argument is out of range.
     """
 
-    _SETTINGS = (*BatchController._SETTINGS, "every", "at", "lr_growth")
+    _SETTINGS = (*BatchController._SETTINGS, "every")
 
     def __init__(
         self,
@@ -84,30 +76,16 @@ class ScheduledBatch(BatchController):
         max_batch: int,
         lr: float,
         *,
-        every: int | None = None,
-        at: Sequence[int] | None = None,
+        every: int,
         growth: float = 2,
-        lr_growth: float = 1.0,
         **options: Any,
     ) -> None:
-        if (every is None) == (at is None):
-            raise ValueError(f"every is {every} and at {at}; give one of them, and not both")
-        if every is not None:
-            check_whole("every", every, 1)
-        for epoch in at or ():
-            check_whole("at", epoch, 1)
-        check_number("lr_growth", lr_growth, lambda x: x > 0, "above 0")
+        check_whole("every", every, 1)
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
-        self.every, self.at, self.lr_growth = every, None if at is None else list(at), lr_growth
+        self.every = every
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
-        due = n % self.every == 0 if self.every else n in (self.at or ())
-        if not due or self._batch == self.max_batch:
-            return self._batch
-        grown = min(self._grown(), self.max_batch)
-        # A growth that B_m cuts short changes the rate by as much less.
-        self._rate *= self.lr_growth ** (math.log(grown / self._batch) / math.log(self.growth))
-        return grown
+        return self._batch if n % self.every else self._grown()
 
 
 class NoiseScaleBatch(BatchController):
@@ -130,9 +108,8 @@ class NoiseScaleBatch(BatchController):
             samples each time, as `repro.adaptive.noise_scale` with another `seed` does. Its
             result is averaged; a number of your own is taken as it is. Called once per epoch.
         growth: Factor by which batch and rate grow.
-        window: Epochs over which estimates are averaged, the last with 1 / window; 1 for none.
         factors: Most factors of growth in an epoch; ``math.inf`` follows what was measured at once.
-        **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see
+        **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, see
             `BatchController`.
 
     Attributes:
@@ -150,49 +127,41 @@ class NoiseScaleBatch(BatchController):
         measure: Callable[[], float],
         growth: float = 2,
         *,
-        window: float = 10,
         factors: float = 1,
-        decay_at: Sequence[int] | Saturation = (),
         **options: Any,
     ) -> None:
-        check_number("window", window, lambda x: x >= 1, "at least 1")
         if not factors >= 1:
             raise ValueError(f"factors is {factors!r}; give a whole number from 1, or math.inf")
-        super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
+        super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
         if not callable(measure):
             raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
-        self._measure, self._window, self._factors = measure, window, factors
+        self._measure, self._factors = measure, factors
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
-        scale, noise = self._measure(), self._noise
-        try:
-            float(scale)
-        except (TypeError, ValueError) as error:
+        scale, noise, signal = self._measure(), self._noise, self._signal
+        if isinstance(scale, NoiseScale):
+            # Both means begin at 0, which leaves their ratio as it is.
+            noise += (scale.noise - noise) / _WINDOW
+            signal += (scale.signal - signal) / _WINDOW
+            scale = NoiseScale(noise, signal)
+        elif not isinstance(scale, int | float):
             raise ValueError(
                 f"measure returned {scale!r:.200}; it has to return a noise scale in samples, a "
                 f"number or what repro.adaptive.noise_scale returns"
-            ) from error
-        estimated = isinstance(scale, NoiseScale)
-        if isinstance(scale, NoiseScale):
-            # Both begin at 0, which leaves their ratio as it is.
-            noise += (scale.noise - noise) / self._window
-            signal = self._signal + (scale.signal - self._signal) / self._window
-            scale = NoiseScale(noise, signal)
+            )
         if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
             )
-        if isinstance(scale, NoiseScale):
-            self._noise, self._signal = scale.noise, scale.signal
-        self.scale = float(scale)
+        self._noise, self._signal, self.scale = noise, signal, float(scale)
         batch, times = self._batch, 0
-        if estimated and not math.isfinite(self.scale):
+        if isinstance(scale, NoiseScale) and math.isinf(scale):  # nothing but noise was seen
             return batch
         while batch < self.max_batch and times < self._factors:
             grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
-            if grown > self.scale:
+            if grown > scale:
                 break
             batch, times = grown, times + 1
         return batch
@@ -242,12 +211,3 @@ class NoImprovement:
         if self.best is None or value > self.best + self.least:
             self.best, self.best_epoch = value, self._epochs
         return self._epochs - self.best_epoch >= self.patience
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs."""
-        return {"best": self.best, "best_epoch": self.best_epoch, "epochs": self._epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another rule was."""
-        self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self._epochs = state["epochs"]

@@ -19,7 +19,6 @@ from repro.adaptive import (
     DataParallel,
     LossCheckError,
     averaging,
-    dataparallel,
     full_cost,
     noise_scale,
 )
@@ -108,19 +107,6 @@ def test_the_memory_of_buckets_is_free_only_after_what_is_under_way(device, two)
     gc.collect()
     again = [torch.zeros(size, dtype=torch.float64, device=device) for size in sizes * 2]
     assert not any(part.any() for part in again)
-
-
-def test_buckets_are_larger_on_an_accelerator_than_on_a_cpu(device, monkeypatch):
-    made = []
-    for name, value in {"is_initialized": True, "get_rank": 0, "get_world_size": 2}.items():
-        monkeypatch.setattr(dataparallel.dist, name, lambda value=value: value)
-    monkeypatch.setattr(DataParallel, "_connect", lambda self, size, timeout_s: made.append(size))
-    for kind in ("cpu", device):
-        model = nn.Linear(2, 2).to(kind)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for given in ({}, {"bucket_bytes": 100}):
-            DataParallel(model, F.mse_loss, optimizer, **given)
-    assert made == [2**20, 100, 25 * 2**20, 100]
 
 
 def test_labels_on_an_accelerator_are_read_when_the_next_mini_batch_comes(device):

@@ -2,7 +2,6 @@ import io
 import math
 import random
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -56,22 +55,14 @@ def with_thetas(controller, thetas):
     return follow(controller, costs, distances)
 
 
-def algorithm_1(
-    thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=(), rule="saturation"
-):
-    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K.
-
-    With ``rule="peak"`` line 9 asks whether θ is below its peak by more than the tolerance.
-    """
+def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
+    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
     batch, mu, k = b_s, mu_0, math.inf
     before, decayed = None, False
     settings = [(batch, mu, None)]
     for n, theta in enumerate(thetas, start=1):
         if k == math.inf:
-            if rule == "peak":
-                found = theta < (1 - tolerance) * max(thetas[:n])
-            else:
-                found = before is not None and abs(theta - before) / abs(before) <= tolerance
+            found = before is not None and abs(theta - before) / abs(before) <= tolerance
             k = n if found else k
             before = theta
         if n % k == 0 and batch < b_m:
@@ -112,14 +103,6 @@ class TestTheta:
         assert controller.observe(2.5, two).theta == pytest.approx(0.5)
         assert controller.observe(10.3, one).theta == pytest.approx(-0.1)
 
-    def test_start_is_a_copy_of_its_own(self):
-        w = nn.Parameter(torch.zeros(3))
-        controller = FixedBatch(8, 0.1)
-        controller.observe(5.0, [w])
-        with torch.no_grad():
-            w.add_(torch.tensor([0.0, 3.0, 4.0]))
-        assert controller.observe(4.0, [w]).theta == pytest.approx(0.2)
-
     def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
         controller = ThetaController(8, 64, 0.1)
         steps = follow(controller, [9.0, 8.9, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
@@ -138,7 +121,7 @@ class TestAlgorithm1:
         assert [s.interval for s in steps] == [None] * 4 + [4] * 13
         check(steps, algorithm_1(thetas, 256, 2048, 0.2))
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(8))
     @pytest.mark.parametrize("b_m", [32, 100, 256])
     def test_random_curves(self, seed, b_m):
         draw, thetas = random.Random(seed), curve(seed)
@@ -148,65 +131,21 @@ class TestAlgorithm1:
         expected = algorithm_1(thetas, 32, b_m, 0.2, factor, tolerance, 0.3, decay_at)
         check(with_thetas(controller, thetas), expected)
 
-    def test_interval_is_found_once_and_where_the_change_is_within_tolerance(self):
-        for change, interval in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None)]:
-            steps = with_thetas(ThetaController(8, 16, 0.1), [1.0, change, 9.0, 9.0])
-            assert steps[2].interval == interval
-            assert steps[4].interval == (interval or 4)
-
-    def test_a_given_interval_holds_from_the_first_epoch(self):
-        steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
-        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [32] * 3 + [64] * 2
+    def test_a_given_interval_holds_and_the_last_growth_ends_at_b_m(self):
+        steps = with_thetas(ThetaController(8, 20, 0.1, interval=3), curve(0, 10))
+        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [20] * 5
         assert {s.interval for s in steps} == {3}
-
-    def test_last_growth_ends_at_b_m_and_the_rate_grows_by_its_factor(self):
-        steps = with_thetas(ThetaController(8, 20, 0.1, interval=1), [1.0] * 3)
-        assert [s.batch_size for s in steps] == [8, 16, 20, 20]
-        assert [s.lr for s in steps] == pytest.approx([0.1, 0.2, 0.25, 0.25])
+        # The rate grows by the batch's own factor.
+        assert [s.lr for s in steps] == pytest.approx([0.1] * 3 + [0.2] * 3 + [0.25] * 5)
         # B_s = B_m: nothing grows
         steps = with_thetas(ThetaController(8, 8, 0.1, interval=1), [1.0] * 3)
         assert {(s.batch_size, s.lr) for s in steps} == {(8, 0.1)}
-
-    def test_small_factors_still_grow(self):
-        steps = with_thetas(ThetaController(1, 4, 0.1, growth=1.1, interval=1), [1.0] * 4)
-        assert [s.batch_size for s in steps] == [1, 2, 3, 4, 4]
 
     @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
     def test_rate_follows_the_batch_by_its_exponent(self, exponent):
         controller = ThetaController(16, 200, 0.1, interval=2, lr_exponent=exponent)
         for step in with_thetas(controller, curve(3)):
             assert step.lr == pytest.approx(0.1 * (step.batch_size / 16) ** exponent)
-
-
-class TestPeak:
-    """Section III-D's prose: the batch grows after θ has peaked."""
-
-    def test_a_peak_within_the_warm_up_does_not_count(self):
-        controller = ThetaController(8, 2**20, 0.1, rule="peak", warmup=2)
-        assert with_thetas(controller, [9.0, 9.0, 1.0, 2.0, 2.1, 1.8, 1.8])[-1].interval == 6
-
-    def test_grows_once_theta_is_past_its_peak(self):
-        # Slow changes within a tenth saturate line 9 in epoch 4, long before the peak in epoch 6.
-        thetas = [1.0, 1.4, 1.8, 1.9, 2.2, 2.4, 2.2, 2.1, 0.9, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-        steps = with_thetas(ThetaController(256, 1024, 0.2, rule="peak"), thetas)
-        assert [s.interval for s in steps] == [None] * 8 + [8] * 9  # 2.1 is 12.5 % below 2.4
-        assert [s.batch_size for s in steps] == [256] * 8 + [512] * 8 + [1024]
-        check(steps, algorithm_1(thetas, 256, 1024, 0.2, rule="peak"))
-        assert with_thetas(ThetaController(256, 1024, 0.2), thetas)[-1].interval == 4
-
-    @pytest.mark.parametrize("seed", range(24))
-    def test_random_curves(self, seed):
-        draw, thetas = random.Random(seed), curve(seed)
-        tolerance = draw.choice([0.0, 0.1, 0.3])
-        controller = ThetaController(32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
-        expected = algorithm_1(thetas, 32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
-        check(with_thetas(controller, thetas), expected)
-
-    def test_waits_for_progress(self):
-        # In epoch 6 θ falls since the cost rises; in epoch 7 it is past its peak still.
-        costs, distances = [8.0, 7.0, 6.0, 5.0, 4.5, 5.5, 4.4], [4.0, 5.0, 6.0, 6.5, 6.2, 6.2, 8.0]
-        steps = follow(ThetaController(8, 64, 0.1, rule="peak"), costs, distances)
-        assert [s.interval for s in steps] == [None] * 7 + [7]
 
 
 class TestDecay:
@@ -218,103 +157,18 @@ class TestDecay:
         # Section III-E: the effective factor of the first decay is B_s / B_m β.
         assert rates[8] / rates[7] == pytest.approx(256 / 2048 * 0.1)
 
-    def test_with_growth_in_the_same_epoch_and_after_it(self):
-        controller = ThetaController(8, 64, 0.1, interval=2, decay=0.5, decay_at=(2,))
-        steps = with_thetas(controller, curve(1, 6))
-        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 32, 32, 64]
-        rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.2]
-        assert [s.lr for s in steps] == pytest.approx(rates)
-
-    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
-    @pytest.mark.parametrize("seed", range(6))
-    def test_saturation_rule_finds_what_a_transcription_finds(self, seed):
-        draw = random.Random(seed)
-        costs, cost = [], 10.0
-        for _ in range(40):
-            cost *= draw.choice([0.9, 0.98, 0.999, 1.0, 1.02])
-            costs.append(cost)
-        decays, lowest, since = [], math.inf, 0
-        for epoch, cost in enumerate(costs, 1):  # three epochs in a row without a fall by 2 %
-            if cost < lowest * 0.98:
-                lowest, since = cost, epoch
-            elif epoch - since == 3:
-                decays.append(epoch)
-                since = epoch
-        assert decays
-        rule = ThetaController(8, 64, 0.1, interval=4, decay_at=Saturation(3, 0.02))
-        scheduled = ThetaController(8, 64, 0.1, interval=4, decay_at=decays)
-        distances = [1.0 + i for i in range(40)]
-        assert follow(rule, costs, distances) == follow(scheduled, costs, distances)
-
-    def test_saturation_of_a_negative_cost(self):
-        controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
-        steps = follow(controller, [-1.0, -1.2, -1.25, -1.4], [1.0] * 4)
-        assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
-
-
-def falls(costs):
-    """Mann and Kendall's test of a trend."""
-    signs = np.sign(np.subtract.outer(costs, costs))
-    n, balance = len(costs), np.triu(signs, 1).sum()
-    if n < 5:
-        return n > 1 and bool((np.diff(costs) < 0).all())
-    return balance >= 2.4 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-
-
-def scatter(costs):
-    steps = np.diff(costs)
-    sides = [np.where(side * steps > 0, abs(steps), 0.0).mean() for side in (1, -1)]
-    return min(sides) * np.sqrt(np.pi)
-
-
-def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
-    """Algorithm 1 that waits for progress: B, μ, K and whether it diverges, of each epoch."""
-    batch, mu, k = b_s, mu_0, math.inf
-    grown_in, grown_at, worse, diverging = 0, math.inf, 0, False
-    settings = [(batch, mu, None, False)]
-    for n, theta in enumerate(thetas, 1):
-        seen = np.array([first_cost, *costs[:n]])
-        cost, lowest = seen[-1], seen[:-1].min()
-        before = thetas[n - 2] if n > 1 else None
-        if k == math.inf and before is not None and cost < lowest and falls(seen):
-            k = n if abs(theta - before) <= tolerance * abs(before) else k
-        recent = seen[min(grown_in, max(0, n - 9)) :]
-        since = seen[grown_in + 1 :] if grown_in else seen
-        grows = n % k == 0 and batch < b_m and cost < first_cost and since.min() < grown_at
-        grows = bool(grows and falls(recent))
-        risen = max(scatter(seen), scatter(seen[-11:])) * 5 <= cost - seen.min()
-        lost = first_cost - cost <= (first_cost - seen.min()) / 2 and risen and n > 3
-        worse = worse + 1 if lost else 0
-        if worse >= 2:
-            diverging = True
-        elif grows or cost < lowest:
-            diverging = False
-        if grows:
-            line = np.polynomial.Polynomial.fit(range(len(recent)), recent, 1)
-            mu, batch, grown_in = mu * 2, batch * 2, n
-            grown_at = max(cost, line(len(recent) - 1))
-        settings.append((batch, mu, None if k == math.inf else k, diverging))
-    return settings
-
-
-def wandering(seed, epochs=40):
-    """Costs of a training that falls for a while, then rises, falls, stays."""
-    draw, cost, costs = random.Random(seed), 10.0, []
-    while len(costs) < epochs:
-        factors = draw.choice([(0.8, 0.9), (0.97, 1.02), (1.05, 1.3), (1.0,)])
-        for _ in range(draw.randrange(2, 8)):
-            cost *= draw.choice(factors)
-            costs.append(cost)
-    return costs[:epochs]
+    def test_saturation_is_three_epochs_in_a_row_without_a_fall_by_a_tenth(self):
+        costs = [10.0, 9.5, 9.2, 9.1, 8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, -9.0, -9.1, -9.2, -9.3]
+        steps = follow(FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1)), costs, [1.0] * len(costs))
+        decays = [n for n in range(1, len(steps)) if steps[n].lr < steps[n - 1].lr]
+        assert decays == [4, 8, 11, 15]
 
 
 # Costs after 10.0 at w_0, and the largest batch (of 8 at first) that they may lead to.
 UNHEALTHY = {
     "rising": ([10.0 * 1.1**i for i in range(1, 30)], 8),
-    "rising slowly": ([10.0 + 1e-3 * i for i in range(1, 30)], 8),
     "constant": ([10.0] * 29, 8),
     "fallen, then rising": ([6.0, 5.0, 4.5] + [4.5 * 1.1**i for i in range(1, 27)], 16),
-    "exploding": ([10.0 * 3.0**i for i in range(1, 30)], 8),
 }
 
 
@@ -331,21 +185,12 @@ class TestDivergence:
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not steps[0].diverging
 
-    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
-    @pytest.mark.parametrize("seed", range(20))
-    def test_is_the_rule_as_transcribed(self, seed):
-        costs = wandering(seed)
-        distances = [2.0 + 0.1 * i for i in range(len(costs))]
-        thetas = [(10.0 - cost) / d for cost, d in zip(costs, distances, strict=True)]
-        steps = follow(ThetaController(8, 512, 0.1), costs, distances)
-        settings = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
-        assert settings == guarded(costs, thetas, 8, 512, 0.1)
-
-    def test_a_plateau_is_neither_progress_nor_divergence(self):
-        costs = [6.0, 5.0, 4.5] + [4.9] * 26
-        steps = follow(ThetaController(8, 512, 0.1), costs, [5.0 + 0.01 * i for i in range(29)])
-        assert max(s.batch_size for s in steps) <= 16
-        assert not any(s.diverging for s in steps)
+    def test_a_new_lowest_cost_ends_it(self):
+        costs = [6.0, 5.0, 4.5, *(4.5 * 1.1**i for i in range(1, 11)), 4.0, 3.9]
+        with pytest.warns(DivergenceWarning):
+            steps = follow(ThetaController(8, 64, 0.1), costs, [5 + 0.01 * i for i in range(15)])
+        assert [s.diverging for s in steps] == [False] * 10 + [True] * 4 + [False] * 2
+        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 13
 
     @pytest.mark.thorough
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
@@ -365,13 +210,12 @@ class TestDivergence:
         assert max(factors["constant"]) <= 8
         assert sum(factor > 2 for factor in factors["rising"]) <= 4  # the good one may grow once
 
-    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("seed", range(4))
     def test_a_healthy_training_with_noise_reaches_the_largest_batch(self, seed):
         draw = random.Random(seed)
         costs = [(1.5 + 8.5 * 0.93**i) * (1 + 0.02 * draw.gauss(0, 1)) for i in range(141)]
-        steps = follow(
-            ThetaController(8, 256, 0.1), costs[1:], [(i + 1) ** 0.5 for i in range(140)], costs[0]
-        )
+        distances = [(i + 1) ** 0.5 for i in range(140)]
+        steps = follow(ThetaController(8, 256, 0.1), costs[1:], distances, costs[0])
         assert steps[-1].batch_size == 256 and not any(s.diverging for s in steps)
 
 
@@ -382,16 +226,10 @@ class TestWarmUp:
         assert [s.lr_before for s in steps[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
         assert [s.lr for s in steps[:4]] == pytest.approx([0.2, 0.3, 0.4, 0.5])
         assert [s.lr_before for s in steps[4:]] == [None] * 4
+        assert [steps[1].lr_at(done) for done in (0, 0.5, 1)] == pytest.approx([0.2, 0.25, 0.3])
         # θ does not change at all, and yet is not compared before the warm-up is over.
         assert [s.interval for s in steps] == [None] * 5 + [5] * 3
         assert [s.batch_size for s in steps] == [8] * 5 + [16] * 3
-
-    def test_rate_within_an_epoch(self):
-        climbing = ThetaController(8, 64, 0.5, warmup=2).observe(1.0, START)
-        rates = [climbing.lr_at(done) for done in (0, 0.25, 0.5, 1)]
-        assert rates == pytest.approx([0, 0.0625, 0.125, 0.25])
-        plain = ThetaController(8, 64, 0.5).observe(1.0, START)
-        assert [plain.lr_at(done) for done in (0, 0.3, 1)] == [0.5] * 3
 
     def test_a_growth_within_it_scales_the_climb(self):
         controller = ThetaController(8, 16, 0.5, warmup=4, interval=2)
@@ -403,20 +241,12 @@ class TestWarmUp:
 SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 
-class Scripted:
-    """A measure of noise whose values are known; `epoch` says which comes."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def __call__(self):
-        return SCALES[self.epoch]
-
-
 def noise_driven():
-    measure = Scripted()
-    controller = NoiseScaleBatch(8, 200, 0.1, measure, decay_at=Saturation(2, 0.05))
-    controller.script = measure
+    """`epoch` says which scale comes."""
+    controller = NoiseScaleBatch(
+        8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=Saturation(2, 0.05)
+    )
+    controller.epoch = 0
     return controller
 
 
@@ -425,12 +255,9 @@ MAKERS = {
     "theta, all options": lambda: ThetaController(
         8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
     ),
-    "theta, peak": lambda: ThetaController(8, 100, 0.1, rule="peak"),
-    "theta, K known": lambda: ThetaController(8, 64, 0.1, interval=3),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
-    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, lr_growth=0.75, warmup=2),
-    "at": lambda: ScheduledBatch(8, 50, 0.1, at=(2, 3, 9), decay_at=(11,)),
+    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, warmup=2),
     "noise": noise_driven,
 }
 
@@ -449,7 +276,7 @@ class TestSaving:
             steps = []
             for i in range(first, last):
                 if name == "noise":
-                    controller.script.epoch = i - 1
+                    controller.epoch = i - 1
                 steps.append(controller.observe(*observed[i]))
             return steps
 
@@ -467,23 +294,10 @@ class TestSaving:
                 assert after.setting == first[-1]
             assert first + go_on(after, cut, epochs + 1) == whole
 
-    def test_loaded_start_is_a_copy(self):
-        controller = FixedBatch(8, 0.1)
-        controller.observe(5.0, [torch.zeros(1)])
-        state = controller.state_dict()
-        other = FixedBatch(8, 0.1)
-        other.load_state_dict(state)
-        state["start"][0].fill_(100.0)
-        assert other.observe(3.0, [torch.ones(1)]).theta == 2.0
-
     @pytest.mark.parametrize(
         ("other", "message"),
         [
             (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
-            (ThetaController(4, 32, 0.1), r"\(initial_batch 4, here 8, max_batch 32, here 64\)"),
-            (ThetaController(8, 64, 0.1, tolerance=0.2), r"\(tolerance 0.2, here 0.1\)"),
-            (ThetaController(8, 64, 0.1, interval=2), r"\(fixed_interval 2, here None\)"),
-            (ThetaController(8, 64, 0.1, decay_at=(3,)), r"\(decay_at \[3\], here \[\]\)"),
             (
                 ThetaController(8, 64, 0.1, decay_at=Saturation(2, 0.5)),
                 r"rule 'Saturation', here 'tuple', decay_at \[2, 0.5\], here \[\]",
@@ -500,17 +314,6 @@ class TestSaving:
             controller.load_state_dict(other.state_dict())
         assert frozen(controller) == before
 
-    def test_a_state_without_a_rule_is_of_line_9(self):
-        controller = ThetaController(8, 64, 0.1)
-        follow(controller, [9.0, 5.0], [1.0, 2.0])
-        state = controller.state_dict()
-        del state["settings"]["theta_rule"], state["state"]["_highest"]
-        other = ThetaController(8, 64, 0.1)
-        other.load_state_dict(state)
-        assert frozen(other) == frozen(controller)
-        with pytest.raises(ValueError, match=r"\(theta_rule 'saturation', here 'peak'\)"):
-            ThetaController(8, 64, 0.1, rule="peak").load_state_dict(state)
-
 
 def frozen(controller):
     state = controller.state_dict()
@@ -524,9 +327,7 @@ class TestRefused:
         ("cost", "parameters", "message"),
         [
             (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
-            (math.inf, at(2.0), r"the cost of epoch \d is inf"),
             (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
-            (5.0, [torch.zeros(2, 3), torch.tensor(math.inf)], r"after epoch 3 are not all finite"),
             (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
             (
                 5.0,
@@ -548,20 +349,11 @@ class TestRefused:
         assert frozen(controller) == before
         assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
 
-    @pytest.mark.parametrize(
-        ("cost", "parameters", "message"),
-        [
-            (math.nan, START, r"the cost of epoch 0 is nan"),
-            (5.0, [], r"there are no parameters"),
-            (5.0, [torch.tensor([1.0, math.nan])], r"finite"),
-        ],
-    )
-    def test_first_observation_does_not_begin(self, cost, parameters, message):
+    def test_first_observation_does_not_begin(self):
         controller = ThetaController(8, 64, 0.1)
-        before = str(frozen(controller))
-        with pytest.raises(ValueError, match=message):
-            controller.observe(cost, parameters)
-        assert str(frozen(controller)) == before
+        for cost, parameters in ((math.nan, START), (5.0, []), (5.0, [torch.tensor([math.nan])])):
+            with pytest.raises(ValueError, match=r"of epoch 0 is nan|no parameters|not all finite"):
+                controller.observe(cost, parameters)
         assert controller.observe(1.0, START).epoch == 1
 
     @pytest.mark.parametrize(
@@ -569,34 +361,23 @@ class TestRefused:
         [
             ({"initial_batch": 0}, r"initial_batch is 0; give a whole number, at least 1"),
             ({"initial_batch": 8.0}, r"initial_batch is 8.0; give a whole number"),
-            ({"initial_batch": True}, r"initial_batch is True; give a whole number"),
             ({"max_batch": 7}, r"max_batch is 7; give a whole number, at least 8"),
             ({"initial_lr": 0.0}, r"initial_lr is 0.0; give a number above 0"),
-            ({"initial_lr": math.inf}, r"initial_lr is inf; give a number above 0"),
-            ({"initial_lr": math.nan}, r"initial_lr is nan"),
             ({"growth": 1}, r"growth is 1; give a number above 1"),
             ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
             ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
-            ({"decay": 1.5}, r"decay is 1.5; give a number above 0 and at most 1"),
             ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
             ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
             ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
-            ({"decay_at": (0,)}, r"decay_at is 0; give a whole number, at least 1"),
             ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
             ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
-            ({"rule": "line 9"}, r"rule is 'line 9'; choose saturation, peak"),
             ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
         ],
     )
     def test_arguments(self, given, message):
         with pytest.raises(ValueError, match=message):
             ThetaController(**({"initial_batch": 8, "max_batch": 64, "initial_lr": 0.1} | given))
-
-    @pytest.mark.parametrize("given", [(0, 0.1), (3, -0.1), (3, 1.0), (3, math.nan)])
-    def test_saturation(self, given):
-        with pytest.raises(ValueError, match=rf"patience is {given[0]} and threshold {given[1]}"):
-            Saturation(*given)
 
 
 def big(dtype=torch.float32):
@@ -614,7 +395,7 @@ class TestDistance:
         flat = [torch.cat([w.double().flatten() for w in ws]) for ws in (before, now)]
         wanted = float(torch.norm(flat[0] - flat[1]))
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
-        assert StartingPoint(before, "cpu").distance(before) == 0
+        assert StartingPoint(before).distance(before) == 0
         # another layout of the same values
         now[2] = now[2].contiguous()
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
@@ -644,30 +425,13 @@ class TestDistance:
         assert meter.peak_bytes - meter.start_bytes < 2 * 4 * CHUNK + 1000 < size
 
     def test_neither_changes_nor_keeps_what_it_is_given(self):
-        before, now = big(), [w + 1 for w in big()]
-        saved = [w.clone() for w in (*before, *now)]
+        before = big()
+        saved = [w.clone() for w in before]
         start = StartingPoint(before)
-        start.distance(now)
-        assert all(torch.equal(a, b) for a, b in zip((*before, *now), saved, strict=True))
         assert [t.stride() for t in start.tensors] == [w.stride() for w in before]
-        pointers = {w.data_ptr() for w in (*before, *now) if w.numel()}
-        assert not pointers & {t.data_ptr() for t in start.tensors}
-        assert not any(t.requires_grad for t in StartingPoint([nn.Parameter(before[0])]).tensors)
-
-
-def test_set_lr_scales_groups_and_fills_tensors():
-    a, b, c = (nn.Parameter(torch.ones(1)) for _ in range(3))
-    rate = torch.tensor(0.5, dtype=torch.float64)
-    groups = [{"params": [a]}, {"params": [b], "lr_scale": 0.1}]
-    groups.append({"params": [c], "lr": rate, "lr_scale": 2.0})
-    optimizer = torch.optim.SGD(groups, lr=0.3, foreach=False)
-    set_lr(optimizer, 0.2)
-    assert [g["lr"] for g in optimizer.param_groups[:2]] == pytest.approx([0.2, 0.02])
-    assert optimizer.param_groups[2]["lr"] is rate and float(rate) == pytest.approx(0.4)
-    for p in (a, b, c):
-        p.grad = torch.ones(1)
-    optimizer.step()
-    assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])
+        for w in before:
+            w += 1
+        assert all(map(torch.equal, start.tensors, saved))
 
 
 class TestGroups:
@@ -686,9 +450,6 @@ class TestGroups:
             ((0.01, None), 0.1, (0.02, 0.2)),
             ((0.1, None), 0.01, (2.0, 0.2)),  # a head that learns faster than the rest
             ((0.5, 0.05), None, (0.2, 0.02)),  # none has the optimizer's own
-            ((0.05, 0.5), None, (0.02, 0.2)),
-            ((None, None), 0.3, (0.2, 0.2)),
-            ((None, 0.0), 0.1, (0.2, 0.0)),
             ((None, None), 0.0, (0.2, 0.2)),
             ((None, 0.05), 0.0, (0.0, 0.2)),
             ((torch.tensor(0.1), torch.tensor(0.05)), torch.tensor(0.1), (0.2, 0.1)),

@@ -88,42 +88,21 @@ class TestNorms:
             wanted = (square + left * trace / norm.batch_size) ** 0.5
             assert norm.mean == pytest.approx(wanted, rel=0.05)
 
-    def test_takes_as_many_mini_batches_as_there_are(self):
-        model, x, y = least_squares(10)
-        sizes = []
-
-        def loss(outputs, targets):
-            sizes.append(len(outputs))
-            return F.mse_loss(outputs, targets)
-
-        gradient_norms(model, (x, y), [4, 3], loss_fn=loss, batches=8)
-        assert sizes == [3, 3, 3, 4, 4]  # the rest of less than a mini-batch is left out
-        sizes.clear()
-        gradient_norms(model, (x, y), [1], loss_fn=loss, batches=2)
-        assert sizes == [1, 1]
-
     def test_draws_depend_on_the_seed_alone(self):
         model, x, y = least_squares()
-        options = {"loss_fn": F.mse_loss, "batches": 2}
-        one, same, other = (
-            gradient_norms(model, (x, y), [4], seed=seed, **options)[0].mean for seed in (1, 1, 2)
-        )
-        assert one == same != other
+        norms = [
+            gradient_norms(model, (x, y), [4], seed=seed, loss_fn=F.mse_loss, batches=2)[0].mean
+            for seed in (1, 1, 2)
+        ]
+        assert norms[0] == norms[1] != norms[2]
 
-    @pytest.mark.parametrize(
-        ("sizes", "batches", "message"),
-        [
-            ([], 8, r"batch sizes are \[\] and batches 8; give at least one size"),
-            ([4, 4], 8, r"batch sizes are \[4, 4\]"),
-            ([0, 4], 8, r"batch sizes are \[0, 4\]"),
-            ([4], 0, r"and batches 0; .* at least 1 mini-batch"),
-            ([65], 8, r"a batch size of 65, and 64 samples; give 1 to 64"),
-        ],
-    )
-    def test_arguments(self, sizes, batches, message):
+    def test_arguments(self):
         model, x, y = least_squares()
-        with pytest.raises(ValueError, match=message):
-            gradient_norms(model, (x, y), sizes, loss_fn=F.mse_loss, batches=batches)
+        for sizes in ([], [4, 4], [0, 4]):
+            with pytest.raises(ValueError, match=r"give at least one size, distinct ones"):
+                gradient_norms(model, (x, y), sizes, loss_fn=F.mse_loss)
+        with pytest.raises(ValueError, match=r"a batch size of 65, and 64 samples; give 1 to 64"):
+            gradient_norms(model, (x, y), [65], loss_fn=F.mse_loss)
 
 
 class TestStableBatch:
@@ -141,17 +120,13 @@ class TestStableBatch:
         sizes = [2, 8, 32]
         same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
         assert max_stable_batch(model, same, sizes, loss_fn=F.mse_loss) == 32
-        optimum = torch.linalg.lstsq(x, y).solution
         with torch.no_grad():
-            model.weight.copy_(optimum.T)  # there G is 0
+            model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)  # there G is 0
         assert max_stable_batch(model, (x, y), sizes, loss_fn=F.mse_loss) == 2
-        options = {"loss_fn": F.mse_loss, "tolerance": 0.999}
-        assert max_stable_batch(model, (x, y), sizes, **options) == 32
 
-    @pytest.mark.parametrize("tolerance", [-0.1, 1.0, math.nan])
-    def test_arguments(self, tolerance):
-        with pytest.raises(ValueError, match=rf"1 norms and a tolerance of {tolerance}"):
-            stable_batch([GradientNorm(8, 1.0, 0.0)], tolerance)
+    def test_arguments(self):
+        with pytest.raises(ValueError, match=r"1 norms and a tolerance of 1.0"):
+            stable_batch([GradientNorm(8, 1.0, 0.0)], 1.0)
         with pytest.raises(ValueError, match=r"0 norms .* give at least one norm"):
             stable_batch([])
 
@@ -173,13 +148,6 @@ class TestNoiseScale:
         scale = noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64)
         assert scale == pytest.approx(wanted, rel=1e-9)
 
-    @pytest.mark.parametrize("size", [4, 16])
-    def test_does_not_depend_on_the_batch_size_it_is_measured_with(self, size):
-        model, x, y = least_squares(4096, 50, noise=3.0)
-        _, square, trace = known(model, x, y)
-        scale = noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=4096 // size)
-        assert scale == pytest.approx(trace / square, rel=0.1)
-
     def test_limits(self):
         model, x, y = least_squares()
         same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
@@ -188,28 +156,13 @@ class TestNoiseScale:
             model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
         assert noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64) == math.inf
 
-    @pytest.mark.parametrize(
-        ("size", "batches", "message"),
-        [
-            (40, 8, r"at least 2 mini-batches, and there is 1 of 40 samples; give a smaller"),
-            (4, 1, r"at least 2 mini-batches, and there is 1 of 4 samples"),
-            (0, 8, r"a batch size of 0, and 64 samples"),
-            (65, 8, r"a batch size of 65, and 64 samples"),
-        ],
-    )
-    def test_arguments(self, size, batches, message):
+    def test_needs_two_mini_batches(self):
         model, x, y = least_squares()
-        with pytest.raises(ValueError, match=message):
-            noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=batches)
+        with pytest.raises(ValueError, match=r"at least 2 mini-batches, and there is 1 of 40 samp"):
+            noise_scale(model, (x, y), 40, loss_fn=F.mse_loss)
 
 
 class TestFullCost:
-    @pytest.mark.parametrize("size", [1, 7, 64, 100])
-    def test_is_the_mean_over_all_samples_also_with_a_ragged_last_batch(self, size):
-        model, x, y = least_squares()
-        wanted = float((x @ model.weight.detach().T - y).square().mean())
-        assert full_cost(model, (x, y), size, loss_fn=F.mse_loss) == pytest.approx(wanted)
-
     def test_is_of_training_mode(self):
         model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)).double().eval()
         _, x, y = least_squares()
@@ -223,6 +176,10 @@ class TestFullCost:
             full_cost(model, (x[:0], y[:0]), 4, loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match=r"a batch size of 0, and 64 samples"):
             full_cost(model, (x, y), 0, loss_fn=F.mse_loss)
+        with pytest.raises(ValueError, match="64 inputs but 63 targets"):
+            full_cost(model, (x, y[:63]), 5, loss_fn=F.mse_loss)
+        with pytest.raises(ValueError, match="data is a list; give a pair of tensors"):
+            max_stable_batch(model, [(x, y)] * 3, [2, 4])
 
 
 def picture_loss(outputs, targets):
@@ -249,25 +206,17 @@ class TestLoader:
         wanted = float(F.mse_loss(model(x), y).detach())
         assert full_cost(model, loader, 8, loss_fn=picture_loss) == pytest.approx(wanted, rel=1e-5)
         options = {"loss_fn": picture_loss, "batches": 30}
-        norms = gradient_norms(model, loader, [30, 4], **options)
-        assert norms[1].mean == pytest.approx(square**0.5, rel=1e-5)
-        firsts = [x[i : i + 4] for i in range(0, 28, 4)], [y[i : i + 4] for i in range(0, 28, 4)]
-        each = []
-        for a, b in zip(*firsts, strict=True):
-            grads = torch.autograd.grad(F.mse_loss(model(a), b), list(model.parameters()))
-            each.append(float(torch.cat([g.flatten() for g in grads]).norm()))
-        assert norms[0].mean == pytest.approx(sum(each) / len(each), rel=1e-5)
+        (norm,) = gradient_norms(model, loader, [30], **options)
+        assert norm.mean == pytest.approx(square**0.5, rel=1e-5)
         scale = noise_scale(model, loader, 1, **options)
         assert scale == pytest.approx(trace / (square - trace / 30), rel=1e-4)
 
-    @pytest.mark.parametrize("drop_last", [False, True])
-    def test_is_as_it_was(self, drop_last):
-        loader, untouched = pictures(drop_last=drop_last), pictures(drop_last=drop_last)
+    def test_is_as_it_was(self):
+        loader, untouched = pictures(drop_last=True), pictures(drop_last=True)
         model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
         for each in (loader, untouched):
             list(each)
         gradient_norms(model, loader, [2, 30], loss_fn=picture_loss)
-        noise_scale(model, loader, 3, loss_fn=picture_loss)
         full_cost(model, loader, 5, loss_fn=picture_loss)
         with pytest.raises(ValueError, match=r"31"):
             gradient_norms(model, loader, [31], loss_fn=picture_loss)
@@ -279,7 +228,6 @@ class TestLoader:
 MEASURES = {
     "norms": lambda m, data, loss: gradient_norms(m, data, [4, 16], loss_fn=loss),
     "noise": lambda m, data, loss: noise_scale(m, data, 4, loss_fn=loss),
-    "stable": lambda m, data, loss: max_stable_batch(m, data, [4, 16], loss_fn=loss),
     "cost": lambda m, data, loss: full_cost(m, data, 5, loss_fn=loss),
 }
 
@@ -322,19 +270,9 @@ def write_data(model, x):
     model.linear.weight.data = model.linear.weight.data * 0.9
 
 
-def fill_gradients(model, x):
-    with torch.enable_grad():
-        model.linear(x).sum().backward()
-
-
 def draw(model, x):
     for each in (np.random.rand, random.random, model.rng.random, lambda: torch.rand(1)):
         each()
-
-
-def switch(model, x):
-    model.linear.eval()
-    model.linear.bias.data.zero_()
 
 
 BUSY = {
@@ -342,9 +280,7 @@ BUSY = {
     "added": add_buffer,
     "lists": fill_lists,
     "data": write_data,
-    "gradients": fill_gradients,
     "draws": draw,
-    "modes": switch,
     "max_norm": lambda model, x: model.table(torch.arange(8)),
 }
 
@@ -461,10 +397,9 @@ class TestModelsOfOtherKinds:
 
 
 class TestDataOfOtherKinds:
-    @pytest.mark.parametrize("batch", [{"x": 1, "y": 2}, torch.ones(4, 3), (1, 2, 3)])
-    def test_mini_batches_that_are_no_pairs(self, batch):
-        with pytest.raises(ValueError, match=r"a mini-batch is a .*, and no pair"):
-            full_cost(nn.Linear(3, 2), [batch, batch, batch], 4)
+    def test_mini_batches_that_are_no_pairs(self):
+        with pytest.raises(ValueError, match=r"a mini-batch is a dict, and no pair"):
+            full_cost(nn.Linear(3, 2), [{"x": 1, "y": 2}] * 3, 4)
 
     def test_inputs_of_any_structure(self):
         class Two(nn.Linear):
@@ -477,17 +412,6 @@ class TestDataOfOtherKinds:
         assert full_cost(model, loader, 1) == pytest.approx(wanted)
 
     def test_the_cost_of_mini_batches_is_that_of_the_whole(self):
-        model = torch.nn.Linear(3, 2)
-        x, y = torch.randn(10, 3), torch.randint(2, (10,))
-        whole = full_cost(model, (x, y), 10)
-        for size in (4, 5):  # two mini-batches are no pair of inputs and targets
-            batches = list(zip(x.split(size), y.split(size), strict=True))
-            assert full_cost(model, batches, 1) == pytest.approx(whole)
-
-    def test_what_does_not_fit_is_said_in_words(self):
-        model = torch.nn.Linear(3, 2)
-        x, y = torch.randn(10, 3), torch.randint(2, (10,))
-        with pytest.raises(ValueError, match="data is a list; give a pair of tensors"):
-            max_stable_batch(model, [(x, y)] * 3, [2, 4])
-        with pytest.raises(ValueError, match="10 inputs but 9 targets"):
-            full_cost(model, (x, y[:9]), 5)
+        model, x, y = nn.Linear(3, 2), torch.randn(10, 3), torch.randint(2, (10,))
+        batches = list(zip(x.split(5), y.split(5), strict=True))  # no pair of inputs and targets
+        assert full_cost(model, batches, 1) == pytest.approx(full_cost(model, (x, y), 10))

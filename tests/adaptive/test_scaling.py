@@ -3,9 +3,9 @@ import random
 
 import pytest
 
-from repro.adaptive import MeasuredStep, ScalingModel, StepCost, fit_messages, updates
+from repro.adaptive import MeasuredStep, ScalingModel, StepCost, updates
 
-PARTS = ("computation_s", "summation_s", "communication_s", "blocked_s")
+PARTS = ("computation_s", "communication_s", "blocked_s")
 
 
 def drawn(seed, **changes):
@@ -15,7 +15,6 @@ def drawn(seed, **changes):
         "overhead_s": draw.uniform(0, 2),
         "latency_s": draw.uniform(0, 0.05),
         "transfer_s": draw.uniform(0, 3),
-        "summation_s": draw.uniform(0, 0.3),
         "overlap": draw.uniform(0, 1),
     }
     return ScalingModel(**(costs | changes))
@@ -36,18 +35,17 @@ def counted(model, schedule, samples, processes):
                     nodes[sample % processes] += 1
                 busy = sum(n > 0 for n in nodes)
                 computation = model.sample_s * max(nodes) + model.overhead_s
-                communication = summation = 0.0
+                communication = 0.0
                 if busy > 1:
-                    summation = model.summation_s
                     for _ in range(2):  # all-to-all, then allgather
                         for _ in range(busy - 1):  # each with every other node
                             communication += model.latency_s + model.transfer_s / busy
                 hidden = min(communication, model.overlap * computation)
                 blocked = communication - hidden
-                seconds = (computation, summation, communication, blocked)
+                seconds = (computation, communication, blocked)
                 for name, value in zip(PARTS, seconds, strict=True):
                     totals[name] += value
-                totals["total_s"] += computation + summation + blocked
+                totals["total_s"] += computation + blocked
     return totals, steps
 
 
@@ -55,8 +53,8 @@ SCHEDULE = [(4, 3), (8, 2), (24, 1), (100, 2)]
 
 
 class TestModel:
-    @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.parametrize("processes", [1, 2, 5, 8, 40])
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("processes", [1, 2, 8, 40])
     def test_against_counting(self, seed, processes):
         model = drawn(seed)
         wanted, steps = counted(model, SCHEDULE, 90, processes)
@@ -74,7 +72,7 @@ class TestModel:
         model = drawn(0)
         for batch in (1, 7, 64):
             cost = model.step(batch, 1)
-            assert cost == StepCost(model.sample_s * batch + model.overhead_s, 0.0, 0.0, 0.0)
+            assert cost == StepCost(model.sample_s * batch + model.overhead_s, 0.0, 0.0)
         assert model.step(1, 16) == model.step(1, 1)
         assert model.speedup(SCHEDULE, 90, 1) == 1
 
@@ -82,55 +80,31 @@ class TestModel:
         model = drawn(1)
         assert model.step(16, 16) == model.step(16, 17) == model.step(16, 400)
 
-    @pytest.mark.parametrize("seed", range(10))
-    def test_speedup_is_at_most_linear_without_overhead(self, seed):
-        model = drawn(seed, overhead_s=0.0)
-        for processes in range(1, 70):
-            assert model.speedup(SCHEDULE, 90, processes) <= processes * (1 + 1e-12)
-        free = ScalingModel(0.5)
-        assert free.speedup([(64, 3)], 640, 16) == pytest.approx(16)
+    def test_a_share_is_the_largest_of_any_node(self):
+        assert ScalingModel(0.5).speedup([(64, 3)], 640, 16) == pytest.approx(16)
         # Two samples on one node and one on others take as long as two on each.
-        assert free.speedup([(12, 1)], 12, 8) == pytest.approx(6)
+        assert ScalingModel(0.5).speedup([(12, 1)], 12, 8) == pytest.approx(6)
 
     def test_communication_hides_under_the_share_that_overlaps(self):
         def step(overlap):
-            return ScalingModel(1.0, 2.0, 0.25, 4.0, 0.5, overlap).step(8, 4)
+            return ScalingModel(1.0, 2.0, 0.25, 4.0, overlap).step(8, 4)
 
         # Two samples: 4 s. 2 * 3 * (0.25 + 4 / 4) = 7.5 s, of which 4, 2, 0 hide.
         for overlap, blocked in ((1.0, 3.5), (0.5, 5.5), (0.0, 7.5)):
-            assert step(overlap) == StepCost(4.0, 0.5, 7.5, blocked)
-            assert step(overlap).total_s == 4.5 + blocked
+            assert step(overlap) == StepCost(4.0, 7.5, blocked)
+            assert step(overlap).total_s == 4.0 + blocked
         assert ScalingModel(1.0, latency_s=0.1).step(8, 4).blocked_s == 0
-
-    def test_papers_efficiency_of_two_samples(self):
-        # 0.0026 s for one sample and 0.0038 s for two: o = 7 / 6 c
-        model = ScalingModel(0.0012, 0.0014)
-        assert model.step(1, 1).total_s == pytest.approx(0.0026)
-        assert model.step(2, 1).total_s == pytest.approx(0.0038)
 
     @pytest.mark.parametrize(
         "given",
-        [
-            {"sample_s": 0.0},
-            {"sample_s": -1.0},
-            {"sample_s": math.nan},
-            {"overhead_s": -0.1},
-            {"latency_s": math.inf},
-            {"transfer_s": math.nan},
-            {"summation_s": -1.0},
-            {"overlap": 1.1},
-            {"overlap": -0.1},
-        ],
+        [{"sample_s": 0.0}, {"overhead_s": -0.1}, {"latency_s": math.inf}, {"overlap": 1.1}],
     )
     def test_arguments(self, given):
-        (name, value), *_ = given.items()
+        ((name, value),) = given.items()
         with pytest.raises(ValueError, match=rf"{name}={value}.*: every cost must be finite and"):
             ScalingModel(**({"sample_s": 1.0} | given))
-
-    @pytest.mark.parametrize("given", [(0, 4), (4, 0), (-3, 2)])
-    def test_step_arguments(self, given):
-        with pytest.raises(ValueError, match=rf"batch size {given[0]} on {given[1]} processes"):
-            ScalingModel(1.0).step(*given)
+        with pytest.raises(ValueError, match=r"batch size 0 on 4 processes"):
+            ScalingModel(1.0).step(0, 4)
 
 
 def measured(model, points):
@@ -138,12 +112,12 @@ def measured(model, points):
     for batch, processes in points:
         cost = model.step(batch, processes)
         steps.append(MeasuredStep(batch, processes, *(getattr(cost, p) for p in (
-            "computation_s", "communication_s", "summation_s", "blocked_s"))))  # fmt: skip
+            "computation_s", "communication_s", "blocked_s"))))  # fmt: skip
     return steps
 
 
 class TestFit:
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(3))
     def test_recovers_what_made_the_measurements(self, seed):
         draw = random.Random(seed)
         alpha, beta, size, rounds = draw.uniform(1e-4, 1e-2), draw.uniform(1e-9, 1e-8), 4e8, 7
@@ -164,7 +138,7 @@ class TestFit:
         model = ScalingModel(0.2, 0.3)
         fitted = ScalingModel.fit(measured(model, [(1, 1), (2, 1), (5, 1)]))
         assert (fitted.sample_s, fitted.overhead_s) == pytest.approx((0.2, 0.3))
-        assert (fitted.latency_s, fitted.transfer_s, fitted.summation_s) == (0, 0, 0)
+        assert (fitted.latency_s, fitted.transfer_s) == (0, 0)
         assert fitted.overlap == 1
 
     def test_errors(self):
@@ -178,29 +152,8 @@ class TestFit:
         with pytest.raises(ValueError, match=r"2 messages of one size; give at least two sizes"):
             ScalingModel.fit(steps, [(100, 2, 0.1), (100, 4, 0.2)])
 
-    def test_messages(self):
-        made = [(n, p, 2 * (p - 1) * (0.01 + 3e-9 * n / p)) for n in (10, 10**7) for p in (2, 3)]
-        assert fit_messages(made) == pytest.approx((0.01, 3e-9))
-        with pytest.raises(ValueError, match=r"0 messages"):
-            fit_messages([])
-
 
 class TestFitSpeedups:
-    @pytest.mark.parametrize(
-        ("latency", "transfer"), [(0.002, 0.5), (0.02, 2.0), (0.001, 10.0), (0.1, 0.05)]
-    )
-    def test_recovers_speedups_of_a_known_model(self, latency, transfer):
-        model = ScalingModel(1.0, 7 / 6, latency, transfer)
-        ours = [(64, 10), (128, 10), (256, 1080)]
-        schedules = [([(16, 1020)], 16), ([(64, 500), (128, 300), (256, 340)], 128), (ours, 128)]
-        schedules.append((ours, 256))
-        points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
-        fitted = ScalingModel.fit_speedups(points, 800, (7 / 6, 7 / 6))
-        for schedule, (processes,), speedup in points:
-            assert fitted.speedup(schedule, 800, processes) == pytest.approx(speedup, rel=1e-3)
-        assert (fitted.sample_s, fitted.overhead_s) == (1.0, 7 / 6)
-        assert (fitted.summation_s, fitted.overlap) == (0.0, 1.0)
-
     @pytest.mark.parametrize("overhead", [0.1, 0.6, 1.1])
     def test_the_overhead_is_found_between_its_bounds(self, overhead):
         model = ScalingModel(1.0, overhead, 0.02, 2.0)

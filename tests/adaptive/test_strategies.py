@@ -10,7 +10,6 @@ from repro.adaptive import (
     LinearScaling,
     NoImprovement,
     NoiseScaleBatch,
-    Saturation,
     ScheduledBatch,
     ThetaController,
 )
@@ -53,14 +52,6 @@ def test_all_strategies_report_the_same_theta():
         assert [s.epoch for s in (first, *others)] == list(range(1, 14))
 
 
-class TestFixedBatch:
-    def test_batch_stays_and_rate_decays(self):
-        steps = follow(FixedBatch(128, 0.1, decay=0.2, decay_at=(3, 7)), THETAS)
-        assert set(batches(steps)) == {128}
-        assert rates(steps) == pytest.approx([0.1] * 3 + [0.02] * 4 + [0.004] * 6)
-        assert {s.interval for s in steps} == {None}
-
-
 class TestLinearScaling:
     def test_rate_climbs_with_every_iteration_of_five_epochs_as_goyals(self):
         steps = follow(LinearScaling(2048, 128, 0.1, decay_at=(8, 10)), THETAS)
@@ -88,25 +79,10 @@ class TestScheduledBatch:
         assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
         assert set(rates(steps)) == {0.2}
 
-    def test_at(self):
-        steps = follow(ScheduledBatch(8, 100, 0.2, at=(9, 2, 3), growth=5), THETAS)
-        assert batches(steps) == [8] * 2 + [40] + [100] * 10
-        assert set(rates(steps)) == {0.2}
-
-    def test_adabatch_doubles_the_batch_and_lowers_the_rate(self):
-        steps = follow(ScheduledBatch(8, 32, 0.2, every=3, lr_growth=0.75), THETAS)
-        assert batches(steps) == [8] * 3 + [16] * 3 + [32] * 7
-        wanted = [0.2] * 3 + [0.15] * 3 + [0.1125] * 7  # B_m is reached: no growth, no change
-        assert rates(steps) == pytest.approx(wanted)
-
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({}, r"every is None and at None; give one of them, and not both"),
-            ({"every": 2, "at": (3,)}, r"every is 2 and at \(3,\); give one of them"),
             ({"every": 0}, r"every is 0; give a whole number, at least 1"),
-            ({"at": (3, 0)}, r"at is 0; give a whole number, at least 1"),
-            ({"every": 2, "lr_growth": 0}, r"lr_growth is 0; give a number above 0"),
             ({"every": 2, "growth": 0.5}, r"growth is 0.5; give a number above 1"),
         ],
     )
@@ -123,15 +99,14 @@ class TestNoiseScaleBatch:
         assert not left and controller.scale == scales[-1]
         return steps
 
-    @pytest.mark.parametrize("scale", [None, "much", torch.ones(2)])
-    def test_what_is_no_scale_is_named(self, scale):
+    def test_what_is_no_scale_is_named(self):
         with pytest.raises(ValueError, match="measure returned"):
-            self.run([scale, scale])
+            self.run([torch.ones(2)])
+        with pytest.raises(ValueError, match=r"factors is 0\.5"):
+            NoiseScaleBatch(8, 100, 0.1, lambda: 1.0, factors=0.5)
 
     def test_several_factors_at_once(self):
         assert batches(self.run([3.0, 99.0], factors=math.inf)) == [8, 8, 64]
-        with pytest.raises(ValueError, match=r"factors is 0\.5"):
-            NoiseScaleBatch(8, 100, 0.1, lambda: 1.0, factors=0.5)
 
     def test_grows_up_to_the_scale_and_never_shrinks(self):
         steps = self.run([3.0, 15.9, 16.0, 4.0, 70.0, 99.9, 100.0, 5.0])
@@ -181,16 +156,6 @@ class TestNoiseScaleBatch:
             controller.observe(9.0, [torch.ones(1)])
         assert controller.setting == before
 
-    def test_a_measure_that_fails_leaves_the_controller_as_it_was(self):
-        def fail():
-            raise ValueError("no data")
-
-        controller = NoiseScaleBatch(8, 100, 0.1, fail, decay_at=Saturation(1))
-        before = controller.observe(10.0, [torch.zeros(1)])
-        with pytest.raises(ValueError, match=r"no data"):
-            controller.observe(9.0, [torch.ones(1)])
-        assert controller.setting == before and controller.scale is None
-
 
 def stops(values, least, patience):
     """The epoch after which training stops, by the rule of section VI-A read from the start."""
@@ -205,7 +170,7 @@ def stops(values, least, patience):
 
 
 class TestNoImprovement:
-    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("seed", range(5))
     def test_random_metrics(self, seed):
         draw = random.Random(seed)
         least, patience = draw.choice([0.0, 0.1, 0.5]), draw.randint(1, 8)
@@ -213,15 +178,8 @@ class TestNoImprovement:
         for _ in range(120):
             value += draw.choice([0.3, 0.11, 0.04, 0.0, -0.2, -0.1])
             values.append(value)
-        rule, stopped = NoImprovement(least, patience), None
-        for epoch, value in enumerate(values, 1):
-            resumed = NoImprovement(least, patience)
-            resumed.load_state_dict(rule.state_dict())
-            now = rule.observe(value)
-            assert resumed.observe(value) == now
-            if now:
-                stopped = epoch
-                break
+        rule = NoImprovement(least, patience)
+        stopped = next((n for n, value in enumerate(values, 1) if rule.observe(value)), None)
         assert stopped == stops(values, least, patience)
 
     def test_papers_rule_ends_a_slow_creep_after_50_epochs(self):
@@ -236,7 +194,5 @@ class TestNoImprovement:
                 NoImprovement(*given)
         rule = NoImprovement(0.1, 2)
         rule.observe(30.0)
-        before = rule.state_dict()
         with pytest.raises(DivergedError, match=r"the metric of epoch 2 is NaN"):
             rule.observe(math.nan)
-        assert rule.state_dict() == before

@@ -3,12 +3,12 @@
 import math
 
 import pytest
-from made_adaptive import World, judge, nothing, only_strategies, paper_final, results_of
+from made_adaptive import World, judge, nothing, paper_final, results_of
 
 from repro.experiments import load_paper
 from repro.experiments.adaptive import batch_sizes, experiments, stable_batch
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES, TASKS
-from repro.experiments.judge import BySeed, ratio
+from repro.experiments.judge import BySeed
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
@@ -93,19 +93,14 @@ class TestClaims:
         found = judge(target, REFUTED[target.partition("/")[2]], self.profile(target))
         assert found.word == "not reproduced", found.evidence
 
-    @pytest.mark.parametrize("world", [World(status=nothing), World(length=lambda config, seed: 0)])
-    def test_without_trainings_nothing_is_judged(self, target, world):
-        if "stable" not in target or world.status is nothing:
-            assert judge(target, world).word == "not run"
+    def test_without_trainings_nothing_is_judged(self, target):
+        assert judge(target, World(status=nothing)).word == "not run"
 
 
 class TestFigure1:
     def test_every_size_beyond_64_has_to_lose(self):
-        found = judge("figure1/large_lose", World(final=at({128: 33.5, 256: 31.0}), scatter=0.4))
-        assert found.word == "undecided"
-        assert "B = 128 over 16 -0.09" in found.evidence and "paper -2.24" in found.evidence
         found = judge("figure1/large_lose", World(final=at({128: 34.5, 256: 31.0}), scatter=0.1))
-        assert found.word == "partly"
+        assert found.word == "partly" and "paper -2.24" in found.evidence
 
     def test_epochs_to_a_common_level_are_counted_by_seed(self):
         """Of a climb of 1 dB an epoch, to 30 dB after as many epochs as the batch size tells."""
@@ -131,12 +126,6 @@ class TestFigure2:
     def test_an_order_of_theta_that_may_be_none_says_nothing(self):
         assert judge("figure2/sharpness", World(height=lambda c, seed: 0.1)).word == "undecided"
 
-    def test_both_orders_have_to_be_certain(self):
-        """128 has a lower θ than 256 and a lower accuracy; the other pairs hold."""
-        world = World(final=at({128: 85.0, 256: 90.0, 2048: 84.0}), spread=0.1)
-        found = judge("figure2/sharpness", world)
-        assert found.word == "partly" and found.evidence.count("B = ") == 3
-
 
 def theta_of(*curves):
     """θ after the first epochs, by the seed, at every size; then 0.001."""
@@ -155,13 +144,8 @@ class TestRise:
         mean = math.prod((1.3, 1.4, 1.5)) ** (1 / 3)
         assert f"over that after the first ×{mean:.2f} [" in found.evidence
 
-    def test_the_other_sizes_do_not_count(self, target):
-        assert judge(target, World(peak=sized(1, 9, 1))).word == "reproduced"
-        assert judge(target, World(peak=sized(9, 1, 9))).word == "not reproduced"
-
-    @pytest.mark.parametrize("first", [[-0.01, 0.02], [None, 0.02], [0.02, 0.0]])
-    def test_without_a_theta_above_0_there_is_no_ratio(self, target, first):
-        found = judge(target, theta_of([0.01, 0.02], first, [0.01, 0.02]))
+    def test_without_a_theta_above_0_there_is_no_ratio(self, target):
+        found = judge(target, theta_of([0.01, 0.02], [None, 0.02], [0.01, 0.02]))
         assert found.word == "not run" and "seed 1: θ is not above 0" in found.evidence
 
     def test_epochs_count_from_the_end_of_a_warm_up(self, target):
@@ -197,23 +181,14 @@ class TestPeak:
         world = World(peak=sized(9, 15, 3), rise=lambda c, seed: 9.0)
         assert judge(target, world).word == "reproduced"
 
-    def test_peaks_before_the_end_of_the_first_epoch_have_no_order(self, target):
-        found = judge(target, World(peak=lambda c, seed: 1))
-        assert found.word == "undecided"
-
     def test_further_seeds_judge_and_whole_trainings_are_told(self, target):
         """Whole ones chose their number, and are judged no more: here by the other order."""
         found = judge(target, begun_later([1], [2]), "long")
         assert found.word == "reproduced"
         assert judge(target, begun_later([2], [1], (1, 2)), "long").word == "not reproduced"
-        rises = target.replace("later_peak", "rises_first")
-        found = judge(rises, begun_later([2], [1], whole=(1, 2)), "long")
-        assert found.word == "not reproduced"
 
-    @pytest.mark.parametrize("size", [0, 1])
-    def test_where_theta_may_rise_on_none_of_either_size_counts(self, target, size):
-        later = [[1], [1]]
-        later[size] = [1, 1, first_epochs(target)[0]]
+    def test_where_theta_may_rise_on_none_counts(self, target):
+        later = [[1, 1, first_epochs(target)[0]], [1]]
         found = judge(target, begun_later(*later, whole=(1, 4)), "long", seeds=tuple(range(6)))
         assert found.word == "reproduced"
 
@@ -228,43 +203,23 @@ class TestPeak:
 
 
 class TestInterval:
-    @pytest.mark.parametrize(
-        ("share", "word"), [(0.3, "not reproduced"), (1.1, "reproduced"), (2.0, "not reproduced")]
-    )
-    def test_k_is_compared_with_the_papers(self, share, word):
-        found = judge(
-            "figure6/interval", World(interval=lambda c, s: round(share * papers_k(c, s)))
-        )
-        assert found.word == word and f"K over the paper's ×{share:.2f}" in found.evidence
+    def test_k_is_compared_with_the_papers(self):
+        world = World(interval=lambda c, s: round(0.3 * papers_k(c, s)))
+        found = judge("figure6/interval", world)
+        assert found.word == "not reproduced" and "K over the paper's ×0.30" in found.evidence
 
     def test_one_k_that_is_not_found(self):
         world = World(interval=lambda c, seed: None if seed == 1 else papers_k(c, seed))
         found = judge("figure6/interval", world)
         assert found.word == "partly" and "DIV2K, seed 1 K not found" in found.evidence
 
-    def test_equal_epochs_are_no_proof(self):
-        """A K of 5, three times, is rounded."""
-        found = judge("figure2/interval", World(interval=lambda c, seed: 5))
-        assert "×1.00 [×0.87, ×1.15]" in found.evidence
 
-
-class TestTrend:
-    def cells(self, **values):
-        return {int(name[1:]): BySeed(cell, range(len(cell))) for name, cell in values.items()}
-
-    def test_equal_whole_counts_have_an_interval(self):
-        """A count of 2 is anything from 1.5 to 2.5: of a spread of 1 / √12."""
-        counts = self.cells(b4=[2, 2, 2], b16=[3, 3, 3])
-        estimate = batch_sizes.trend(counts, resolution=1)
-        error = math.sqrt((1 / 12 / 3) * (1 / 4 + 1 / 9)) / 2
-        assert (estimate.mean, estimate.error) == pytest.approx((math.log(1.5) / 2, error))
-        assert batch_sizes.trend(counts).error == pytest.approx(0, abs=1e-12)  # of no count
-
-    def test_a_factor_of_every_doubling(self):
-        estimate = batch_sizes.trend(self.cells(b4=[10, 10.1], b8=[15, 15.2], b32=[33.7, 33.8]))
-        assert math.exp(estimate.mean) == pytest.approx(1.5, rel=0.01)
-        counts = self.cells(b8=[2.0, 3.0, 2.5], b16=[4.0, 6.0, 5.5])
-        assert str(batch_sizes.trend(counts)) == str(ratio(counts[16], counts[8]))
+def test_equal_whole_counts_have_an_interval():
+    """A count of 2 is anything from 1.5 to 2.5: of a spread of 1 / √12."""
+    counts = {4: BySeed([2, 2, 2], range(3)), 16: BySeed([3, 3, 3], range(3))}
+    estimate = batch_sizes.trend(counts, resolution=1)
+    error = math.sqrt((1 / 12 / 3) * (1 / 4 + 1 / 9)) / 2
+    assert (estimate.mean, estimate.error) == pytest.approx((math.log(1.5) / 2, error))
 
 
 class TestStable:
@@ -288,8 +243,6 @@ class TestStable:
         assert found.word == "undecided" and "Phantom: our best fixed batch ends" in found.evidence
         found = judge("stable/keeps_accuracy", World(norm=lambda share, seed: 1 / share))
         assert found.word == "not run" and "no batch above the smallest" in found.evidence
-        found = judge("stable/keeps_accuracy", World(status=only_strategies("norms", "best")))
-        assert found.word == "not run" and "CIFAR: no records" in found.evidence
 
     def test_table_and_figure(self):
         rows = stable_batch.table(results_of("stable"))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from repro import datasets
-from repro.adaptive import METHODS, DivergedError
+from repro.adaptive import METHODS
 from repro.datasets import PatchLoader
 from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
@@ -47,7 +46,7 @@ def train(config, seed=0):
 
 
 def start(config):
-    run = experiments.Training.start(config, 0, load(config), "cpu")
+    run = experiments.Training(config, 0, load(config), "cpu")
     return run, captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
 
 
@@ -141,18 +140,6 @@ class TestTrain:
         monkeypatch.setattr(captured.CapturedStep, "__call__", last)
         assert train(config_of("best"))["diverged"] is True
 
-    def test_other_errors_are_no_divergence(self, monkeypatch):
-        """A mistake in the code, of the same class as Python's own errors, is told."""
-        run, step = start(config_of("best", PHANTOM))
-
-        def wrong(*args):
-            raise ValueError("a mistake")
-
-        monkeypatch.setattr(run, "evaluate", wrong)
-        with pytest.raises(ValueError, match="a mistake"):
-            run.epoch(step, "cpu")
-        assert not run.diverged and issubclass(DivergedError, ValueError)
-
     def test_the_stop_rule(self):
         """No rise of 100 dB: the first epoch is the best, two more are the patience."""
         metrics = train(config_of("theta", PHANTOM, epochs=9, stop={"least": 100.0, "patience": 2}))
@@ -245,17 +232,6 @@ class TestBuilding:
             error = (255 * (inputs - targets)).flatten()
             assert 10 < float(error.std()) < 30  # σ is 25.5, less what black and white clip
 
-    def test_a_validation_split_comes_before_the_test_split(self):
-        config = config_of(test_samples=10)
-        black = datasets.Split(torch.zeros(12, 1, 8, 8, dtype=torch.uint8), torch.full((12,), 3))
-        _, evaluate = building.build_data(config, replace(load(config), val=black), 0, "cpu")
-
-        class Three(nn.Module):
-            def forward(self, x):
-                return nn.functional.one_hot(torch.full((len(x),), 3), 10).float()
-
-        assert evaluate(Three())["accuracy"] == 100
-
 
 def test_norms_are_those_of_the_best_batchs_training(toys):
     for task in TASKS:
@@ -270,25 +246,6 @@ def test_norms_are_those_of_the_best_batchs_training(toys):
     config = TOYS[CIFAR][1] | {"after": [2]}
     once = experiments.norms(config, 0, load(config), "cpu").metrics
     assert json.dumps(once["points"]) == json.dumps(toys[CIFAR].metrics["points"][-1:])
-
-
-class TestCapturedStep:
-    def test_autocast_and_layout(self):
-        seen = []
-
-        class Net(nn.Conv2d):
-            def forward(self, x):
-                y = super().forward(x)
-                seen.append((y.dtype, x.is_contiguous(memory_format=torch.channels_last)))
-                return y.float()
-
-        model, loss = Net(3, 4, 3), nn.functional.l1_loss
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        batch = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 6, 6)
-        step = captured.CapturedStep(model, loss, optimizer, torch.bfloat16, channels_last=True)
-        assert not step(*batch).requires_grad
-        captured.CapturedStep(model, loss, optimizer)(*batch)
-        assert seen == [(torch.bfloat16, True), (torch.float32, False)]
 
 
 class TestProcesses:
@@ -364,11 +321,8 @@ class TestLayerwise:
             np.testing.assert_allclose(layer[1].detach().numpy(), b, rtol=1e-9)
 
     @pytest.mark.parametrize("name", ["LARS", "LAMB"])
-    def test_a_layer_or_gradient_of_zeros_has_no_ratio(self, name):
-        config = {"optimizer": runs.OPTIMIZERS[name]}
-        for zero in (True, False):
-            model = nn.Linear(2, 2, bias=False)
-            nn.init.constant_(model.weight, float(not zero))
-            model.weight.grad = torch.ones(2, 2) * zero
-            building.build_optimizer(config, model).step()
-            assert model.weight.isfinite().all()
+    def test_a_gradient_of_zeros_has_no_ratio(self, name):
+        model = nn.Linear(2, 2, bias=False)
+        model.weight.grad = torch.zeros(2, 2)
+        building.build_optimizer({"optimizer": runs.OPTIMIZERS[name]}, model).step()
+        assert model.weight.isfinite().all()

@@ -36,7 +36,8 @@ def test_whatever_records_there_are(name, kind):
     assert ("are missing" in said) == (kind == "some" and trains)
     for claim in artefact.claims:
         assert artefact.claims[claim] and paper_toml("adaptive")["claims"][name][claim]
-    assert artefact.figure(results).axes
+    if artefact.draw is not None:
+        assert artefact.figure(results).axes
 
 
 def test_stand_ins_and_synthetic_data_are_named():

@@ -78,10 +78,8 @@ class TestClaims:
         for target in [*LOSING, *KEEPING, "figure5/as_many_epochs"]:
             found = judge(target, low)
             assert found.word == "not run" and "it has learned too little" in found.evidence
-        less = World(final=lambda c: paper_final(c) - 8)
-        assert {judge(target, less).word for target in LOSING + KEEPING} == {"reproduced"}
 
-    @pytest.mark.parametrize("target", [LOSING[0], KEEPING[0], "figure10/keeps_up"])
+    @pytest.mark.parametrize("target", [LOSING[0], KEEPING[0]])
     def test_under_long_the_seeds_after_the_first_look_judge_alone(self, target):
         """The first ones say what the paper does, the others the opposite by far."""
         task, strategy = parts_of(target)
@@ -99,13 +97,10 @@ class TestClaims:
 
 @pytest.mark.parametrize("target", KEEPING)
 class TestKeepsUp:
-    @pytest.mark.parametrize(
-        ("gap", "scatter", "word"),
-        [(-0.5, 0.01, "reproduced"), (-1.5, 0.01, "not reproduced")],
-    )
-    def test_in_margins(self, target, gap, scatter, word):
+    @pytest.mark.parametrize(("gap", "word"), [(-0.5, "reproduced"), (-1.5, "not reproduced")])
+    def test_in_margins(self, target, gap, word):
         margin = claims_of("adaptive")[target.split("/")[0]]["keeps_up"].margin
-        found = judge(target, over(target, gap * margin, scatter * margin))
+        found = judge(target, over(target, gap * margin, 0.01 * margin))
         assert found.word == word and f"{gap * margin:+.2f}" in found.evidence, found
 
     def test_one_diverged_seed_is_enough(self, target):
@@ -146,37 +141,35 @@ class TestEndsLower:
         assert both.word == "not run" and "2 trainings diverged" in both.evidence
 
 
-@pytest.mark.parametrize("artefact", ["figure4", "figure5"])
 class TestEpochs:
-    def judged(self, artefact, edit):
+    def judged(self, edit):
         """A PSNR of 45, 46 and 47 by the seed; `edit` is given the metrics, strategy and seed."""
 
         def edited(metrics, config):
             edit(metrics, config["strategy"], round(metrics["psnr"][-1]) - 45)
 
         world = World(final=lambda c: 46.0, spread=1.0, edit={"train": edited})
-        return judge(f"{artefact}/as_many_epochs", world)
+        return judge("figure4/as_many_epochs", world)
 
     @pytest.mark.parametrize(
         ("epochs", "word"),
         [
             ((109, 110, 111), "reproduced"),
             ((60, 61, 62), "not reproduced"),
-            ((90, 110, 150), "undecided"),
         ],
     )
-    def test_verdicts(self, artefact, epochs, word):
+    def test_verdicts(self, epochs, word):
         """The best fixed batch ends around 100; of the paper's two, 21.5 % more is the most."""
 
         def edit(metrics, strategy, seed):
             own = epochs if strategy == "theta" else (99, 100, 101)
             metrics["completed"], metrics["stopped"] = own[seed], True
 
-        found = self.judged(artefact, edit)
+        found = self.judged(edit)
         assert found.word == word and "margin ±21.5 %" in found.evidence
 
-    def test_a_rule_that_was_not_met(self, artefact):
-        found = self.judged(artefact, lambda metrics, strategy, seed: metrics.update(stopped=False))
+    def test_a_rule_that_was_not_met(self):
+        found = self.judged(lambda metrics, strategy, seed: metrics.update(stopped=False))
         assert found.word == "not run" and "the stop rule was not met" in found.evidence
 
 
@@ -203,28 +196,12 @@ class TestDecay:
         """Its last epoch would be compared with itself, and be flat for sure."""
         early = World(length=lambda c, seed: 20 if c["strategy"] == "theta" else None)
         assert judge("figure3/theta_rises_less", early).word == "not run"
-        below = World(
-            height=lambda c, seed: -1.0 if c["strategy"] == "linear" else 1.0, rise=self._mixed
-        )
-        found = judge("figure3/theta_rises_less", below)
-        assert "linear scaling: θ is not above 0" in found.evidence
-
-    @staticmethod
-    def _mixed(config, seed):
-        return -1.0 if config["strategy"] == "linear" else 1.5 - (config["strategy"] == "theta") / 4
 
     def test_the_table(self):
         rows = strategies.decay_table(results_of("figure3"))
         factors = [row["rises by the factor"] for row in rows]
         assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 3
         assert rows[0]["θ at the end"] == f"{1.2 * 0.01 * 128**0.3:.4f} ± 0.0000"
-
-    def test_the_figure(self):
-        drawn = strategies.figure3(results_of("figure3"))
-        _, rise = drawn.axes
-        assert [text.get_text() for text in rise.get_yticklabels()][3] == "θ-adaptive"
-        marks = [float(line.get_xdata()[0]) for line in rise.get_lines() if line.get_ls() == "None"]
-        assert marks == pytest.approx([1.5] * 3 + [1.0] + [1.5] * 3)
 
 
 class TestLayers:
@@ -235,22 +212,17 @@ class TestLayers:
     def test_above_the_large_batch(self, optimizer):
         target = f"lars/theta_above_{optimizer.lower()}"
         grown, large = f"theta_{optimizer}", f"linear_{optimizer}"
-        for gap, scatter, word in ((-1, 0.1, "not reproduced"), (1, 5.0, "undecided")):
-            found = judge(target, self.ending({grown: 80 + gap, large: 80}, scatter))
-            assert found.word == word, found
+        assert judge(target, self.ending({grown: 79, large: 80})).word == "not reproduced"
         every = {"epochs": 0, "seeds": (0, 1, 2)}
         assert judge(target, World(length=lost(large, **every))).word == "reproduced"
-        assert judge(target, World(length=lost(grown, **every))).word == "not reproduced"
-        assert judge(target, World(length=lost(large, grown, **every))).word == "not reproduced"
+        assert judge(target, World(length=lost(grown, large, **every))).word == "not reproduced"
         gone = World(length=lost(large, **every), status=only_strategies(large))
         assert judge(target, gone).word == "not run"
 
     def test_lars_keeps_up_with_sgd(self):
-        for gap, word in ((-0.5, "reproduced"), (-2, "not reproduced")):
-            found = judge("lars/lars_keeps_up", self.ending({"theta_LARS": 90.79 + gap}, 0.02))
-            assert found.word == word and "θ-adaptive with LARS over θ-adaptive with SGD" in (
-                found.evidence
-            )
+        found = judge("lars/lars_keeps_up", self.ending({"theta_LARS": 88.79}, 0.02))
+        assert found.word == "not reproduced"
+        assert "θ-adaptive with LARS over θ-adaptive with SGD" in found.evidence
         assert judge("lars/lars_keeps_up", World(length=lost("theta"))).word == "not run"
         found = judge("lars/lars_keeps_up", World(length=lost("theta_LARS")))
         assert found.word == "not reproduced"
@@ -267,33 +239,28 @@ class TestLayers:
         assert len(strategies.layers_table(results_of("lars", profile="quick"))) == 4
         every = World(length=lost("theta_LARS", epochs=0, seeds=(0, 1, 2)))
         assert strategies.layers_table(results_of("lars", every))[3]["n"] == "0, 3 diverged"
-        drawn = strategies.layers_figure(results)
+        drawn = DESIGN.artefacts["lars"].draw(results)
         assert [len(axis.get_lines()) for axis in drawn.axes] == [6, 6]
 
 
-@pytest.mark.parametrize("artefact", TASKS)
 class TestUpdates:
-    def test_they_are_those_of_the_schedule(self, artefact):
-        task = TASKS[artefact]
-        paper, epochs = PAPER[task], PROFILES["gpu"][task]["epochs"]
+    def test_they_are_those_of_the_schedule(self):
+        paper, epochs = PAPER[CIFAR], PROFILES["gpu"][CIFAR]["epochs"]
         best = epochs * math.ceil(paper["samples"] / paper["best"]["batch"])
-        k, own = interval_of({"task": task, "epochs": epochs}), paper["theta"]
+        k, own = interval_of({"task": CIFAR, "epochs": epochs}), paper["theta"]
         sizes = [min(own["max_batch"], own["batch"] * 2 ** (n // k)) for n in range(epochs)]
         ours = sum(math.ceil(paper["samples"] / size) for size in sizes)
-        told = f"{best:,} and {ours:,}"
-        row = checked(artefact)
+        row = checked("figure10")
         assert row["holds"] == "yes"
-        assert row["evidence"] == "; ".join(f"seed {n}: {told}" for n in range(3))
-        assert checked(artefact, World(status=nothing))["holds"] == "not run"
+        assert row["evidence"] == "; ".join(f"seed {n}: {best:,} and {ours:,}" for n in range(3))
+        assert checked("figure10", World(status=nothing))["holds"] == "not run"
 
-    def test_one_update_more_or_less_is_found(self, artefact):
-        for strategy, more in (("theta", 1), ("best", -1)):
+    def test_one_update_more_is_found(self):
+        def edit(metrics, config):
+            if config["strategy"] == "theta":
+                metrics["updates"][-1] += 1
 
-            def edit(metrics, config, strategy=strategy, more=more):
-                if config["strategy"] == strategy:
-                    metrics["updates"][-1] += more
-
-            assert checked(artefact, World(edit={"train": edit}))["holds"] == "NO"
+        assert checked("figure10", World(edit={"train": edit}))["holds"] == "NO"
 
 
 def rows_of(artefact, world=None, profile="gpu", **options):
@@ -325,8 +292,6 @@ class TestTables:
         ours, linear = rows[3], rows[1]
         assert ours["n"] == 3 and ours["over best"] == ours["fewer updates"] == DASH
         assert linear["n"] == 0 and linear["PSNR (dB)"] == linear["fewer updates"] == DASH
-        ours = rows_of("figure4", seeds=(0,))[3]
-        assert ours["over best"] == "-0.10 dB (no spread known)" and "±" not in ours["PSNR (dB)"]
 
 
 def test_curves_end_at_the_means():
@@ -336,9 +301,9 @@ def test_curves_end_at_the_means():
     assert ends["θ-adaptive"] == pytest.approx(33.49)
 
 
-@pytest.mark.parametrize(("artefact", "task"), TASKS.items())
-def test_the_metric_is_drawn_against_the_updates(artefact, task):
+def test_the_metric_is_drawn_against_the_updates():
     """The paper's hollow, by its own schedules; ours solid, with an interval each."""
+    artefact, task = "figure10", CIFAR
     results = results_of(artefact, World(spread=0.5))
     paper, ours = DESIGN.artefacts[artefact].draw(results).axes[-2:]
     assert paper.get_title().startswith("paper: ") and ours.get_title().startswith("ours: ")

@@ -1,50 +1,19 @@
 """Measurements in processes of their own: what is told of a failure, and when they end."""
 
-import shutil
-import socket
-import subprocess
 import sys
 import time
 
 import pytest
 
-from repro.adaptive import NoLoopbackError
 from repro.experiments.adaptive import runs, worker
 from repro.measure import describe_device
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_worker_that_fails_is_named():
     job = runs.parallel("smoke", {})[0].config | {"jobs": {"CIFAR": {}}, "seed": 0}
-    with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0 of 2 failed:.*KeyError"):
         worker.launch(job, 2)
-    assert "KeyError" in str(caught.value)
-
-
-def test_without_loopback_nothing_is_started(monkeypatch):
-    def unreachable(*given, **options):
-        raise OSError(101, "Network is unreachable")
-
-    monkeypatch.setattr(socket, "create_connection", unreachable)
-    monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(NoLoopbackError, match=r"Network is unreachable.*bring the loopback inter"):
-        worker.launch({}, 2)
-
-
-@pytest.mark.thorough
-def test_a_machine_without_loopback():
-    """In a network of its own, whose loopback interface is down."""
-    script = "from repro.experiments.adaptive import worker; worker.launch({}, 2)"
-    apart = ["unshare", "--map-root-user", "--net"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*apart, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("needs unshare and the right to a network of one's own")
-    ended = subprocess.run(
-        [*apart, sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert ended.returncode == 1 and "NoLoopbackError: this machine cannot connect" in ended.stderr
 
 
 def test_a_launch_ends_at_its_limit_whatever_hangs(monkeypatch, tmp_path):
@@ -52,9 +21,8 @@ def test_a_launch_ends_at_its_limit_whatever_hangs(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\ntrap '' TERM\nexec sleep 60\n")
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(worker, "GRACE_S", 0.2)
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"ended after 0.2 s"):
+    with pytest.raises(RuntimeError, match=r"rank 0 of 2 did not end in 0.2 s"):
         worker.launch({}, 2, timeout_s=0.2)
     assert time.monotonic() - start < 20
 

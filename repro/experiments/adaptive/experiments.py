@@ -2,16 +2,14 @@
 
 import math
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from repro.adaptive import (
     DivergedError,
     NoImprovement,
-    Step,
     full_cost,
     gradient_norms,
     set_lr,
@@ -19,7 +17,7 @@ from repro.adaptive import (
 )
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
-from repro.experiments.adaptive.building import Config, Loader
+from repro.experiments.adaptive.building import Config
 from repro.experiments.captured import CapturedStep
 from repro.experiments.design import Outcome
 from repro.measure import Timing
@@ -30,41 +28,28 @@ COST_BATCH = 500  # images computed at once for F of the whole training set
 STABLE = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 
 
-@dataclass
 class Training:
-    """A training under way, with its measurements so far."""
+    """A training under way, shown to its controller at w_0, with its measurements so far.
 
-    config: Config
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loader: Loader
-    controller: Any
-    evaluate: building.Evaluate
-    setting: Step
-    stop: NoImprovement | None
-    history: dict[str, list[Any]] = field(default_factory=dict)
-    diverged: bool = False
+    Raises:
+        ValueError: The configuration has a choice that does not exist.
+    """
 
-    @classmethod
-    def start(cls, config: Config, seed: int, data: ImageData, device: str) -> "Training":
-        """Build a training, and show the controller w_0.
-
-        Raises:
-            ValueError: The configuration has a choice that does not exist.
-        """
+    def __init__(self, config: Config, seed: int, data: ImageData, device: str) -> None:
         torch.manual_seed(seed)
-        loader, evaluate = building.build_data(config, data, seed, device)
-        model = building.build_model(config, data.num_classes, device)
-        controller = building.build_controller(config, model, loader, seed)
-        cost = full_cost(model, loader, COST_BATCH, loss_fn=building.loss_of(config))
-        setting = controller.observe(cost, model.parameters())
-        optimizer = building.build_optimizer(config, model)
-        stop = NoImprovement(**config["stop"]) if config["stop"] else None
+        self.config, self.diverged = config, False
+        self.loader, self.evaluate = building.build_data(config, data, seed, device)
+        self.model = building.build_model(config, data.num_classes, device)
+        self.controller = building.build_controller(config, self.model, self.loader, seed)
+        loss_fn = building.loss_of(config)
+        cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
+        self.setting = self.controller.observe(cost, self.model.parameters())
+        self.optimizer = building.build_optimizer(config, self.model)
+        self.stop = NoImprovement(**config["stop"]) if config["stop"] else None
         names = ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
                  "control_s", building.metric_of(config), "test_loss")  # fmt: skip
-        history: dict[str, list[Any]] = {name: [] for name in names}
-        history["initial_cost"] = [cost]
-        return cls(config, model, optimizer, loader, controller, evaluate, setting, stop, history)
+        self.history: dict[str, list[Any]] = {name: [] for name in names}
+        self.history["initial_cost"] = [cost]
 
     def stepping(self, step: TrainingStep) -> TrainingStep:
         """The step by the choice for a last, shorter mini-batch: at full rate or in proportion.
@@ -131,7 +116,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     A training that diverges ends there; that is a result.
     """
     assert data is not None
-    run = Training.start(config, seed, data, device)
+    run = Training(config, seed, data, device)
     step = CapturedStep(
         run.model,
         building.loss_of(config),
@@ -157,7 +142,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
 def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure gradient norms by batch size at w_0 and after some epochs (section III-D)."""
     assert data is not None
-    run = Training.start(config, seed, data, device)
+    run = Training(config, seed, data, device)
     loss_fn = building.loss_of(config)
     step = CapturedStep(run.model, loss_fn, run.optimizer, captured=False)
     sizes = [size for size in config["sizes"] if size <= config["train_samples"]]

@@ -4,7 +4,7 @@ Differs from the papers: vectors (biases, scales and shifts of normalisation) ta
 without weight decay, since the norm of a vector that begins at 0 says nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,18 +17,13 @@ class _Layerwise(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float, **options: Any) -> None:
         super().__init__(params, {"lr": lr, **options})
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        self._update(p, p.grad, group, self.state[p])
-        return loss
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group, self.state[p])
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         raise NotImplementedError

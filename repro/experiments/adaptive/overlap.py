@@ -9,9 +9,8 @@ overlap to be perfect.
 import statistics
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -23,9 +22,6 @@ from repro.experiments.adaptive.worker import TIMEOUT_S, launch
 from repro.experiments.design import Chosen, Outcome, Run
 from repro.experiments.judge import Estimate, mean_of
 from repro.experiments.query import Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NODES = (64, 128, 256)  # of the paper's cluster: few of them leave little to hide
 
@@ -175,34 +171,9 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def figure(results: Results) -> "Figure":
-    """Draw steps with the averaging after and within the computation, by nodes modelled."""
-    from repro.plots import legend_below, new_axes
-
-    drawn, axes = new_axes(1, 1, 7, 3.2)
-    axis, rows = axes[0, 0], _rows(results)
-    bars = (
-        ("computation, asleep", "computation_s", "#0072b2"),
-        ("step, averaging after", "after_s", "#d8dde6"),
-        ("step, averaging within", "within_s", "#e69f00"),
-    )
-    for shift, (label, name, colour) in enumerate(bars):
-        middle = [1e3 * np.median(row[name]) for row in rows.values()]
-        axis.bar(np.arange(len(rows)) + 0.27 * (shift - 1), middle, 0.25, color=colour, label=label)
-    axis.set_xticks(range(len(rows)), [str(nodes) for nodes in rows])
-    axis.set(xlabel="nodes modelled", ylabel="time of a step (ms)")
-    axis.grid(axis="x", visible=False)
-    axis.set_title(
-        "ours: layers asleep, gloo; ratios of the paper's cluster (SIMULATED)", fontsize=9
-    )
-    legend_below(drawn, 3)
-    return drawn
-
-
 OVERLAP = artefact(
     "overlap",
     plan=runs,
     rows=table,
-    draw=figure,
     facts=lambda results: (),
 )

@@ -81,7 +81,6 @@ def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredS
             step["processes"],
             step["computation_s"],
             step["communication_s"] + step["summation_s"],
-            0.0,
             step["blocked_s"],
         )
         for step in measurement["steps"]

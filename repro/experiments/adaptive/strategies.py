@@ -207,41 +207,16 @@ def _by_epoch(
         axis.set_ylabel(label)
 
 
-def layers_figure(results: Results) -> "Figure":
-    """Draw training loss and accuracy by strategy and optimizer."""
-    from repro.plots import legend_below, new_axes
-
-    drawn, axes = new_axes(1, 2, 8.4, 3.4)
-    quantities = {"train_cost": "training loss", "accuracy": "validation accuracy (%)"}
-    _by_epoch(axes[0], by_strategy(results, CIFAR, LAYERWISE), quantities)
-    legend_below(drawn, 3)
-    return drawn
-
-
-def figure3(results: Results) -> "Figure":
-    """Draw θ by strategy, and by which factor it rises after the first decay, with intervals."""
+def curves(results: Results, strategies: Iterable[str], quantities: Mapping[str, str]) -> "Figure":
+    """Draw quantities by epoch on CIFAR, θ on a logarithmic axis."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes
 
-    drawn, axes = new_axes(1, 2, 9.2, 3.6)
-    curve, rise = axes[0]
-    trainings = by_strategy(results, CIFAR)
-    _by_epoch([curve], trainings, {"theta": "θ after the epoch (logarithmic)"})
-    curve.set_yscale("log")
-    draw.in_decimals(curve.yaxis)
-    factors = judge.cases(
-        trainings, lambda name: judge.mean_of(_rise(results, name), log=True, trials="seeds")
-    )
-    for row, (strategy, gap) in enumerate(factors.items()):
-        if isinstance(gap, Estimate):  # of toys θ may be below 0
-            look = draw.LOOKS[strategy]
-            rise.plot(np.exp(gap.interval()), [row, row], color=look["color"], lw=2)
-            rise.plot([math.exp(gap.mean)], [row], ls="none", ms=8, **look)
-    rise.axvline(1, color=draw.GREY, lw=1)
-    rise.set_yticks(range(len(trainings)), [NAMES[key] for key in trainings], fontsize=9)
-    rise.set_ylim(max(1, len(trainings)) - 0.5, -0.5)
-    rise.set_title(curve.get_title(), fontsize=9)
-    rise.set_xlabel("θ at the end over θ at the first decay (95 % interval)")
+    drawn, axes = new_axes(1, len(quantities), 4.4 * len(quantities), 3.5)
+    _by_epoch(axes[0], by_strategy(results, CIFAR, strategies), quantities)
+    for axis in axes[0] if "theta" in quantities else ():
+        axis.set_yscale("log")
+        draw.in_decimals(axis.yaxis)
     legend_below(drawn, 3)
     return drawn
 
@@ -430,14 +405,18 @@ FIGURE3 = read.artefact(
     "figure3",
     plan=partial(runs.strategies, task=CIFAR),
     rows=decay_table,
-    draw=figure3,
+    draw=partial(curves, strategies=NAMES, quantities={"theta": "θ after the epoch (logarithmic)"}),
     claims={"theta_rises_less": theta_rises_less},
 )
 LARS = read.artefact(
     "lars",
     plan=runs.layerwise,
     rows=layers_table,
-    draw=layers_figure,
+    draw=partial(
+        curves,
+        strategies=LAYERWISE,
+        quantities={"train_cost": "training loss", "accuracy": "validation accuracy (%)"},
+    ),
     claims={
         "theta_above_lars": partial(theta_above, optimizer="LARS"),
         "lars_keeps_up": lars_keeps_up,

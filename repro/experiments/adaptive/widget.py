@@ -1,8 +1,7 @@
 """Any θ curve, live: the batch sizes, rates, updates and projected time that follow from it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +21,11 @@ LARGEST = 2**13  # batch size that a slider reaches
 PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 
-@dataclass(frozen=True)
-class Curve:
-    """θ after each epoch, and the training: its task, epochs and epochs of decays of the rate."""
+class Curve(NamedTuple):
+    """A task, and θ after each epoch of its training."""
 
     task: str
-    theta: Sequence[float]
-    epochs: int
-    decay_at: Sequence[int] = ()
+    theta: list[float]
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
@@ -54,10 +50,9 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
 
 def rising(task: str, peak: int) -> Curve:
     """A smooth curve that peaks in an epoch from 1 on, then falls slowly, as in Figures 2 and 6."""
-    epochs = PAPER[task]["epochs"]
-    relative = np.arange(1, epochs + 1) / peak
+    relative = np.arange(1, PAPER[task]["epochs"] + 1) / peak
     theta = np.maximum(relative * np.exp(1 - relative), np.where(relative > 1, 0.35, 0))
-    return Curve(task, theta.tolist(), epochs, PAPER[task].get("decay_at", ()))
+    return Curve(task, theta.tolist())
 
 
 def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
@@ -69,13 +64,13 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
         paper["lr"],
         tolerance=tolerance,
         decay=PAPER["decay"],
-        decay_at=[n for n in curve.decay_at if n < curve.epochs],
+        decay_at=PAPER[curve.task].get("decay_at", ()),
     )
     steps = [controller.observe(0.0, [torch.zeros(1, dtype=torch.float64)])]
-    for epoch, value in enumerate(curve.theta[: curve.epochs - 1], start=1):
+    for epoch, value in enumerate(curve.theta[:-1], start=1):
         # A cost that falls by 1 an epoch, as far from w_0 as gives this θ.
-        fall, distance = (epoch, epoch / value) if value > 0 else (value, 1.0)
-        steps.append(controller.observe(-fall, [torch.tensor([distance], dtype=torch.float64)]))
+        moved = torch.tensor([epoch / value], dtype=torch.float64)
+        steps.append(controller.observe(-epoch, [moved]))
     return steps
 
 
@@ -87,7 +82,7 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
     alone = model.training_time(best, samples, 1)
     nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
     least, fastest = min((model.training_time(schedule, samples, n), n) for n in nodes)
-    count, before = updates(schedule, samples), updates([(best[0][0], curve.epochs)], samples)
+    count, before = updates(schedule, samples), updates([(best[0][0], len(steps))], samples)
     listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in schedule)
     return (
         f"K = {steps[-1].interval or 'not found'}; batch {listed};\n{count:,} updates, "
@@ -104,8 +99,8 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     """
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
-    paper, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
-    theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=INK, lw=1.8, label="θ")
+    paper, epochs = PAPER[curve.task]["theta"], np.arange(1, len(steps) + 1)
+    theta.plot(epochs, curve.theta, color=INK, lw=1.8, label="θ")
     interval, own = steps[-1].interval, look_of.LOOKS
     when = f"epoch K = {interval}" if interval else "epoch K (not found)"
     theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
@@ -114,7 +109,7 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     model, samples = projection.fitted_to_paper(curve.task), PAPER[curve.task]["samples"]
     for strategy, schedule in schedules.items():
         sizes = [size for size, count in schedule for _ in range(count)]
-        sizes = (sizes + sizes[-1:] * curve.epochs)[: curve.epochs]
+        sizes = (sizes + sizes[-1:] * len(steps))[: len(steps)]
         thin: dict[str, Any] = {} if strategy == "theta" else {"lw": 1.2, "ls": "--"}
         look: dict[str, Any] = {"lw": 2.0, "color": own[strategy]["color"], **thin}
         batches.step(epochs, sizes, where="mid", label=NAMES[strategy], **look)
@@ -139,7 +134,7 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     look_of.in_decimals(rates.yaxis)
     rates.set_ylabel("learning rate")
     for axis in (theta, batches, rates):
-        shown = min(curve.epochs, PEAK_IN) if axis is theta else curve.epochs
+        shown = min(len(steps), PEAK_IN) if axis is theta else len(steps)
         axis.set(xlabel="epoch", xlim=(0, shown + 1))
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     look_of.ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")

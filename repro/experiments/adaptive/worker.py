@@ -1,17 +1,20 @@
-"""What runs in each process under torchrun: training steps, measured."""
+"""Training steps, measured in processes of their own that are joined."""
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
+import torch.distributed as dist
 
 from repro.adaptive import (
     DataParallel,
@@ -19,9 +22,9 @@ from repro.adaptive import (
     join_processes,
     leave_processes,
     make_buckets,
-    measure_messages,
 )
-from repro.adaptive.processes import LOOPBACK, check_loopback
+from repro.adaptive.averaging import Method, average
+from repro.adaptive.processes import LOOPBACK
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
 from repro.experiments.design import Outcome
@@ -29,7 +32,6 @@ from repro.measure import describe_device
 
 TIMEOUT_S = 120.0
 ALONE_S = 1800.0  # in which one process measures by itself
-GRACE_S = 40.0  # torchrun gives its processes 30 to end
 
 
 def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -41,69 +43,43 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 def launch(
     job: Config, processes: int, timeout_s: float = 3600.0, module: str = __name__
 ) -> dict[str, Any]:
-    """Run a module's `measure` under torchrun and return what rank 0 wrote.
-
-    The processes connect by loopback alone, and meet in a file, where torchrun's own store would
-    listen on every interface.
+    """Run a module's `measure` in joined processes and return what rank 0 found.
 
     Raises:
-        NoLoopbackError: This machine cannot connect to itself.
-        RuntimeError: A process failed, or the time is over; the text is the end of what torchrun
-            told, which names the process.
+        RuntimeError: A process failed, or the time is over; the text is the end of what it told.
     """
-    check_loopback()
-    with tempfile.TemporaryDirectory() as folder:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port = probe.getsockname()[1]
+    # One thread a process, as torchrun has it where nothing else is said.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": LOOPBACK}
+    environment |= {"MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    environment |= {"LOCAL_WORLD_SIZE": str(processes)}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
         asked, answered = Path(folder) / "job.json", Path(folder) / "found.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={folder}/store",
-            "--rdzv-conf=store_type=file",
-            f"--local-addr={LOOPBACK}",
-            f"--nproc-per-node={processes}",
-            "-m",
-            __name__,
-            module,
-            str(asked),
-            str(answered),
-        ]
-        # One thread a process, as torchrun has it where nothing else is said. `join_processes`
-        # hosts the store in which processes find each other, on loopback.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        said = Path(folder) / "said.txt"  # no pipe, which a process that is left could keep open
-        with said.open("wb") as file:
-            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=environment)
-            try:
-                run.wait(timeout_s)
-                over = ""
-            except subprocess.TimeoutExpired:
-                over = f"\nended after {timeout_s:g} s"
-            finally:
-                _end(run)
-        output = said.read_text(encoding="utf-8", errors="replace") + over
-        if run.returncode or over:
-            raise RuntimeError(
-                f"{processes} processes ended with {run.returncode}:\n{output[-2000:]}"
+        command = [sys.executable, "-m", __name__, module, str(asked), str(answered)]
+        runs, texts = [], []  # in files, since nobody reads a pipe meanwhile
+        for rank in map(str, range(processes)):
+            texts.append(ending.enter_context((Path(folder) / rank).open("w+b")))
+            own = environment | {"RANK": rank, "LOCAL_RANK": rank}
+            runs.append(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=texts[-1], env=own)
             )
+            ending.callback(runs[-1].wait)
+            ending.callback(runs[-1].kill)
+        deadline = time.monotonic() + timeout_s
+        codes: list[int | None] = [None] * processes
+        while None in codes and not any(codes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            codes = [run.poll() for run in runs]
+        if any(codes) or None in codes:
+            failed = next(n for n, code in enumerate(codes) if code or not any(codes))
+            how = "failed" if codes[failed] else f"did not end in {timeout_s:g} s"
+            texts[failed].seek(0)
+            told = texts[failed].read().decode(errors="replace")[-2000:]
+            raise RuntimeError(f"rank {failed} of {processes} {how}:\n{told}")
         outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
-
-
-def _end(run: "subprocess.Popen[bytes]") -> None:
-    """End torchrun, which ends the processes that it started, unless it has ended."""
-    if run.poll() is not None:
-        return
-    run.terminate()
-    try:
-        run.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        run.kill()
-        run.wait()
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -118,9 +94,7 @@ def measure(config: Config) -> dict[str, Any]:
     first = os.environ["RANK"] == "0"
     alone = {task: _steps(job, ["none"]) if first else [] for task, job in jobs.items()}
     rank, processes = join_processes("cpu", ALONE_S)  # the others wait for the first
-    messages = {
-        way: measure_messages(config["messages"], way, repeats=config["repeats"]) for way in ways
-    }
+    messages = {way: _messages(config["messages"], way, config["repeats"]) for way in ways}
     by_task = {}
     for task, job in jobs.items():
         model = building.build_model(job, 10, "cpu")
@@ -135,6 +109,30 @@ def measure(config: Config) -> dict[str, Any]:
         }
     leave_processes()
     return {} if rank else by_task
+
+
+def _messages(sizes: list[int], way: Method, repeats: int) -> list[tuple[int, int, float]]:
+    """Time the averaging of buckets of several sizes in bytes over all processes, in turns.
+
+    Returns bytes, processes and the median of the seconds of each size.
+    """
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    processes, warmup = dist.get_world_size(group), 2
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(warmup + repeats):
+        for size in sizes:
+            flat = torch.ones(max(1, size // 4 // processes) * processes)
+            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
+            dist.barrier(group=group)
+            start = time.perf_counter()
+            if way == "allreduce":
+                dist.all_reduce(flat, group=group)
+            else:
+                average(flat, received, part, way, group)
+            if turn >= warmup:
+                samples[size].append(time.perf_counter() - start)
+    return [(size, processes, statistics.median(times)) for size, times in samples.items()]
 
 
 def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,7 +204,6 @@ def _weights(job: Config) -> float:
     return max(float((weights - trained[0]).abs().max()) for weights in trained)
 
 
-@record
 def main() -> None:
     """Let a module measure what a file asks for; rank 0 writes the answer to another."""
     module, asked, answered = sys.argv[1:]
