@@ -178,7 +178,7 @@ def noise_scale(
     `signal` over several calls, each with another `seed`, and then the ratio.
 
     Args:
-        model, data, loss_fn, seed: As in `gradient_norms`.
+        model: As in `gradient_norms`, like `data`, `loss_fn` and `seed`.
         batch_size: B, the small batch.
         batches: n, at least 2.
 
