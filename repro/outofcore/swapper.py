@@ -41,7 +41,7 @@ from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Addresses, Residency
-from repro.outofcore.running import Others, Running
+from repro.outofcore.running import Running
 from repro.outofcore.trace import Trace
 
 _T = TypeVar("_T")
@@ -226,9 +226,8 @@ class OutOfCore:
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._addresses, self._iterations)
-        self._follow = running.follow  # bound once: it is called at every operation
-        self._others = Others(running, residency, guard)
-        residency.wait = self._others.wait
+        self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
+        residency.wait = lambda: guard.pending is None and running.collectives.wait()
         guard.install()
         try:
             with guard, ExitStack() as stack:
@@ -424,7 +423,7 @@ class OutOfCore:
         guard.depth += 1
         try:
             if not isinstance(operation, OpOverload):  # of higher order
-                return self._others.run(operation, args, kwargs)
+                return self._beside(operation, args, kwargs)
             return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
@@ -437,11 +436,11 @@ class OutOfCore:
     def run_beside(
         self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
+        """Run an operation of another thread."""
         if guards.process != self._process:
             return operation(*args, **kwargs)
         try:
-            return self._others.run(operation, args, kwargs)
+            return self._beside(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
             raise
