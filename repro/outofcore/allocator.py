@@ -5,28 +5,24 @@ fragmentation can be studied without a device; `native` is the real chunked allo
 
 Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
 from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
-allocated, and *external* fragmentation is the part of cached that later requests may find useless.
+allocated. Of best fit, later requests may find all that is cached useless (external fragmentation);
+of chunks nothing, as any serves anyone.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple, TypeVar
 
 from repro.measure.checks import is_whole
 
 MIB = 2**20
 PAPER_CHUNK_BYTES = 40 * MIB  # section 4: it balances the cost of mapping and the fragmentation
+ALIGNMENT = 512  # torch's
 QUANTITIES = (
     "requested_bytes",
     "allocated_bytes",
     "reserved_bytes",
     "internal_fragmentation_bytes",
-    "external_fragmentation_bytes",
-    "live_blocks",
 )
 
 
@@ -35,15 +31,7 @@ class AllocatorError(ValueError):
 
 
 class OutOfMemory(MemoryError):
-    """A request does not fit, though it may be below `free_bytes`: capacity less allocated."""
-
-    def __init__(self, requested: int, free: int, capacity: int, largest: int) -> None:
-        self.requested_bytes, self.free_bytes = requested, free
-        self.capacity_bytes, self.largest_bytes = capacity, largest
-        super().__init__(
-            f"{requested} bytes do not fit: {free} of {capacity} bytes are free, and the largest "
-            f"request that fits is {largest}; free something, or allow more as capacity_bytes"
-        )
+    """A request does not fit, though it may be below the bytes that are free."""
 
 
 class Event(NamedTuple):
@@ -56,14 +44,12 @@ class Event(NamedTuple):
 class _Allocator:
     """Both simulators: the `QUANTITIES` of this instant and their `peaks`."""
 
-    _fragments = True
-
     def __init__(self, capacity_bytes: int | None) -> None:
         if capacity_bytes is not None:
             _check_size("capacity_bytes", capacity_bytes)
         self.capacity_bytes = capacity_bytes
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
-        self.live_blocks = self.map_operations = 0
+        self.map_operations = 0
         self.peaks = dict.fromkeys(QUANTITIES, 0)
         self._live: dict[Hashable, tuple[Any, int]] = {}
 
@@ -77,11 +63,6 @@ class _Allocator:
         """Reserved less allocated bytes: taken from the device, and free."""
         return self.reserved_bytes - self.allocated_bytes
 
-    @property
-    def external_fragmentation_bytes(self) -> int:
-        """Best fit: all cached bytes, the paper's worst case. Chunks: 0, as any serves anyone."""
-        return self.cached_bytes if self._fragments else 0
-
     def malloc(self, name: Hashable, nbytes: int) -> None:
         """Hand out bytes.
 
@@ -94,7 +75,10 @@ class _Allocator:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
         taken, allocated = self._take(int(nbytes))
         self._live[name] = taken, int(nbytes)
-        self._note(int(nbytes), allocated, 1)
+        self.requested_bytes += int(nbytes)
+        self.allocated_bytes += allocated
+        for quantity, peak in self.peaks.items():
+            self.peaks[quantity] = max(peak, getattr(self, quantity))
 
     def free(self, name: Hashable) -> None:
         """Take back the bytes that were handed out under a name.
@@ -105,30 +89,22 @@ class _Allocator:
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
         taken, nbytes = self._live.pop(name)
-        self._note(-nbytes, -self._give(taken), -1)
+        self.requested_bytes -= nbytes
+        self.allocated_bytes -= self._give(taken)
+        internal = "internal_fragmentation_bytes"  # of a shared chunk it may grow
+        self.peaks[internal] = max(self.peaks[internal], self.internal_fragmentation_bytes)
 
-    def largest_allocatable(self) -> int | None:
-        """Return the largest request that fits (best fit may refuse smaller); None: no limit."""
-        return None if self.capacity_bytes is None else self._largest(self.capacity_bytes)
-
-    def _does_not_fit(self, nbytes: int, capacity: int) -> OutOfMemory:
-        free, largest = capacity - self.allocated_bytes, self._largest(capacity)
-        return OutOfMemory(nbytes, free, capacity, largest)
-
-    def _note(self, requested: int, allocated: int, blocks: int) -> None:
-        self.requested_bytes += requested
-        self.allocated_bytes += allocated
-        self.live_blocks += blocks
-        for quantity, peak in self.peaks.items():
-            self.peaks[quantity] = max(peak, getattr(self, quantity))
+    def _does_not_fit(self, nbytes: int) -> OutOfMemory:
+        free = (self.capacity_bytes or 0) - self.allocated_bytes
+        return OutOfMemory(
+            f"{nbytes} bytes do not fit: {free} of {self.capacity_bytes} bytes are free; free "
+            "something, or allow more as capacity_bytes"
+        )
 
     def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
 
     def _give(self, taken: Any) -> int:  # bytes that are allocated no more
-        raise NotImplementedError
-
-    def _largest(self, capacity: int) -> int:
         raise NotImplementedError
 
 
@@ -222,7 +198,7 @@ class BestFitAllocator(_Allocator):
     def __init__(
         self,
         capacity_bytes: int | None = None,
-        alignment: int = 512,
+        alignment: int = ALIGNMENT,
         small_bytes: int = MIB,
         small_segment_bytes: int = 2 * MIB,
         large_bytes: int = 10 * MIB,
@@ -271,7 +247,7 @@ class BestFitAllocator(_Allocator):
         if capacity is not None and self.reserved_bytes + whole > capacity:
             self.release_cached()
             if self.reserved_bytes + whole > capacity:
-                raise self._does_not_fit(nbytes, capacity)
+                raise self._does_not_fit(nbytes)
         segment, self._next = self._next, self._next + whole
         self._segments[segment] = whole
         self.reserved_bytes += whole
@@ -281,6 +257,11 @@ class BestFitAllocator(_Allocator):
     def _give(self, block: Block) -> int:
         self._free[block.small].add(block.nbytes, block.segment, block.offset)
         return block.nbytes
+
+    @property
+    def largest_piece(self) -> int:
+        """Bytes of the largest free piece of the small pool's segments."""
+        return self._free[True].largest
 
     def is_free(self, segment: int, small: bool) -> bool:
         """Whether a segment of a pool is wholly free."""
@@ -294,26 +275,6 @@ class BestFitAllocator(_Allocator):
                 self.reserved_bytes -= self._segments.pop(piece[1])
                 self.map_operations += 1
 
-    def _largest(self, capacity: int) -> int:
-        whole = sum(
-            self._segments[segment]
-            for small, pool in self._free.items()
-            for _, segment, _ in pool.by_size
-            if self.is_free(segment, small)
-        )
-        device = capacity - self.reserved_bytes + whole
-        small, large = (pool.largest for pool in self._free.values())
-        small = self.small_bytes if device >= self.small_segment_bytes else small
-        if device >= self.large_segment_bytes:
-            large = max(large, self.large_bytes - 1)
-        own_segment = device - device % self.large_rounding
-        sizes = (
-            min(small, self.small_bytes),
-            large,
-            own_segment if own_segment >= self.large_bytes else 0,
-        )
-        return max(size - size % self.alignment for size in sizes)
-
 
 class ChunkedAllocator(_Allocator):
     """Physical chunks of one size, mapped into contiguous virtual ranges: section 4.
@@ -325,12 +286,18 @@ class ChunkedAllocator(_Allocator):
     size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
     freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
 
-    The authors' code (nnabla) may grow a freed range in place; here one is mapped anew. For a
-    network's small tensors: `pooled.PooledChunkedAllocator`.
+    Requests up to `small_bytes` share chunks by best fit, as a network has hundreds of small
+    tensors, and a chunk of 40 MiB for each takes more than a GPU has. A chunk is shared while one
+    piece of it is in use, and counts as allocated whole. `native` does the same.
+
+    Differs from the paper: it has every request take chunks of its own, as here by default. The
+    authors' code (nnabla) may grow a freed range in place; here one is
+    mapped anew.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
         capacity_bytes: Bytes that the device has for chunks; None for no limit.
+        small_bytes: Requests up to it share chunks; 0 for none.
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
@@ -338,31 +305,61 @@ class ChunkedAllocator(_Allocator):
         ranges_reused: Requests that took a freed range as it was.
     """
 
-    _fragments = False
-
     def __init__(
-        self, chunk_bytes: int = PAPER_CHUNK_BYTES, capacity_bytes: int | None = None
+        self,
+        chunk_bytes: int = PAPER_CHUNK_BYTES,
+        capacity_bytes: int | None = None,
+        small_bytes: int = 0,
     ) -> None:
         super().__init__(capacity_bytes)
         _check_size("chunk_bytes", chunk_bytes)
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
         self.maps = self.unmaps = self.chunks_created = self.ranges_reused = 0
         # Freed ranges by number, the oldest first, their numbers by size, and unmapped chunks.
         self._freed: dict[int, tuple[int, ...]] = {}
         self._by_size: dict[int, dict[int, None]] = {}
         self._unmapped: list[int] = []
         self._frees = 0
+        whole = chunk_bytes // ALIGNMENT * ALIGNMENT
+        if not is_whole(small_bytes, 0, whole):
+            raise AllocatorError(
+                f"small_bytes is {small_bytes!r} of chunk_bytes={chunk_bytes}: give whole bytes "
+                f"from 0 to {whole}, or larger chunks"
+            )
+        if small_bytes:
+            rounded = -(-small_bytes // ALIGNMENT) * ALIGNMENT
+            self._pool = BestFitAllocator(None, ALIGNMENT, rounded, whole, whole, whole, whole)
+        self._shared: dict[int, tuple[int, ...]] = {}  # the chunk behind each segment of the pool
+
+    @property
+    def shared_chunks(self) -> int:
+        """Chunks that are shared now."""
+        return len(self._shared)
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of each live block, by number, in order."""
-        return {name: chunks for name, (chunks, _) in self._live.items()}
+        """The chunks of each live block, by number, in order; small ones may have the same."""
+        return {
+            name: self._shared[taken.segment] if isinstance(taken, Block) else taken
+            for name, (taken, _) in self._live.items()
+        }
 
-    def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
+    def _take(self, nbytes: int) -> tuple[Any, int]:
+        if nbytes > self.small_bytes:
+            return self._chunks_of(nbytes)
+        chunks, allocated = None, 0
+        if nbytes > self._pool.largest_piece:
+            chunks, allocated = self._chunks_of(self.chunk_bytes)
+        block, _ = self._pool._take(nbytes)
+        if chunks is not None:
+            self._shared[block.segment] = chunks
+        return block, allocated
+
+    def _chunks_of(self, nbytes: int) -> tuple[tuple[int, ...], int]:
         count, capacity = -(-nbytes // self.chunk_bytes), self.capacity_bytes
         allocated = count * self.chunk_bytes
-        if capacity is not None and allocated > self._largest(capacity):
-            raise self._does_not_fit(nbytes, capacity)
+        if capacity is not None and self.allocated_bytes + allocated > capacity:
+            raise self._does_not_fit(nbytes)
         if self._by_size.get(count):
             number, _ = self._by_size[count].popitem()
             chunks = self._freed.pop(number)
@@ -391,7 +388,14 @@ class ChunkedAllocator(_Allocator):
         self.unmaps += len(chunks)
         self.map_operations += len(chunks)
 
-    def _give(self, chunks: tuple[int, ...]) -> int:
+    def _give(self, taken: Any) -> int:
+        chunks = taken
+        if isinstance(taken, Block):
+            self._pool._give(taken)
+            if not self._pool.is_free(taken.segment, small=True):
+                return 0
+            self._pool.release_cached()
+            chunks = self._shared.pop(taken.segment)
         self._freed[self._frees] = chunks
         self._by_size.setdefault(len(chunks), {})[self._frees] = None
         self._frees += 1
@@ -404,41 +408,20 @@ class ChunkedAllocator(_Allocator):
         self._unmapped.clear()
         self.reserved_bytes = self.allocated_bytes
 
-    def _largest(self, capacity: int) -> int:
-        return capacity // self.chunk_bytes * self.chunk_bytes - self.allocated_bytes
+
+_A = TypeVar("_A", bound=_Allocator)
 
 
-@dataclass(frozen=True)
-class FragmentationReport:
-    """Peaks over n requests and their ends, and the time line."""
-
-    timeline: dict[str, NDArray[np.int64]]  # of each of `QUANTITIES`, (n,) after each event
-    map_operations: int  # in all, by the allocator's own measure
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    peak_internal_fragmentation_bytes: int
-    peak_external_fragmentation_bytes: int
-    peak_live_blocks: int
-
-
-def replay(
-    allocator: BestFitAllocator | ChunkedAllocator, events: Iterable[Event]
-) -> FragmentationReport:
-    """Run requests and their ends through an allocator.
+def replay(allocator: _A, events: Iterable[Event]) -> _A:
+    """Run requests and their ends through an allocator, and return it.
 
     Raises:
         OutOfMemory: A request does not fit; those before it stay.
         AllocatorError: The events contradict themselves.
     """
-    operations, rows = allocator.map_operations, []
     for name, nbytes in events:
         if nbytes is None:
             allocator.free(name)
         else:
             allocator.malloc(name, nbytes)
-        rows.append([getattr(allocator, quantity) for quantity in QUANTITIES])
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(QUANTITIES))
-    timeline = dict(zip(QUANTITIES, table.T, strict=True))
-    peaks = {f"peak_{name}": int(line.max(initial=0)) for name, line in timeline.items()}
-    return FragmentationReport(timeline, allocator.map_operations - operations, **peaks)
+    return allocator

@@ -255,7 +255,7 @@ class ChunkedMemory:
         chunk_bytes: Size of a chunk, rounded up to what the backend can map: 4 KiB, or 2 MiB.
         limit_bytes: Most that all chunks may take; None for no limit.
         device: Number of the CUDA device.
-        small_bytes: Requests up to it share chunks, as in `PooledChunkedAllocator`; 0 for none.
+        small_bytes: Requests up to it share chunks, as in `ChunkedAllocator`; 0 for none.
 
     Raises:
         AllocatorError: An argument makes no sense.

@@ -33,8 +33,7 @@ from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
-from repro.outofcore.pooled import PooledChunkedAllocator
+from repro.outofcore.allocator import MIB, BestFitAllocator, ChunkedAllocator, Event, replay
 from repro.records import RecordStore
 
 PAPER = load_paper("outofcore")
@@ -378,10 +377,10 @@ class TestMapped:
         events += [Event(name, None) for name in names[::2]]
         events += [Event(name, (name + 3) * 555_555) for name in names[::2]]
         chunk = chunk_mib * MIB
-        report = replay(PooledChunkedAllocator(chunk), events)
+        peaks = replay(ChunkedAllocator(chunk, None, chunk // 2), events).peaks
         counters = simulating.mapped(events, chunk)
-        assert counters.peak_reserved_bytes == report.peak_reserved_bytes
-        assert counters.peak_requested_bytes == report.peak_requested_bytes
+        assert counters.peak_reserved_bytes == peaks["reserved_bytes"]
+        assert counters.peak_requested_bytes == peaks["requested_bytes"]
 
 
 class TestPhysical:
@@ -527,7 +526,7 @@ class TestFitting:
             return
         budget = found.plan.budget_bytes
         assert found.plan.verify() <= budget <= limit
-        assert found.report.peak_reserved_bytes <= limit
+        assert found.peaks["reserved_bytes"] <= limit
         # No smaller than what is served of the ends and quarters, and beyond it something is not.
         starts = [low + (limit - low) * k // 4 for k in range(5)]
         assert budget >= max(start for start in starts if start in served)
@@ -540,7 +539,7 @@ class TestFitting:
         assert in_core(trace, partial(best_fit, 2 * trace.peak_bytes)) is not None
         assert in_core(trace, partial(best_fit, trace.peak_bytes - 1)) is None
         fitting = in_core(trace, partial(chunked, 2 * trace.peak_bytes))
-        assert fitting.report.peak_requested_bytes == trace.peak_bytes
+        assert fitting.peaks["requested_bytes"] == trace.peak_bytes
 
 
 def losses_and_weights(config, budget):

@@ -89,7 +89,7 @@ def test_random_traces(seed):
                 assert np.allclose(result.ends_s - result.starts_s, times)
             plan = plan_swaps(trace, budget)
             assert plan.simulate(times, 1e12).stall_s == pytest.approx(0, abs=1e-8)
-            assert replay(ChunkedAllocator(1), requests(plan)).peak_requested_bytes <= budget
+            assert replay(ChunkedAllocator(1), requests(plan)).peaks["requested_bytes"] <= budget
     assert len({name.split()[0] for name in names}) >= 6, names
 
 

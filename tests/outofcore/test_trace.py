@@ -79,7 +79,7 @@ class TestTrace:
         assert more.smallest_budget == trace.smallest_budget
         assert Trace.from_json(more.to_json()) == more
         core = replay(ChunkedAllocator(1), requests(plan_swaps(more, more.peak_bytes)))
-        assert core.peak_requested_bytes == more.peak_bytes
+        assert core.peaks["requested_bytes"] == more.peak_bytes
         # Only the spare one has to leave, or others as well.
         times = [1.0] * len(trace.functions)
         for budget in (trace.peak_bytes, 50):

@@ -1,7 +1,7 @@
 """The largest budget for a schedule whose requests an allocator can serve within a limit."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,17 +21,16 @@ from repro.outofcore import (
     plan_swaps,
 )
 from repro.outofcore.allocator import (
+    ALIGNMENT,
     MIB,
     PAPER_CHUNK_BYTES,
     BestFitAllocator,
     ChunkedAllocator,
-    FragmentationReport,
     OutOfMemory,
     replay,
 )
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import by_function, requests
-from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
@@ -52,7 +51,7 @@ class Fitting:
 
     plan: SwapPlan
     make: Make
-    report: FragmentationReport
+    peaks: Mapping[str, int]  # of the allocator's quantities
 
     def mapping(self) -> NDArray[np.int64]:
         """The chunks that are mapped and unmapped before each function, once it repeats."""
@@ -119,7 +118,7 @@ class Costs:
 def fit(plan: SwapPlan, make: Make) -> Fitting | None:
     """Serve a plan's requests; None where they do not fit."""
     try:
-        return Fitting(plan, make, replay(make(), requests(plan, _ITERATIONS)))
+        return Fitting(plan, make, replay(make(), requests(plan, _ITERATIONS)).peaks)
     except OutOfMemory:
         return None
 
@@ -137,9 +136,10 @@ def best_fit(limit_bytes: int) -> BestFitAllocator:
     return BestFitAllocator(limit_bytes, ALIGNMENT, *sizes)
 
 
-def chunked(limit_bytes: int, chunk: int | None = None) -> PooledChunkedAllocator:
+def chunked(limit_bytes: int, chunk: int | None = None) -> ChunkedAllocator:
     """The chunked allocator; its chunks in proportion where the limit is not the paper's."""
-    return PooledChunkedAllocator(chunk or chunk_bytes(limit_bytes), limit_bytes)
+    chunk = chunk or chunk_bytes(limit_bytes)
+    return ChunkedAllocator(chunk, limit_bytes, chunk // 2)
 
 
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}

@@ -173,7 +173,7 @@ class _Swapping:
             fitting = fit(block.plan, self.make)
             if fitting is None:
                 raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
-            return fitting.report.peak_reserved_bytes
+            return fitting.peaks["reserved_bytes"]
 
         timings, metrics = self.train(block, lambda: served() if self.make and block.plan else None)
         peak = metrics["held_bytes"]
