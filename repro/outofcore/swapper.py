@@ -1,7 +1,6 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -89,8 +88,7 @@ class OutOfCore:
         budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
             operations comes on top.
         window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
-            ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
-            of the training's.
+            ``"auto"`` chooses by simulation with measured times, for about a second.
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
@@ -220,8 +218,7 @@ class OutOfCore:
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
-        self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
-        self._ended = time.perf_counter()  # when the last iteration did
+        self._iterations = Iterations(self._make_plan, self._better, self._statistics)
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
@@ -370,15 +367,13 @@ class OutOfCore:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            with self._lock:
-                self._addresses.kept.clear()
-                for entry in self._iterations.log or ():
-                    for variable in entry.written:
-                        variable.raw = False
-                self._iterations.end(self._residency.clock)
-                self._say_what_is_uncounted()
-            self._follow_better()  # other threads may go on meanwhile
+        with self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._addresses.kept.clear()
+            for entry in self._iterations.log or ():
+                for variable in entry.written:
+                    variable.raw = False
+            self._iterations.end(self._residency.clock)
+            self._say_what_is_uncounted()
 
     def _say_what_is_uncounted(self) -> None:
         nbytes = self._statistics.uncounted_bytes = sum(self._residency.uncounted.values())
@@ -397,18 +392,11 @@ class OutOfCore:
         self._store.reserve(plan.host_bytes)
         return plan
 
-    def _follow_better(self) -> None:
-        """Try other plans of the same iteration, for a bounded time, and follow a better one."""
-        now = time.perf_counter()
-        plan = self._planner.better(now - self._ended)
-        self._ended = time.perf_counter()
-        follower = self._iterations.follower
-        if plan is not None and follower is not None:
-            with self._lock:
-                self._store.reserve(plan.host_bytes)
-                follower.replan(plan)
-                self._iterations.plan = plan
-                self._statistics.tuned += 1
+    def _better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
+        better = self._planner.better(plan, recorded)
+        if better is not None:
+            self._store.reserve(better.host_bytes)
+        return better
 
     # ---- operations
 
