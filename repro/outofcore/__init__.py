@@ -4,7 +4,6 @@ from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
     on_demand,
-    swap_everything,
     tune_fixed_distance,
     vdnn,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "plan_packed",
     "plan_swaps",
     "record",
-    "swap_everything",
     "tune_fixed_distance",
     "tune_window",
     "vdnn",

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.allocator import Event
-from repro.outofcore.bounds import bound
 from repro.outofcore.host import aligned
 from repro.outofcore.sequence import Action, Function, FunctionSequence, Kind
 from repro.outofcore.simulation import Simulation, phases, simulate
@@ -138,18 +137,6 @@ class SwapPlan:
             ValueError: The number of times is not that of the functions, or a value is negative.
         """
         return simulate(self, compute_times, bandwidth, latency_s)
-
-    def bound(
-        self,
-        compute_times: Sequence[float] | NDArray[np.float64],
-        bandwidth: float | tuple[float, float],
-        latency_s: float = 0.0,
-    ) -> float:
-        """Return the seconds that no plan of this trace within this budget can beat: see `bounds`.
-
-        The arguments are those of `simulate`, whose `Simulation.time_s` it is never above.
-        """
-        return bound(self.trace, self.budget_bytes, compute_times, bandwidth, latency_s)
 
 
 class Draft:
