@@ -401,10 +401,6 @@ class TestFigures:
         assert title == "ours: ResNet-20 for ResNet-50, measured, SIMULATED memory limit and link"
         ours = _ours(axis)
         assert ours == pytest.approx([0.7 / 0.54, 0.7 / 0.5, 0.7 / 0.4, 0.8 / 0.7])
-        ((title, axis),) = panels("precision", World()).items()
-        assert title == V100
-        ours = _ours(axis)
-        assert ours == pytest.approx([2, 2, 2, 2, 0.55, 0.75])
 
     def test_every_mark_is_in_every_caption_that_needs_it(self):
         for name, artefact in PAPER.artefacts.items():
@@ -433,7 +429,7 @@ class TestFigures:
         for name, artefact in PAPER.artefacts.items():
             found = results(name, World("paper", rules))
             assert "nan" not in str(artefact.rows(found)).lower(), name
-            assert artefact.figure(found).axes
+            assert artefact.draw is None or artefact.figure(found).axes
             assert all(check.row(found)["evidence"] for check in artefact.checks)
 
 
