@@ -14,11 +14,11 @@ from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
+from repro.outofcore.planning import host_bytes
 from repro.outofcore.schedule import plan_swaps, tune_window
-from repro.outofcore.sequence import KINDS, Action, Function, Kind, TraceError
+from repro.outofcore.sequence import KINDS, Action, Function, Kind, Trace, TraceError
 from repro.outofcore.simulation import Simulation, Transfer
 from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.trace import Trace
 from repro.outofcore.tracing import record
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Transfer",
     "bound",
     "fixed_distance",
+    "host_bytes",
     "on_demand",
     "plan_literally",
     "plan_packed",

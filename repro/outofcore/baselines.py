@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest
-from repro.outofcore.sequence import Action, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Kind, Trace
 
 _PASSES = 8
 
@@ -26,7 +26,7 @@ class DoesNotFit(ValueError):
     """A scheduler without a budget of its own needs more than the budget."""
 
 
-def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
     """Swap in a variable when a function needs it, and out the one that was used longest ago.
 
     Raises:
@@ -39,7 +39,7 @@ def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
     """Swap out after the last forward use, and in one function ahead, as early works do.
 
     Of a variable that does not persist, the longest stretch without a use is taken for the one from
@@ -63,7 +63,7 @@ def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
 
 
 def fixed_distance(
-    trace: FunctionSequence, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
+    trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
 ) -> SwapPlan:
     """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
@@ -97,7 +97,7 @@ def fixed_distance(
 
 
 def tune_fixed_distance(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
@@ -120,7 +120,7 @@ def tune_fixed_distance(
     return best
 
 
-def _that_fit(trace: FunctionSequence, budget_bytes: int) -> Iterator[SwapPlan]:
+def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
     for threshold, ahead in product(range(10), range(8)):
         with suppress(DoesNotFit):
             yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
@@ -134,7 +134,7 @@ class _Run(Draft):
     """
 
     def __init__(
-        self, trace: FunctionSequence, budget_bytes: int, scheduler: str, eager: bool = False
+        self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
     ) -> None:
         super().__init__(trace, budget_bytes)
         self.scheduler, self.eager = scheduler, eager

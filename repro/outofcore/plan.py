@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repro.outofcore.allocator import Event
 from repro.outofcore.host import aligned
-from repro.outofcore.sequence import Action, Function, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Function, Kind, Trace
 from repro.outofcore.simulation import Simulation, phases, simulate
 
 Actions = tuple[tuple[Action, ...], ...]
@@ -43,7 +43,7 @@ class SwapPlan:
         copies_again: It copies variables that the host has already, as the paper's own does.
     """
 
-    trace: FunctionSequence = field(repr=False)
+    trace: Trace = field(repr=False)
     budget_bytes: int
     before: Actions = field(repr=False)
     after: Actions = field(repr=False)
@@ -142,7 +142,7 @@ class SwapPlan:
 class Draft:
     """A plan as a scheduler writes it, function by function."""
 
-    def __init__(self, trace: FunctionSequence, budget_bytes: int) -> None:
+    def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
         self.n = len(trace.functions)
         self.alive = set(trace.alive_at_start)

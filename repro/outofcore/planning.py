@@ -7,19 +7,20 @@ are tried for a bounded time.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.baselines import DoesNotFit, on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.host import SLAB_BYTES
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.packing import packed_plans, plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
-from repro.outofcore.sequence import FunctionSequence
-from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Trace
 
 TRYING_S = 1.0  # for better plans when an iteration is known to repeat, one plan at least
 _COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
@@ -88,6 +89,23 @@ def make_plan(
     return plan
 
 
+def host_bytes(trace: Trace, budget_bytes: int) -> int:
+    """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
+
+    They are the larger of the default schedule's and of demand paging's, by which the first
+    iteration runs, with all that no function uses; 0 where there is room for all.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+    """
+    needed = plan_swaps(trace, budget_bytes).host_bytes
+    with suppress(DoesNotFit):  # where its iterations never repeat
+        needed = max(needed, on_demand(trace, budget_bytes).host_bytes)
+    if trace.peak_bytes > budget_bytes:
+        needed += trace.held_bytes
+    return -(-needed // SLAB_BYTES) * SLAB_BYTES
+
+
 class Planner:
     """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
@@ -141,7 +159,7 @@ class Planner:
         return found
 
     def _plans(
-        self, trace: FunctionSequence, times: NDArray[np.float64], link: tuple[float, float]
+        self, trace: Trace, times: NDArray[np.float64], link: tuple[float, float]
     ) -> Iterator[SwapPlan]:
         if self.schedule != "window":
             yield from packed_plans(trace, self.budget_bytes, times, link, _COPY_LATENCY_S)

@@ -78,7 +78,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FunctionSequence:
+class Trace:
     """The functions of one iteration, which is repeated.
 
     A variable that is first read was there before the iteration and stays (`persistent`: a

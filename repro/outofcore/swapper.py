@@ -41,7 +41,7 @@ from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Addresses, Residency
 from repro.outofcore.running import Running
-from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Trace
 
 _T = TypeVar("_T")
 
@@ -96,8 +96,8 @@ class OutOfCore:
             process returns freed memory to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
-            `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
-            All of it is given back at the end.
+            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as it is
+            needed. All of it is given back at the end.
         model: A module, or some, whose parameters, buffers and gradients count from the start;
             those of another one count from its first use on (of the first one that is called, from
             that call on).

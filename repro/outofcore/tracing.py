@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.outofcore.operands import meet_module, meet_optimizer
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
+from repro.outofcore.sequence import Trace
 from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.trace import Trace
 
 
 def record(

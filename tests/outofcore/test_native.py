@@ -173,27 +173,6 @@ class TestMapping:
             memory.malloc(2 * PAGE)
             assert memory.counters().peak_reserved_bytes == 4 * PAGE
 
-    def test_sizes_of_chunks_and_of_addresses(self):
-        with ChunkedMemory("posix", 1) as memory:
-            assert memory.counters().chunk_bytes == PAGE
-        with ChunkedMemory("posix", 2**30) as memory:
-            address = memory.malloc(6 * 2**30 + 1)
-            assert memory.counters().allocated_bytes == 7 * 2**30
-            write(address + 6 * 2**30, 9)
-            assert memory.counters().physical_bytes == PAGE
-
-    def test_trim_gives_memory_back(self, memory):
-        held, freed = memory.malloc(3 * PAGE), memory.malloc(8 * PAGE)
-        write(held, 1, 3 * PAGE)
-        write(freed, 2, 8 * PAGE)
-        memory.free(freed)
-        assert memory.counters().physical_bytes == 11 * PAGE
-        memory.trim()
-        c = memory.counters()
-        assert c.physical_bytes == c.reserved_bytes == c.allocated_bytes == 3 * PAGE
-        assert holds(held, 1, 3 * PAGE)
-        assert holds(memory.malloc(8 * PAGE), 0, 8 * PAGE)
-
 
 class TestStreams:
     def test_a_mapping_stays_until_its_last_use_has_run(self, memory):
@@ -235,29 +214,6 @@ class TestStreams:
         assert memory.counters().chunks_created == 5
         memory.malloc(2 * PAGE, 7)
         assert memory.counters().chunks_created == 5
-
-    def test_it_waits_where_nothing_else_is_left(self):
-        with ChunkedMemory("posix", PAGE, limit_bytes=3 * PAGE) as memory:
-            memory.set_complete(7, False)
-            first, second = memory.malloc(PAGE, 7), memory.malloc(2 * PAGE, 7)
-            memory.free(first, 7)
-            memory.free(second, 7)
-            memory.malloc(PAGE, 8)
-            assert memory.counters().event_waits == 1  # for the first free alone
-            memory.malloc(PAGE, 8)
-            assert memory.counters().event_waits == 2
-            with pytest.raises(NativeOutOfMemory):
-                memory.malloc(2 * PAGE, 8)  # live blocks are not waited for
-            assert memory.counters().event_waits == 2
-
-    def test_a_stream_that_was_named_is_waited_for(self, memory):
-        memory.set_complete(9, False)
-        old = memory.malloc(PAGE, 7)
-        memory.record_stream(old, 9)
-        memory.free(old, 7)
-        assert memory.malloc(PAGE, 7) != old  # not even by its own stream
-        memory.set_complete(9, True)
-        assert memory.malloc(PAGE, 7) == old
 
     def test_a_block_may_be_freed_on_another_stream(self, memory):
         # Stream 7 has yet to run what used the chunk under its first owner.

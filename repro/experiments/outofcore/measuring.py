@@ -40,7 +40,7 @@ from repro.measure import (
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
 from repro.measure.precision import without_tf32
-from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace
+from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace, host_bytes
 from repro.outofcore.native import Installed, install
 from repro.outofcore.planning import Name
 
@@ -192,7 +192,7 @@ class _Swapping:
             schedule=schedule,
             window_bytes=window,
             device=self.device,
-            host_bytes=self.trace.host_bytes(budget) if self.device != "cpu" else None,
+            host_bytes=host_bytes(self.trace, budget) if self.device != "cpu" else None,
             link_bytes_per_s=link_rate(self.config, self.device),
         )
 
@@ -232,7 +232,7 @@ class _Swapping:
             "bytes_moved": followed.bytes_moved,
             "held_bytes": done.peak_bytes,
             "host_bytes": done.host_bytes,
-            "host_foretold_bytes": self.trace.host_bytes(block.budget_bytes),
+            "host_foretold_bytes": host_bytes(self.trace, block.budget_bytes),
             "iterations": done.iterations,
             "replayed": done.replayed,
             "on_demand": done.on_demand,
