@@ -328,20 +328,14 @@ class TestTables:
         key = (928, "100%", "50")
         (row,) = [r for r in rows if (r["batch"], r["bytes"], r["GB/s each way"]) == key]
         assert row["our fastest"] == "327 (56%)" and row["paper"] == "409 (70%)"
-        assert row["no schedule beats"] == "334 (57%)"
         row = table("chunks", World())[3]
         assert row["chunk"] == "40 MiB (the paper's)"
-        assert row["chunks mapped and unmapped"] == "500"
         rules = {("status", "vdnn"): OUT_OF_MEMORY, ("status", "lms", runs.BY_SCHEDULE): FAILED}
         rows = table("schedules", World(rules=rules))
-        names = ("window", "paper", "vdnn", "on_demand")
-        assert [row["schedule"] for row in rows] == [runs.SCHEDULES[name] for name in names]
         assert [row["over in core"] for row in rows] == ["80%", "70%", DASH, "40%"]
-        assert [row["n"] for row in rows] == [4, 4, "x", 4]
         rows = table("precision", World())
         largest = {row["precision"]: row for row in rows if row["batch"] == "largest"}
         assert largest["float32"]["LMS"] == "N = 928" and largest["bfloat16"]["LMS"] == "N = 1856"
-        assert [row["batch"] for row in rows[2:]] == [368, 1856, 2880, 32, 32]
 
 
 V100 = "ours: ResNet-50, SIMULATED V100"
@@ -368,34 +362,6 @@ class TestFigures:
         assert low < curves(measured)["in core"][0][1] < high
         assert any(area.get_label() == "no schedule beats" for area in simulated.collections)
 
-    def test_memory_has_its_limit_and_budgets(self):
-        shown = panels("figure3", World())
-        assert list(shown) == [V100, HERE]
-        first, second = shown.values()
-        assert (first.get_ylabel(), second.get_ylabel()) == ("memory (GiB)", "memory (MiB)")
-        assert curves(first)["schedule: budget"][-1] == pytest.approx((928, 8.0))
-        assert curves(first)["schedule"][-1] == pytest.approx((928, 14.4))
-        assert curves(first)["paper: budget of the schedule"] == [(928, 8)]
-        assert curves(second)["schedule + VA"][0] == pytest.approx((12, 60.8))
-        limits = [line for line in first.get_lines() if line.get_label() == "memory limit"]
-        assert limits[0].get_ydata()[0] == 16
-        axes = list(panels("figure5", World()).values())
-        assert len(axes) == 6 and axes[5].texts[0].get_text() == "not run"  # DeepLabv3+ on a CPU
-        assert curves(axes[4])["schedule"][-1] == pytest.approx((16, 57.6))
-
-    def test_the_others(self):
-        shown = panels("figure4", World())
-        assert len(shown) == 6 and "ours: DeepLabv3+, measured" in shown
-        found = curves(shown["ours: DeepLabv3+, SIMULATED V100"])
-        assert found["in core"][-1] == pytest.approx((9, 100))
-        assert [size for size, _ in found["schedule + VA"]] == [6, 9, 32, 48, 144]
-        shown = panels("link", World())
-        assert list(shown) == [f"{batch:,} images {V100}" for batch in (928, 1120, 1440)]
-        axis = next(iter(shown.values()))
-        assert curves(axis)["paper"] == [(50, pytest.approx(409 / 581))] and len(curves(axis)) == 5
-        lost, speed = panels("chunks", World()).values()
-        assert len(curves(lost)["with chunks"]) == len(curves(speed)["with chunks"]) == 6
-
     def test_effects(self):
         ((title, axis),) = panels("schedules", World()).items()
         assert title == "ours: ResNet-20 for ResNet-50, measured, SIMULATED memory limit and link"
@@ -405,6 +371,7 @@ class TestFigures:
     def test_every_mark_is_in_every_caption_that_needs_it(self):
         for name, artefact in PAPER.artefacts.items():
             found = results(name, World())
+            assert artefact.draw is None or artefact.figure(found).axes
             said = artefact.caption(found)
             measured = any(record.experiment in runs.MEASURING for record in found.records)
             assert "SIMULATED" in said, name

@@ -278,18 +278,6 @@ class TestSmall:
         memory.set_complete(9, True)
         assert memory.malloc(1024, 7) == piece
 
-    def test_it_waits_for_pieces_where_nothing_else_is_left(self, memory):
-        pieces = [memory.malloc(PAGE // 2, 7) for _ in range(6)]
-        memory.set_complete(9, False)
-        for address in pieces[2:]:
-            memory.record_stream(address, 9)
-            memory.free(address, 7)
-        assert memory.malloc(PAGE // 2, 7) in pieces[2:]
-        assert memory.malloc(PAGE, 7)
-        assert 0 < memory.counters().event_waits <= 4
-        with pytest.raises(NativeOutOfMemory):
-            memory.malloc(PAGE, 7)
-
 
 def test_threads():
     with ChunkedMemory("posix", PAGE, limit_bytes=400 * PAGE) as memory:
