@@ -108,6 +108,11 @@ class _Allocator:
         raise NotImplementedError
 
 
+def aligned(nbytes: int) -> int:
+    """Return bytes as torch's allocator rounds them up."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def _check_size(what: str, nbytes: object) -> None:
     if not is_whole(nbytes, 1):
         raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes above 0")
@@ -156,9 +161,12 @@ class FreePieces:
         self.remove(*piece)
         return piece
 
-    def from_start(self, segment: int) -> int:
-        """Return the bytes that are free from the start of a segment on."""
-        return self._starts.get((segment, 0), 0)
+    def leave(self, segment: int, nbytes: int) -> bool:
+        """Remove a segment where all its bytes are free; return whether they were."""
+        whole = self._starts.get((segment, 0)) == nbytes
+        if whole:
+            self.remove(nbytes, segment, 0)
+        return whole
 
 
 class Block(NamedTuple):
@@ -175,7 +183,7 @@ class BestFitAllocator(_Allocator):
 
     Sizes, pools and the rule of when to split are those of torch's CUDA allocator: the smallest
     free block of the pool that is large enough is taken, at the lowest address among equals, and
-    split where enough is left (`alignment` bytes in the small pool, more than `small_bytes` in the
+    split where enough is left (`ALIGNMENT` bytes in the small pool, more than `small_bytes` in the
     large one); freed neighbours of a segment are joined, and segments are kept. Where the device
     has no more, all wholly free segments go back to it and the request is tried once more.
 
@@ -184,38 +192,22 @@ class BestFitAllocator(_Allocator):
 
     Args:
         capacity_bytes: Bytes that the device has for segments; None for no limit.
-        alignment: Requests are rounded up to a multiple of it.
-        small_bytes: Rounded requests up to it are of the small pool.
-        small_segment_bytes: Size of the small pool's segments.
-        large_bytes: Rounded requests from it on get a segment of their own ...
-        large_rounding: ... rounded up to a multiple of this.
-        large_segment_bytes: Size of the large pool's other segments.
+        scale: Times which all sizes are torch's, for a device that has less in this proportion.
 
     Attributes:
         map_operations: Segments taken from the device or given back.
     """
 
-    def __init__(
-        self,
-        capacity_bytes: int | None = None,
-        alignment: int = ALIGNMENT,
-        small_bytes: int = MIB,
-        small_segment_bytes: int = 2 * MIB,
-        large_bytes: int = 10 * MIB,
-        large_rounding: int = 2 * MIB,
-        large_segment_bytes: int = 20 * MIB,
-    ) -> None:
+    def __init__(self, capacity_bytes: int | None = None, scale: float = 1.0) -> None:
         super().__init__(capacity_bytes)
-        self.alignment, self.small_bytes, self.large_bytes = alignment, small_bytes, large_bytes
-        self.small_segment_bytes, self.large_rounding = small_segment_bytes, large_rounding
-        self.large_segment_bytes = large_segment_bytes
-        for what in ("alignment", "small_bytes", "large_bytes", "large_rounding"):
-            _check_size(what, getattr(self, what))
-        if small_segment_bytes < small_bytes or large_segment_bytes < large_bytes:
-            raise AllocatorError(
-                f"small_bytes={small_bytes} and large_bytes={large_bytes} do not fit into segments "
-                f"of {small_segment_bytes} and {large_segment_bytes} bytes: give larger segments"
-            )
+        if not scale > 0:
+            raise AllocatorError(f"scale is {scale!r}: give a number above 0")
+        sizes = [max(1, round(n * MIB * scale / ALIGNMENT)) * ALIGNMENT for n in (1, 2, 10, 2, 20)]
+        # Rounded requests up to the first are of the small pool, whose segments have the second;
+        # those from the third on get a segment of their own, rounded up to a multiple of the
+        # fourth; the large pool's other segments have the fifth.
+        self.small_bytes, self.small_segment_bytes, self.large_bytes = sizes[:3]
+        self.large_rounding, self.large_segment_bytes = sizes[3:]
         self._free = {True: FreePieces(), False: FreePieces()}  # of the small pool and the large
         self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
@@ -227,11 +219,11 @@ class BestFitAllocator(_Allocator):
         return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
 
     def _take(self, nbytes: int) -> tuple[Block, int]:
-        size = -(-nbytes // self.alignment) * self.alignment
+        size = aligned(nbytes)
         small = size <= self.small_bytes
         free, segment, offset = self._free[small].take(size) or self._reserve(size, nbytes)
         rest = free - size
-        if rest >= self.alignment if small else rest > self.small_bytes:
+        if rest >= ALIGNMENT if small else rest > self.small_bytes:
             self._free[small].add(rest, segment, offset + size)
             free = size
         return Block(segment, offset, free, small), free
@@ -258,19 +250,10 @@ class BestFitAllocator(_Allocator):
         self._free[block.small].add(block.nbytes, block.segment, block.offset)
         return block.nbytes
 
-    @property
-    def largest_piece(self) -> int:
-        """Bytes of the largest free piece of the small pool's segments."""
-        return self._free[True].largest
-
-    def is_free(self, segment: int, small: bool) -> bool:
-        """Whether a segment of a pool is wholly free."""
-        return self._free[small].from_start(segment) == self._segments[segment]
-
     def release_cached(self) -> None:
         """Give all wholly free segments back to the device."""
-        for small, pool in self._free.items():
-            for piece in [p for p in pool.by_size if self.is_free(p[1], small)]:
+        for pool in self._free.values():
+            for piece in [p for p in pool.by_size if p[0] == self._segments[p[1]]]:
                 pool.remove(*piece)
                 self.reserved_bytes -= self._segments.pop(piece[1])
                 self.map_operations += 1
@@ -320,16 +303,16 @@ class ChunkedAllocator(_Allocator):
         self._by_size: dict[int, dict[int, None]] = {}
         self._unmapped: list[int] = []
         self._frees = 0
-        whole = chunk_bytes // ALIGNMENT * ALIGNMENT
-        if not is_whole(small_bytes, 0, whole):
+        self._whole = chunk_bytes // ALIGNMENT * ALIGNMENT
+        if not is_whole(small_bytes, 0, self._whole):
             raise AllocatorError(
                 f"small_bytes is {small_bytes!r} of chunk_bytes={chunk_bytes}: give whole bytes "
-                f"from 0 to {whole}, or larger chunks"
+                f"from 0 to {self._whole}, or larger chunks"
             )
-        if small_bytes:
-            rounded = -(-small_bytes // ALIGNMENT) * ALIGNMENT
-            self._pool = BestFitAllocator(None, ALIGNMENT, rounded, whole, whole, whole, whole)
-        self._shared: dict[int, tuple[int, ...]] = {}  # the chunk behind each segment of the pool
+        # Shared chunks by number, counted on, and their free pieces.
+        self._shared: dict[int, tuple[int, ...]] = {}
+        self._pieces = FreePieces()
+        self._next = 0
 
     @property
     def shared_chunks(self) -> int:
@@ -347,13 +330,17 @@ class ChunkedAllocator(_Allocator):
     def _take(self, nbytes: int) -> tuple[Any, int]:
         if nbytes > self.small_bytes:
             return self._chunks_of(nbytes)
-        chunks, allocated = None, 0
-        if nbytes > self._pool.largest_piece:
+        size, allocated = aligned(nbytes), 0
+        piece = self._pieces.take(size)
+        if piece is None:
             chunks, allocated = self._chunks_of(self.chunk_bytes)
-        block, _ = self._pool._take(nbytes)
-        if chunks is not None:
-            self._shared[block.segment] = chunks
-        return block, allocated
+            piece = self._whole, self._next, 0
+            self._shared[self._next] = chunks
+            self._next += 1
+        free, segment, offset = piece
+        if free > size:
+            self._pieces.add(free - size, segment, offset + size)
+        return Block(segment, offset, size, small=True), allocated
 
     def _chunks_of(self, nbytes: int) -> tuple[tuple[int, ...], int]:
         count, capacity = -(-nbytes // self.chunk_bytes), self.capacity_bytes
@@ -391,10 +378,9 @@ class ChunkedAllocator(_Allocator):
     def _give(self, taken: Any) -> int:
         chunks = taken
         if isinstance(taken, Block):
-            self._pool._give(taken)
-            if not self._pool.is_free(taken.segment, small=True):
+            self._pieces.add(taken.nbytes, taken.segment, taken.offset)
+            if not self._pieces.leave(taken.segment, self._whole):
                 return 0
-            self._pool.release_cached()
             chunks = self._shared.pop(taken.segment)
         self._freed[self._frees] = chunks
         self._by_size.setdefault(len(chunks), {})[self._frees] = None

@@ -49,7 +49,7 @@ class Operations(TorchDispatchMode):
     """Sees every operation, those of backward passes and of optimizers included.
 
     Args:
-        owner: A block, or its eyes in another thread (`guards.Beside`).
+        owner: A block.
     """
 
     def __init__(self, owner: Any) -> None:

@@ -18,7 +18,7 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore import guards
 from repro.outofcore.bounds import BudgetTooSmall
-from repro.outofcore.guards import Beside, Uninterrupted, watch
+from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
     Mover,
@@ -247,11 +247,13 @@ class OutOfCore:
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
-            if not isinstance(mode.owner, Beside):
+            if mode.owner is self:  # it is left, but this thread goes on to see it
+                raise RuntimeError("this thread was started within this block: make another one")
+            if mode.owner.entered and mode.owner._thread == get_ident():
                 raise RuntimeError(
                     f"{another} here already: leave it first, as both would move the same tensors"
                 )
-            if mode.owner.block.entered:
+            if mode.owner.entered:
                 raise RuntimeError(
                     f"{another} in the thread that started this one, and sees what this one does: "
                     "train here without a block of its own, or start this thread before that block"
@@ -425,7 +427,7 @@ class OutOfCore:
         self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operation of another thread."""
-        if guards.process != self._process:
+        if guards.process != self._process or self._stack is None:
             return operation(*args, **kwargs)
         try:
             return self._beside(operation, args, kwargs)
@@ -447,6 +449,8 @@ class OutOfCore:
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes on the device for readers of its address."""
+        if self._stack is None:
+            return
         with self._reading([tensor]) as forked:
             if not forked:
                 self._addresses.bring(tensor, lock)
@@ -466,7 +470,7 @@ class OutOfCore:
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
-        for value in values if self.device.type == "cpu" else ():
+        for value in values if self._stack is not None and self.device.type == "cpu" else ():
             if not isinstance(value, torch.Tensor) or value.device != self.device:
                 continue
             if not value.dtype.is_floating_point:
@@ -478,6 +482,8 @@ class OutOfCore:
         It stays for as long as it is used, or, with `keep`, until the iteration ends or an
         operation writes to some tensor.
         """
+        if self._stack is None:
+            return tensor.untyped_storage()
         with self._reading([tensor]) as forked:
             if forked:
                 return tensor.untyped_storage()

@@ -17,11 +17,11 @@ from repro.outofcore.allocator import (
 
 MAKE = {
     "best fit": BestFitAllocator,
-    "small best fit": lambda capacity=None: BestFitAllocator(capacity, 4, 16, 32, 100, 20, 200),
+    "small best fit": lambda capacity=None: BestFitAllocator(capacity, 2**-11),
     "chunked": lambda capacity=None: ChunkedAllocator(64, capacity),
     "pooled": lambda capacity=None: ChunkedAllocator(40 * MIB, capacity, 20 * MIB),
 }
-LARGE = (MAKE["best fit"], MAKE["pooled"])
+UNITS = {MAKE["best fit"]: MIB, MAKE["pooled"]: MIB, MAKE["small best fit"]: 512}
 
 
 def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event]:
@@ -111,12 +111,12 @@ class TestBestFit:
 
     def test_the_smallest_block_that_fits_at_the_lowest_address(self):
         allocator = MAKE["small best fit"]()
-        for name, nbytes in zip("abcdef", (40, 20, 60, 20, 40, 20), strict=True):
-            allocator.malloc(name, nbytes)
+        for name, units in zip("abcdef", (4, 2, 6, 2, 4, 2), strict=True):
+            allocator.malloc(name, 512 * units)
         places = {name: address for name, (address, _) in allocator.blocks.items()}
         for name in "ace":
             allocator.free(name)
-        for name, nbytes, where in (("g", 39, "a"), ("h", 38, "e"), ("i", 37, "c")):
+        for name, nbytes, where in (("g", 2047, "a"), ("h", 2000, "e"), ("i", 1600, "c")):
             allocator.malloc(name, nbytes)
             assert allocator.blocks[name][0] == places[where]
 
@@ -155,11 +155,11 @@ class TestAll:
     @pytest.mark.parametrize("limited", [False, True])
     def test_random_requests(self, make, limited):
         """Counts and peaks are those of a slow count; what fits is served, and nothing overlaps."""
-        scale, refused = MIB if make in LARGE else 5, 0
+        unit, refused = UNITS.get(make, 5), 0
         for seed in range(6):
-            capacity = 200 * scale if limited else None
+            capacity = 200 * unit if limited else None
             allocator, live, rows = make(capacity), {}, []
-            for name, nbytes in random_events(seed, 150 if limited else 400, 80 * scale):
+            for name, nbytes in random_events(seed, 150 if limited else 400, 80 * unit):
                 if nbytes is not None:
                     try:
                         allocator.malloc(name, nbytes)
@@ -236,7 +236,7 @@ class TestAll:
         (lambda: ChunkedAllocator(2.0), "chunk_bytes is"),
         (lambda: ChunkedAllocator(1024, small_bytes=1025), "small_bytes is 1025 of .*=1024"),
         (lambda: ChunkedAllocator(1000, small_bytes=900), "from 0 to 512, or larger chunks"),
-        (lambda: BestFitAllocator(small_segment_bytes=512), "give larger segments"),
+        (lambda: BestFitAllocator(scale=0), "scale is 0"),
     ],
 )
 def test_what_makes_no_sense(make, message):

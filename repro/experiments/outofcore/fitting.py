@@ -22,7 +22,6 @@ from repro.outofcore import (
 )
 from repro.outofcore.allocator import (
     ALIGNMENT,
-    MIB,
     PAPER_CHUNK_BYTES,
     BestFitAllocator,
     ChunkedAllocator,
@@ -130,10 +129,7 @@ def in_core(trace: Trace, make: Make) -> Fitting | None:
 
 def best_fit(limit_bytes: int) -> BestFitAllocator:
     """Torch's allocator; its sizes in proportion where the limit is not the paper's."""
-    if limit_bytes == _PAPER_LIMIT:
-        return BestFitAllocator(limit_bytes)
-    sizes = (_multiple(mib * MIB * limit_bytes / _PAPER_LIMIT) for mib in (1, 2, 10, 2, 20))
-    return BestFitAllocator(limit_bytes, ALIGNMENT, *sizes)
+    return BestFitAllocator(limit_bytes, limit_bytes / _PAPER_LIMIT)
 
 
 def chunked(limit_bytes: int, chunk: int | None = None) -> ChunkedAllocator:
@@ -147,11 +143,8 @@ ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_v
 
 def chunk_bytes(limit_bytes: int) -> int:
     """The paper's 40 MiB of 16 GiB in proportion."""
-    return _multiple(PAPER_CHUNK_BYTES * limit_bytes / _PAPER_LIMIT)
-
-
-def _multiple(nbytes: float) -> int:
-    return max(1, round(nbytes / ALIGNMENT)) * ALIGNMENT
+    chunk = PAPER_CHUNK_BYTES * limit_bytes / _PAPER_LIMIT
+    return max(1, round(chunk / ALIGNMENT)) * ALIGNMENT
 
 
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:

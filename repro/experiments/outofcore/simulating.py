@@ -9,7 +9,6 @@ from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
-    MIB,
     Costs,
     Fitting,
     Make,
@@ -26,7 +25,7 @@ from repro.experiments.outofcore.fitting import (
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
-from repro.outofcore.allocator import BestFitAllocator, Event, replay
+from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
 from repro.outofcore.plan import requests
 
