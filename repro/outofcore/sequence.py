@@ -224,8 +224,3 @@ class Trace:
     def smallest_budget(self) -> int:
         """Bytes below which no schedule exists: the largest need of one function."""
         return max(self.needs_bytes)
-
-    @property
-    def variables(self) -> list[str]:
-        """The variable-sequence of section 3: a variable once for each use."""
-        return [name for function in self.functions for name in function.variables]

@@ -22,7 +22,6 @@ from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
     Mover,
-    PacedMover,
     StreamMover,
     ThreadMover,
     give_back_freed_memory,
@@ -204,11 +203,11 @@ class OutOfCore:
             raise
         if self.swap_folder is not None:
             give_back_freed_memory()
-        mover: Mover = ThreadMover(self._store)
-        if accelerator.is_accelerator(self.device):
-            mover = StreamMover(self._store, self.device)
-        elif self.link_bytes_per_s is not None:
-            mover = PacedMover(self._store, self.link_bytes_per_s)
+        mover: Mover = (
+            StreamMover(self._store, self.device)
+            if accelerator.is_accelerator(self.device)
+            else ThreadMover(self._store, self.link_bytes_per_s)
+        )
         self._process, self._thread = guards.process, get_ident()
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)

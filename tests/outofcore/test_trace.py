@@ -40,7 +40,6 @@ def test_a_variable_of_a_function_counts_once():
 class TestTrace:
     def test_what_persists_and_what_dies(self):
         trace = two()
-        assert trace.variables == ["w", "a", "w", "a"]
         assert trace.persistent == {"w"}  # what is first read
         assert trace.lifetimes == {"a": (0, 2)}
         given = Trace(trace.functions, trace.sizes, deaths={"w": 2})
