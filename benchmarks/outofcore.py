@@ -16,7 +16,7 @@
 - Five networks, most of many small operations, with everything resident, over plain. Target: 1.05.
 - The same networks within what two others need on the device: `save_on_cpu`, and checkpointing of
   their blocks. Our time over theirs, in turns. Target: at most 1. Ours holds the search for better
-  plans, for which a block takes 5 % of all time, theirs in turn included. On a CPU `save_on_cpu`
+  plans, of about a second in all. On a CPU `save_on_cpu`
   copies nothing, so that its hooks are given the two copies that it makes of a tensor on an
   accelerator.
 - Simulated stall of the window schedule over that of LMS's best pair of distances, and bytes moved
@@ -31,7 +31,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,17 +49,16 @@ from repro.outofcore import (
     DoesNotFit,
     Function,
     OutOfCore,
+    SwapPlan,
     Trace,
     bound,
     on_demand,
     plan_packed,
     plan_swaps,
     record,
-    swap_everything,
     tune_fixed_distance,
     tune_window,
 )
-from repro.outofcore.tracing import record_timed
 
 MIB = 2**20
 NETWORKS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -360,12 +359,11 @@ def _away(step: Callable[[], None], device: str) -> None:
 
 
 def comparing() -> None:
-    """Compare simulated stalls and bytes with LMS's best and with swapping everything."""
+    """Compare simulated stalls with LMS's best."""
     print("\nSimulated, at the copy rate that makes an iteration's bytes take its computation time")
-    print("  stall: window, LMS's best, on demand; bytes moved over swap everything")
+    print("  stall: window, LMS's best, on demand")
     for name, (model, side, batch) in NETWORKS.items():
-        recorded = record_timed(training_step(model, side, batch, "cpu"), warmup=2)
-        trace, times = recorded.trace, recorded.times
+        trace, times = _recorded(training_step(model, side, batch, "cpu"))
         rate = trace.peak_bytes / sum(times)
         low, high = trace.smallest_budget, trace.peak_bytes
         for share in SHARES:
@@ -379,13 +377,26 @@ def comparing() -> None:
             except DoesNotFit:
                 other, best = float("inf"), "does not fit"
             paged = on_demand(trace, budget).simulate(times, rate).stall_s
-            everything = swap_everything(trace, budget).bytes_moved
-            verdict = "ok" if stall <= other + 1e-9 and ours.bytes_moved <= everything else "MISSED"
+            verdict = "ok" if stall <= other + 1e-9 else "MISSED"
             print(
                 f"  {name}, {len(trace.functions)} functions, {budget / MIB:.0f} of "
                 f"{high / MIB:.0f} MiB: {stall:.3f} s, {best}, {paged:.3f} s of "
-                f"{sum(times):.3f} s; {ours.bytes_moved / everything:.2f}  {verdict}"
+                f"{sum(times):.3f} s  {verdict}"
             )
+
+
+def _recorded(step: Callable[[], None]) -> tuple[Trace, Sequence[float]]:
+    """Return the trace of an iteration, and the seconds of its functions."""
+    seen: list[tuple[Trace, Sequence[float]]] = []
+
+    def planned(trace: Trace, budget: int, times: Sequence[float], rates: object) -> SwapPlan:
+        seen.append((trace, times))
+        return plan_swaps(trace, budget)
+
+    with OutOfCore(1 << 50, device="cpu", schedule=planned):
+        for _ in range(4):
+            step()
+    return seen[-1]
 
 
 BOUNDED = {"ResNet-50": 1440, "DenseNet": 1024, "Pix2PixHD": 24, "DeepLabv3+": 64}

@@ -4,7 +4,6 @@ from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
     on_demand,
-    swap_everything,
     tune_fixed_distance,
     vdnn,
 )
@@ -15,11 +14,11 @@ from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
+from repro.outofcore.planning import host_bytes
 from repro.outofcore.schedule import plan_swaps, tune_window
-from repro.outofcore.sequence import KINDS, Action, Function, Kind, TraceError
+from repro.outofcore.sequence import KINDS, Action, Function, Kind, Trace, TraceError
 from repro.outofcore.simulation import Simulation, Transfer
 from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.trace import Trace
 from repro.outofcore.tracing import record
 
 __all__ = [
@@ -41,12 +40,12 @@ __all__ = [
     "Transfer",
     "bound",
     "fixed_distance",
+    "host_bytes",
     "on_demand",
     "plan_literally",
     "plan_packed",
     "plan_swaps",
     "record",
-    "swap_everything",
     "tune_fixed_distance",
     "tune_window",
     "vdnn",

@@ -5,28 +5,24 @@ fragmentation can be studied without a device; `native` is the real chunked allo
 
 Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
 from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
-allocated, and *external* fragmentation is the part of cached that later requests may find useless.
+allocated. Of best fit, later requests may find all that is cached useless (external fragmentation);
+of chunks nothing, as any serves anyone.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple, TypeVar
 
 from repro.measure.checks import is_whole
 
 MIB = 2**20
 PAPER_CHUNK_BYTES = 40 * MIB  # section 4: it balances the cost of mapping and the fragmentation
+ALIGNMENT = 512  # torch's
 QUANTITIES = (
     "requested_bytes",
     "allocated_bytes",
     "reserved_bytes",
     "internal_fragmentation_bytes",
-    "external_fragmentation_bytes",
-    "live_blocks",
 )
 
 
@@ -35,15 +31,7 @@ class AllocatorError(ValueError):
 
 
 class OutOfMemory(MemoryError):
-    """A request does not fit, though it may be below `free_bytes`: capacity less allocated."""
-
-    def __init__(self, requested: int, free: int, capacity: int, largest: int) -> None:
-        self.requested_bytes, self.free_bytes = requested, free
-        self.capacity_bytes, self.largest_bytes = capacity, largest
-        super().__init__(
-            f"{requested} bytes do not fit: {free} of {capacity} bytes are free, and the largest "
-            f"request that fits is {largest}; free something, or allow more as capacity_bytes"
-        )
+    """A request does not fit, though it may be below the bytes that are free."""
 
 
 class Event(NamedTuple):
@@ -56,14 +44,12 @@ class Event(NamedTuple):
 class _Allocator:
     """Both simulators: the `QUANTITIES` of this instant and their `peaks`."""
 
-    _fragments = True
-
     def __init__(self, capacity_bytes: int | None) -> None:
         if capacity_bytes is not None:
             _check_size("capacity_bytes", capacity_bytes)
         self.capacity_bytes = capacity_bytes
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
-        self.live_blocks = self.map_operations = 0
+        self.map_operations = 0
         self.peaks = dict.fromkeys(QUANTITIES, 0)
         self._live: dict[Hashable, tuple[Any, int]] = {}
 
@@ -77,11 +63,6 @@ class _Allocator:
         """Reserved less allocated bytes: taken from the device, and free."""
         return self.reserved_bytes - self.allocated_bytes
 
-    @property
-    def external_fragmentation_bytes(self) -> int:
-        """Best fit: all cached bytes, the paper's worst case. Chunks: 0, as any serves anyone."""
-        return self.cached_bytes if self._fragments else 0
-
     def malloc(self, name: Hashable, nbytes: int) -> None:
         """Hand out bytes.
 
@@ -94,7 +75,10 @@ class _Allocator:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
         taken, allocated = self._take(int(nbytes))
         self._live[name] = taken, int(nbytes)
-        self._note(int(nbytes), allocated, 1)
+        self.requested_bytes += int(nbytes)
+        self.allocated_bytes += allocated
+        for quantity, peak in self.peaks.items():
+            self.peaks[quantity] = max(peak, getattr(self, quantity))
 
     def free(self, name: Hashable) -> None:
         """Take back the bytes that were handed out under a name.
@@ -105,22 +89,17 @@ class _Allocator:
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
         taken, nbytes = self._live.pop(name)
-        self._note(-nbytes, -self._give(taken), -1)
+        self.requested_bytes -= nbytes
+        self.allocated_bytes -= self._give(taken)
+        internal = "internal_fragmentation_bytes"  # of a shared chunk it may grow
+        self.peaks[internal] = max(self.peaks[internal], self.internal_fragmentation_bytes)
 
-    def largest_allocatable(self) -> int | None:
-        """Return the largest request that fits (best fit may refuse smaller); None: no limit."""
-        return None if self.capacity_bytes is None else self._largest(self.capacity_bytes)
-
-    def _does_not_fit(self, nbytes: int, capacity: int) -> OutOfMemory:
-        free, largest = capacity - self.allocated_bytes, self._largest(capacity)
-        return OutOfMemory(nbytes, free, capacity, largest)
-
-    def _note(self, requested: int, allocated: int, blocks: int) -> None:
-        self.requested_bytes += requested
-        self.allocated_bytes += allocated
-        self.live_blocks += blocks
-        for quantity, peak in self.peaks.items():
-            self.peaks[quantity] = max(peak, getattr(self, quantity))
+    def _does_not_fit(self, nbytes: int) -> OutOfMemory:
+        free = (self.capacity_bytes or 0) - self.allocated_bytes
+        return OutOfMemory(
+            f"{nbytes} bytes do not fit: {free} of {self.capacity_bytes} bytes are free; free "
+            "something, or allow more as capacity_bytes"
+        )
 
     def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
@@ -128,8 +107,10 @@ class _Allocator:
     def _give(self, taken: Any) -> int:  # bytes that are allocated no more
         raise NotImplementedError
 
-    def _largest(self, capacity: int) -> int:
-        raise NotImplementedError
+
+def aligned(nbytes: int) -> int:
+    """Return bytes as torch's allocator rounds them up."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _check_size(what: str, nbytes: object) -> None:
@@ -180,9 +161,12 @@ class FreePieces:
         self.remove(*piece)
         return piece
 
-    def from_start(self, segment: int) -> int:
-        """Return the bytes that are free from the start of a segment on."""
-        return self._starts.get((segment, 0), 0)
+    def leave(self, segment: int, nbytes: int) -> bool:
+        """Remove a segment where all its bytes are free; return whether they were."""
+        whole = self._starts.get((segment, 0)) == nbytes
+        if whole:
+            self.remove(nbytes, segment, 0)
+        return whole
 
 
 class Block(NamedTuple):
@@ -199,7 +183,7 @@ class BestFitAllocator(_Allocator):
 
     Sizes, pools and the rule of when to split are those of torch's CUDA allocator: the smallest
     free block of the pool that is large enough is taken, at the lowest address among equals, and
-    split where enough is left (`alignment` bytes in the small pool, more than `small_bytes` in the
+    split where enough is left (`ALIGNMENT` bytes in the small pool, more than `small_bytes` in the
     large one); freed neighbours of a segment are joined, and segments are kept. Where the device
     has no more, all wholly free segments go back to it and the request is tried once more.
 
@@ -208,38 +192,22 @@ class BestFitAllocator(_Allocator):
 
     Args:
         capacity_bytes: Bytes that the device has for segments; None for no limit.
-        alignment: Requests are rounded up to a multiple of it.
-        small_bytes: Rounded requests up to it are of the small pool.
-        small_segment_bytes: Size of the small pool's segments.
-        large_bytes: Rounded requests from it on get a segment of their own ...
-        large_rounding: ... rounded up to a multiple of this.
-        large_segment_bytes: Size of the large pool's other segments.
+        scale: Times which all sizes are torch's, for a device that has less in this proportion.
 
     Attributes:
         map_operations: Segments taken from the device or given back.
     """
 
-    def __init__(
-        self,
-        capacity_bytes: int | None = None,
-        alignment: int = 512,
-        small_bytes: int = MIB,
-        small_segment_bytes: int = 2 * MIB,
-        large_bytes: int = 10 * MIB,
-        large_rounding: int = 2 * MIB,
-        large_segment_bytes: int = 20 * MIB,
-    ) -> None:
+    def __init__(self, capacity_bytes: int | None = None, scale: float = 1.0) -> None:
         super().__init__(capacity_bytes)
-        self.alignment, self.small_bytes, self.large_bytes = alignment, small_bytes, large_bytes
-        self.small_segment_bytes, self.large_rounding = small_segment_bytes, large_rounding
-        self.large_segment_bytes = large_segment_bytes
-        for what in ("alignment", "small_bytes", "large_bytes", "large_rounding"):
-            _check_size(what, getattr(self, what))
-        if small_segment_bytes < small_bytes or large_segment_bytes < large_bytes:
-            raise AllocatorError(
-                f"small_bytes={small_bytes} and large_bytes={large_bytes} do not fit into segments "
-                f"of {small_segment_bytes} and {large_segment_bytes} bytes: give larger segments"
-            )
+        if not scale > 0:
+            raise AllocatorError(f"scale is {scale!r}: give a number above 0")
+        sizes = [max(1, round(n * MIB * scale / ALIGNMENT)) * ALIGNMENT for n in (1, 2, 10, 2, 20)]
+        # Rounded requests up to the first are of the small pool, whose segments have the second;
+        # those from the third on get a segment of their own, rounded up to a multiple of the
+        # fourth; the large pool's other segments have the fifth.
+        self.small_bytes, self.small_segment_bytes, self.large_bytes = sizes[:3]
+        self.large_rounding, self.large_segment_bytes = sizes[3:]
         self._free = {True: FreePieces(), False: FreePieces()}  # of the small pool and the large
         self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
@@ -251,11 +219,11 @@ class BestFitAllocator(_Allocator):
         return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
 
     def _take(self, nbytes: int) -> tuple[Block, int]:
-        size = -(-nbytes // self.alignment) * self.alignment
+        size = aligned(nbytes)
         small = size <= self.small_bytes
         free, segment, offset = self._free[small].take(size) or self._reserve(size, nbytes)
         rest = free - size
-        if rest >= self.alignment if small else rest > self.small_bytes:
+        if rest >= ALIGNMENT if small else rest > self.small_bytes:
             self._free[small].add(rest, segment, offset + size)
             free = size
         return Block(segment, offset, free, small), free
@@ -271,7 +239,7 @@ class BestFitAllocator(_Allocator):
         if capacity is not None and self.reserved_bytes + whole > capacity:
             self.release_cached()
             if self.reserved_bytes + whole > capacity:
-                raise self._does_not_fit(nbytes, capacity)
+                raise self._does_not_fit(nbytes)
         segment, self._next = self._next, self._next + whole
         self._segments[segment] = whole
         self.reserved_bytes += whole
@@ -282,37 +250,13 @@ class BestFitAllocator(_Allocator):
         self._free[block.small].add(block.nbytes, block.segment, block.offset)
         return block.nbytes
 
-    def is_free(self, segment: int, small: bool) -> bool:
-        """Whether a segment of a pool is wholly free."""
-        return self._free[small].from_start(segment) == self._segments[segment]
-
     def release_cached(self) -> None:
         """Give all wholly free segments back to the device."""
-        for small, pool in self._free.items():
-            for piece in [p for p in pool.by_size if self.is_free(p[1], small)]:
+        for pool in self._free.values():
+            for piece in [p for p in pool.by_size if p[0] == self._segments[p[1]]]:
                 pool.remove(*piece)
                 self.reserved_bytes -= self._segments.pop(piece[1])
                 self.map_operations += 1
-
-    def _largest(self, capacity: int) -> int:
-        whole = sum(
-            self._segments[segment]
-            for small, pool in self._free.items()
-            for _, segment, _ in pool.by_size
-            if self.is_free(segment, small)
-        )
-        device = capacity - self.reserved_bytes + whole
-        small, large = (pool.largest for pool in self._free.values())
-        small = self.small_bytes if device >= self.small_segment_bytes else small
-        if device >= self.large_segment_bytes:
-            large = max(large, self.large_bytes - 1)
-        own_segment = device - device % self.large_rounding
-        sizes = (
-            min(small, self.small_bytes),
-            large,
-            own_segment if own_segment >= self.large_bytes else 0,
-        )
-        return max(size - size % self.alignment for size in sizes)
 
 
 class ChunkedAllocator(_Allocator):
@@ -325,12 +269,18 @@ class ChunkedAllocator(_Allocator):
     size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
     freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
 
-    The authors' code (nnabla) may grow a freed range in place; here one is mapped anew. For a
-    network's small tensors: `pooled.PooledChunkedAllocator`.
+    Requests up to `small_bytes` share chunks by best fit, as a network has hundreds of small
+    tensors, and a chunk of 40 MiB for each takes more than a GPU has. A chunk is shared while one
+    piece of it is in use, and counts as allocated whole. `native` does the same.
+
+    Differs from the paper: it has every request take chunks of its own, as here by default. The
+    authors' code (nnabla) may grow a freed range in place; here one is
+    mapped anew.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
         capacity_bytes: Bytes that the device has for chunks; None for no limit.
+        small_bytes: Requests up to it share chunks; 0 for none.
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
@@ -338,31 +288,65 @@ class ChunkedAllocator(_Allocator):
         ranges_reused: Requests that took a freed range as it was.
     """
 
-    _fragments = False
-
     def __init__(
-        self, chunk_bytes: int = PAPER_CHUNK_BYTES, capacity_bytes: int | None = None
+        self,
+        chunk_bytes: int = PAPER_CHUNK_BYTES,
+        capacity_bytes: int | None = None,
+        small_bytes: int = 0,
     ) -> None:
         super().__init__(capacity_bytes)
         _check_size("chunk_bytes", chunk_bytes)
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
         self.maps = self.unmaps = self.chunks_created = self.ranges_reused = 0
         # Freed ranges by number, the oldest first, their numbers by size, and unmapped chunks.
         self._freed: dict[int, tuple[int, ...]] = {}
         self._by_size: dict[int, dict[int, None]] = {}
         self._unmapped: list[int] = []
         self._frees = 0
+        self._whole = chunk_bytes // ALIGNMENT * ALIGNMENT
+        if not is_whole(small_bytes, 0, self._whole):
+            raise AllocatorError(
+                f"small_bytes is {small_bytes!r} of chunk_bytes={chunk_bytes}: give whole bytes "
+                f"from 0 to {self._whole}, or larger chunks"
+            )
+        # Shared chunks by number, counted on, and their free pieces.
+        self._shared: dict[int, tuple[int, ...]] = {}
+        self._pieces = FreePieces()
+        self._next = 0
+
+    @property
+    def shared_chunks(self) -> int:
+        """Chunks that are shared now."""
+        return len(self._shared)
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of each live block, by number, in order."""
-        return {name: chunks for name, (chunks, _) in self._live.items()}
+        """The chunks of each live block, by number, in order; small ones may have the same."""
+        return {
+            name: self._shared[taken.segment] if isinstance(taken, Block) else taken
+            for name, (taken, _) in self._live.items()
+        }
 
-    def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
+    def _take(self, nbytes: int) -> tuple[Any, int]:
+        if nbytes > self.small_bytes:
+            return self._chunks_of(nbytes)
+        size, allocated = aligned(nbytes), 0
+        piece = self._pieces.take(size)
+        if piece is None:
+            chunks, allocated = self._chunks_of(self.chunk_bytes)
+            piece = self._whole, self._next, 0
+            self._shared[self._next] = chunks
+            self._next += 1
+        free, segment, offset = piece
+        if free > size:
+            self._pieces.add(free - size, segment, offset + size)
+        return Block(segment, offset, size, small=True), allocated
+
+    def _chunks_of(self, nbytes: int) -> tuple[tuple[int, ...], int]:
         count, capacity = -(-nbytes // self.chunk_bytes), self.capacity_bytes
         allocated = count * self.chunk_bytes
-        if capacity is not None and allocated > self._largest(capacity):
-            raise self._does_not_fit(nbytes, capacity)
+        if capacity is not None and self.allocated_bytes + allocated > capacity:
+            raise self._does_not_fit(nbytes)
         if self._by_size.get(count):
             number, _ = self._by_size[count].popitem()
             chunks = self._freed.pop(number)
@@ -391,7 +375,13 @@ class ChunkedAllocator(_Allocator):
         self.unmaps += len(chunks)
         self.map_operations += len(chunks)
 
-    def _give(self, chunks: tuple[int, ...]) -> int:
+    def _give(self, taken: Any) -> int:
+        chunks = taken
+        if isinstance(taken, Block):
+            self._pieces.add(taken.nbytes, taken.segment, taken.offset)
+            if not self._pieces.leave(taken.segment, self._whole):
+                return 0
+            chunks = self._shared.pop(taken.segment)
         self._freed[self._frees] = chunks
         self._by_size.setdefault(len(chunks), {})[self._frees] = None
         self._frees += 1
@@ -404,41 +394,20 @@ class ChunkedAllocator(_Allocator):
         self._unmapped.clear()
         self.reserved_bytes = self.allocated_bytes
 
-    def _largest(self, capacity: int) -> int:
-        return capacity // self.chunk_bytes * self.chunk_bytes - self.allocated_bytes
+
+_A = TypeVar("_A", bound=_Allocator)
 
 
-@dataclass(frozen=True)
-class FragmentationReport:
-    """Peaks over n requests and their ends, and the time line."""
-
-    timeline: dict[str, NDArray[np.int64]]  # of each of `QUANTITIES`, (n,) after each event
-    map_operations: int  # in all, by the allocator's own measure
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    peak_internal_fragmentation_bytes: int
-    peak_external_fragmentation_bytes: int
-    peak_live_blocks: int
-
-
-def replay(
-    allocator: BestFitAllocator | ChunkedAllocator, events: Iterable[Event]
-) -> FragmentationReport:
-    """Run requests and their ends through an allocator.
+def replay(allocator: _A, events: Iterable[Event]) -> _A:
+    """Run requests and their ends through an allocator, and return it.
 
     Raises:
         OutOfMemory: A request does not fit; those before it stay.
         AllocatorError: The events contradict themselves.
     """
-    operations, rows = allocator.map_operations, []
     for name, nbytes in events:
         if nbytes is None:
             allocator.free(name)
         else:
             allocator.malloc(name, nbytes)
-        rows.append([getattr(allocator, quantity) for quantity in QUANTITIES])
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(QUANTITIES))
-    timeline = dict(zip(QUANTITIES, table.T, strict=True))
-    peaks = {f"peak_{name}": int(line.max(initial=0)) for name, line in timeline.items()}
-    return FragmentationReport(timeline, allocator.map_operations - operations, **peaks)
+    return allocator

@@ -1,8 +1,8 @@
 """Other schedulers on the same traces, to compare the window with.
 
-Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap
-everything, and swap in for a function at the function before; Le et al., Large Model Support (ISMM
-2019): swap by fixed distances; and demand paging. None copies a variable that is dead or unchanged
+Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap in
+for a function at the function before; Le et al., Large Model Support (ISMM 2019): swap by fixed
+distances; and demand paging. None copies a variable that is dead or unchanged
 on the host, which favours them.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest
-from repro.outofcore.sequence import Action, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Kind, Trace
 
 _PASSES = 8
 
@@ -26,26 +26,7 @@ class DoesNotFit(ValueError):
     """A scheduler without a budget of its own needs more than the budget."""
 
 
-def swap_everything(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
-    """Swap out after each function all variables that the next one does not use.
-
-    It does so even where everything would fit, and waits for it before the next function, whose
-    variables are swapped in while this one runs, where the budget admits it.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
-    """
-    check_budget(trace, budget_bytes)
-    n = len(trace.functions)
-    run = _Run(trace, budget_bytes, "swap everything", eager=True)
-    for a, function in enumerate(trace.functions):
-        following = trace.functions[(a + 1) % n].variables
-        run.hopes[a] = [name for name in following if name not in function.variables]
-        run.leaves[a] = [name for name in function.variables if name not in following]
-    return run.plan()
-
-
-def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
     """Swap in a variable when a function needs it, and out the one that was used longest ago.
 
     Raises:
@@ -58,7 +39,7 @@ def on_demand(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
     return run.plan()
 
 
-def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
+def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
     """Swap out after the last forward use, and in one function ahead, as early works do.
 
     Of a variable that does not persist, the longest stretch without a use is taken for the one from
@@ -82,7 +63,7 @@ def vdnn(trace: FunctionSequence, budget_bytes: int) -> SwapPlan:
 
 
 def fixed_distance(
-    trace: FunctionSequence, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
+    trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
 ) -> SwapPlan:
     """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
@@ -116,7 +97,7 @@ def fixed_distance(
 
 
 def tune_fixed_distance(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
@@ -139,7 +120,7 @@ def tune_fixed_distance(
     return best
 
 
-def _that_fit(trace: FunctionSequence, budget_bytes: int) -> Iterator[SwapPlan]:
+def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
     for threshold, ahead in product(range(10), range(8)):
         with suppress(DoesNotFit):
             yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
@@ -148,17 +129,16 @@ def _that_fit(trace: FunctionSequence, budget_bytes: int) -> Iterator[SwapPlan]:
 class _Run(Draft):
     """Fixed wishes for each function, carried out iteration after iteration until they repeat.
 
-    `enters` must be swapped in before a function, `hopes` are where there is room, and `leaves` may
-    be released after it; releases wait until their memory is needed, oldest first, unless `eager`.
+    `enters` must be swapped in before a function, and `leaves` may be released after it; releases
+    wait until their memory is needed, oldest first, unless `eager`.
     """
 
     def __init__(
-        self, trace: FunctionSequence, budget_bytes: int, scheduler: str, eager: bool = False
+        self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
     ) -> None:
         super().__init__(trace, budget_bytes)
         self.scheduler, self.eager = scheduler, eager
         self.enters: list[list[str]] = [[] for _ in range(self.n)]
-        self.hopes: list[list[str]] = [[] for _ in range(self.n)]
         self.leaves: list[list[str]] = [[] for _ in range(self.n)]
         self.alive, self.valid = set(trace.persistent), set(trace.persistent)
         self.reserved: dict[str, int] = {}
@@ -215,11 +195,6 @@ class _Run(Draft):
         for name in born:
             self.alive.add(name)
             self.allocate(name)
-        for name in self.hopes[number]:
-            held = self.used - sum(sizes[other] for other in self.reserved if other != name)
-            if name in self.alive and held + sizes[name] * (name not in self.device) <= self.budget:
-                self.reserved.pop(name, None)
-                self._take(number, name)
         self.valid.difference_update(function.outputs)
         for name in self.leaves[number]:
             ends = self.trace.lifetimes[name][1] if name not in self.trace.persistent else None

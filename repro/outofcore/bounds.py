@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.measure.checks import is_whole
-from repro.outofcore.sequence import FunctionSequence
+from repro.outofcore.sequence import Trace
 from repro.outofcore.simulation import checked_rates, checked_times
 
 Vector = NDArray[np.float64]
@@ -47,7 +47,7 @@ class BudgetTooSmall(ValueError):
         )
 
 
-def check_budget(trace: FunctionSequence, budget_bytes: int) -> None:
+def check_budget(trace: Trace, budget_bytes: int) -> None:
     """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
     if not is_whole(budget_bytes):
         raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
@@ -59,7 +59,7 @@ def check_budget(trace: FunctionSequence, budget_bytes: int) -> None:
 
 
 def bound(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | Vector,
     bandwidth: float | tuple[float, float],
@@ -104,7 +104,7 @@ class _Uses:
             the function, and how long the value has to be kept, in functions.
     """
 
-    def __init__(self, trace: FunctionSequence) -> None:
+    def __init__(self, trace: Trace) -> None:
         number = {name: v for v, name in enumerate(trace.accesses)}
         self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
         self.needs = np.array(trace.needs_bytes, dtype=np.float64)

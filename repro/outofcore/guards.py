@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch
 import torch.utils.dlpack
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from repro.outofcore.host import MOVER
@@ -143,44 +142,13 @@ _start, _submit = threading.Thread.start, ThreadPoolExecutor.submit
 _blocks: list[Any] = []  # of `OutOfCore`, entered
 
 
-class Beside:
-    """Sees the operations of another thread, until the block is left."""
-
-    def __init__(self, block: Any) -> None:
-        self.block, self.device = block, block.device
-
-    def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation."""
-        run = self.block.run_beside if self.block.entered else None
-        return run(operation, args, kwargs) if run else operation(*args, **kwargs)
-
-    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes where its address says."""
-        if self.block.entered:
-            self.block.bring(tensor, lock)
-
-    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host."""
-        storage: torch.UntypedStorage = (
-            self.block.snapshot(tensor, keep) if self.block.entered else tensor.untyped_storage()
-        )
-        return storage
-
-    def hold_sizes(self, values: Iterable[object]) -> None:
-        """Keep tensors of whole numbers where they are."""
-        if self.block.entered:
-            self.block.hold_sizes(values)
-
-
 def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    owners = [m.owner for m in _get_current_dispatch_mode_stack() if isinstance(m, Operations)]
-    seen = [owner.block if isinstance(owner, Beside) else owner for owner in owners]
+    seen = [m.owner for m in _get_current_dispatch_mode_stack() if isinstance(m, Operations)]
     with ExitStack() as stack:
         for block in tuple(_blocks):
             if not any(block is other for other in seen):
-                beside = Beside(block)
-                stack.enter_context(RawAccess(beside))
-                stack.enter_context(Operations(beside))
+                stack.enter_context(RawAccess(block))
+                stack.enter_context(Operations(block))
         return call(*args, **kwargs)
 
 

@@ -239,16 +239,40 @@ class _Mover:
 
 
 class ThreadMover(_Mover):
-    """Copies between host memory and the store, by one thread for each direction."""
+    """Copies between host memory and the store, by one thread for each direction.
 
-    def __init__(self, store: HostStore) -> None:
+    Args:
+        store: Where the places are.
+        bytes_per_s: A rate to which copies of each direction are slowed down, one after another;
+            None for as fast as they are. Threads sleep, so that computing goes on.
+    """
+
+    def __init__(self, store: HostStore, bytes_per_s: float | None = None) -> None:
         super().__init__(store)
-        self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(2)]
+        self.bytes_per_s = bytes_per_s
+        # By direction those that copy; and those that wait, where copies are slowed down.
+        count = 2 if bytes_per_s is None else 4
+        self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(count)]
         self._open: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
+        self._free_at = [0.0, 0.0]  # when each direction's last copy is over
 
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        nbytes, copied = storage.nbytes(), self._copy(direction, storage, place)
+        rate, asked_at = self.bytes_per_s, time.perf_counter()
+        if rate is None:
+            return copied
+
+        def wait() -> None:
+            copied.result()
+            over = max(self._free_at[direction], asked_at) + nbytes / rate
+            self._free_at[direction] = over
+            time.sleep(max(0.0, over - time.perf_counter()))
+
+        return self._submit(self._pools[2 + direction], wait)
+
+    def _copy(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
         address, nbytes = storage.data_ptr(), storage.nbytes()
         copy = (self.store.read, self.store.write)[direction]
         if self.store.file is None and nbytes <= _SMALL_BYTES:
@@ -279,7 +303,9 @@ class ThreadMover(_Mover):
         return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
-        """Return measured bytes/s (to the device, to the host)."""
+        """Return bytes/s (to the device, to the host), as stated or else measured."""
+        if self.bytes_per_s is not None:
+            return self.bytes_per_s, self.bytes_per_s
         with self._lock:
             rates = [nbytes / seconds if nbytes else 2e9 for nbytes, seconds in self._moved]
         return rates[0], rates[1]
@@ -292,35 +318,6 @@ class ThreadMover(_Mover):
         """Wait for all copies, and end."""
         for pool in self._pools:
             pool.shutdown()
-
-
-class PacedMover(ThreadMover):
-    """Copies as `ThreadMover` does, each direction at a stated rate, one copy after another.
-
-    The threads sleep, so that computing goes on. It is never faster than the memory itself.
-    """
-
-    def __init__(self, store: HostStore, bytes_per_s: float) -> None:
-        super().__init__(store)
-        self.bytes_per_s = float(bytes_per_s)
-        self._free_at = [0.0, 0.0]  # when each direction's last copy is over
-        self._pools += [ThreadPoolExecutor(1, MOVER) for _ in range(2)]  # that wait
-
-    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        nbytes, copied = storage.nbytes(), super()._start(direction, storage, place)
-        asked_at = time.perf_counter()
-
-        def wait() -> None:
-            copied.result()
-            over = max(self._free_at[direction], asked_at) + nbytes / self.bytes_per_s
-            self._free_at[direction] = over
-            time.sleep(max(0.0, over - time.perf_counter()))
-
-        return self._submit(self._pools[2 + direction], wait)
-
-    def bandwidth(self) -> tuple[float, float]:
-        """Return the stated rate, each way."""
-        return self.bytes_per_s, self.bytes_per_s
 
 
 class StreamMover(_Mover):

@@ -237,7 +237,8 @@ class Iterations:
 
     Args:
         make_plan: Plans a recorded iteration; None only records.
-        settle: Called with a plan that has run through as it was made, and that iteration.
+        better: Given a plan that has run through as it was made, and that iteration, returns a
+            better plan or None.
 
     Attributes:
         origin: The clock at the start of the iteration.
@@ -250,10 +251,10 @@ class Iterations:
     def __init__(
         self,
         make_plan: Callable[[Recording], SwapPlan] | None,
-        settle: Callable[[SwapPlan, Recording], None] | None,
+        better: Callable[[SwapPlan, Recording], SwapPlan | None] | None,
         statistics: Statistics,
     ) -> None:
-        self._make_plan, self._settle, self._statistics = make_plan, settle, statistics
+        self._make_plan, self._better, self._statistics = make_plan, better, statistics
         self.origin = 0
         self.log: list[Entry] | None = []
         self.recorded: Recording | None = None
@@ -266,7 +267,7 @@ class Iterations:
 
     def record_only(self) -> None:
         """Make no plans from now on."""
-        self._make_plan = self._settle = None
+        self._make_plan = self._better = None
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
         """Return the plan's next step where this operation is it; else leave the plan."""
@@ -370,8 +371,12 @@ class Iterations:
             self._refined = self._refined + 1 if done else 0
             self._settled = self._proved = False
             self._statistics.plans += 1
-        elif known and not self._settled and self._settle and plan is not None:
-            self._settle(plan, recorded)
+        elif known and not self._settled and self._better and plan is not None:
+            better = self._better(plan, recorded)
+            if better is not None and self.follower is not None:
+                self.follower.replan(better)
+                self.plan = better
+                self._statistics.tuned += 1
         self._settled = self._settled or known
         self.recorded = recorded
         self.log = None if known else []

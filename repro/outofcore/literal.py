@@ -16,14 +16,12 @@ would be under way while its variable is written is not made, since its memory i
 
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
-from repro.outofcore.sequence import Action, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Kind, Trace
 
 _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
 
 
-def plan_literally(
-    trace: FunctionSequence, budget_bytes: int, window_bytes: int | None = None
-) -> SwapPlan:
+def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
     """Schedule the swaps of an iteration as section 3 has it.
 
     Args:
@@ -46,7 +44,7 @@ def plan_literally(
 class _Literal(Draft):
     """One iteration, from everything on the host to everything on the host."""
 
-    def __init__(self, trace: FunctionSequence, budget: int, window: int) -> None:
+    def __init__(self, trace: Trace, budget: int, window: int) -> None:
         super().__init__(trace, budget)
         self.window = window
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]

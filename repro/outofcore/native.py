@@ -4,12 +4,11 @@ The library is compiled at first use with the plain compiler and torch's headers
 is looked up at run time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it
 works.
 
-A library is code that runs: it is kept in a folder of this user's alone, ends with a digest of its
-content, and the file that is loaded is the very one that was checked.
+A library is code that runs: it is kept in a folder of this user's alone, and ends with a digest of
+its content.
 """
 
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -104,13 +103,13 @@ def build() -> Path:
     """Compile the library where that has not been done, and return its path.
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
-    name that hashes source, compiler and flags. That folder must be this user's (or root's) and
-    closed to others. A library that was changed is built again, with a warning. Any number of
-    processes may build it at once.
+    name that hashes source, compiler and flags. That folder must be this user's and closed to
+    others. A library that was changed is built again, with a warning. Any number of processes may
+    build it at once.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
-            not be trusted (its cause is an `UnsafeFolderError`).
+            not be trusted.
     """
     if platform.system() != "Linux":
         raise AllocatorBuildError(
@@ -129,32 +128,23 @@ def build() -> Path:
         # One folder for each user: a cache may be shared.
         folder = cache_folder() / f"native-{os.geteuid()}"
         target = folder / f"chunked_allocator-{key.hexdigest()[:16]}.so"
-        try:
-            os.close(_opened(target))
-            return target
-        except FileNotFoundError:
-            pass
-        except BrokenLibraryError as error:
-            logger.warning("building again: %s", error)
-            if target.is_dir() and not target.is_symlink():
-                raise AllocatorBuildError(f"{target} is a folder: remove it") from error
-            target.unlink(missing_ok=True)  # the permissions of an old file would stay
+        os.close(_own_folder(folder))
+        if target.exists():
+            if _is_whole(target):
+                return target
+            logger.warning("building again: %s is damaged, or not what was built here", target)
+            target.unlink()  # the permissions of an old file would stay
         with replacing(target) as made:  # the last process wins, with the same library
             command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
             content = made.read_bytes()
-            made.write_bytes(content + _digest(target, content))
+            made.write_bytes(content + _digest(target.name, content))
             made.chmod(stat.S_IRWXU)
     except subprocess.CalledProcessError as error:
         output = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AllocatorBuildError(
             f"the compiler failed with status {error.returncode}: {' '.join(error.cmd)}\n{output}"
             f"\nname another as $CXX"
-        ) from error
-    except UnsafeFolderError as error:
-        raise AllocatorBuildError(
-            f"the chunked allocator is not loaded: {error.strerror}: {error.filename}, or name "
-            f"another folder as $REPRO_CACHE"
         ) from error
     except OSError as error:
         raise AllocatorBuildError(
@@ -164,85 +154,52 @@ def build() -> Path:
     return target
 
 
-class UnsafeFolderError(PermissionError):
-    """A folder that code is loaded from belongs to another user, or can be written by others."""
-
-
 def _own_folder(path: Path) -> int:
-    """Open a folder that nobody else can write, made with the permissions 0700 where it is not.
+    """Open a folder that is closed to others, made where there is none.
 
-    A file that is then opened relative to the descriptor was put there by this user or by root,
-    whatever others may do to the folders above it.
-
-    Raises:
-        UnsafeFolderError: It belongs to another user (root's is trusted), others can write it, or
-            it is a symbolic link.
-        OSError: It cannot be made.
+    What is opened by way of the descriptor was put there by this user or by root, whatever others
+    may do to the folders above it.
     """
-    if path.is_symlink():
-        reason = "It is a symbolic link, which may lead anywhere"
-    else:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = -1
+    try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         state = os.fstat(folder)
-        if _is_own(state):
+        if state.st_uid == os.geteuid() and not state.st_mode & 0o077:
             return folder
+    except OSError:  # a link, which may lead anywhere
+        pass
+    if folder >= 0:
         os.close(folder)
-        reason = f"It belongs to user {state.st_uid}, who could have put any code there"
-        if state.st_mode & 0o022:
-            reason = "Others can write it, and could have put any code there"
-    raise UnsafeFolderError(errno.EPERM, f"{reason}; remove it", os.fspath(path))
+    raise AllocatorBuildError(
+        f"the chunked allocator is not loaded from {path}: it is no folder of this user's that is "
+        "closed to others, who could have put any code there; remove it, or name another folder "
+        "as $REPRO_CACHE"
+    )
 
 
-def _is_own(state: os.stat_result) -> bool:
-    """Whether a file or folder is this user's or root's, and nobody else can write it."""
-    return state.st_uid in (os.geteuid(), 0) and not state.st_mode & 0o022
-
-
-class BrokenLibraryError(AllocatorBuildError):
-    """The file in the place of the library was not built here."""
-
-
-def _digest(path: Path, content: bytes) -> bytes:
+def _digest(name: str, content: bytes) -> bytes:
     """Return the end of a library, which loaders take no notice of."""
-    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
-def _opened(path: Path) -> int:
-    """Open a library that can be trusted.
-
-    Raises:
-        FileNotFoundError: There is none.
-        BrokenLibraryError: It is damaged, another's, or none of ours.
-        UnsafeFolderError: Its folder is not this user's alone.
-    """
-    folder = _own_folder(path.parent)
-    try:
-        # Neither is a link followed nor a pipe waited for.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.open(path.name, flags, dir_fd=folder)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise BrokenLibraryError(f"{path} is no file that was built here ({error})") from error
-    finally:
-        os.close(folder)
-    state = os.fstat(file)
-    if stat.S_ISREG(state.st_mode) and _is_own(state):
-        with open(file, "rb", closefd=False) as stream:
-            content = stream.read()
-        if content[-_DIGEST_BYTES:] == _digest(path, content[:-_DIGEST_BYTES]):
-            return file
-    os.close(file)
-    raise BrokenLibraryError(f"{path} is damaged, or not what was built here")
+def _is_whole(library: Path) -> bool:
+    """Whether a library is what was built under its name."""
+    content = library.read_bytes()
+    return content[-_DIGEST_BYTES:] == _digest(library.name, content[:-_DIGEST_BYTES])
 
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
-    """Load the file that was checked, by its descriptor: its name may lead to another by now."""
+    """Load a library from a folder that is this user's alone.
+
+    By the folder's descriptor, which stays open: its name may lead to another folder by now.
+    """
+    opened = Path(f"/proc/self/fd/{_own_folder(path.parent)}") / path.name
     try:
-        # It stays open, since dlopen knows a library by its name, which is the descriptor's number.
-        library = ctypes.CDLL(f"/proc/self/fd/{_opened(path)}")
+        if not _is_whole(opened):
+            raise AllocatorBuildError(f"{path} is damaged, or not what was built here: remove it")
+        library = ctypes.CDLL(str(opened))
     except OSError as error:
         raise AllocatorBuildError(
             f"the chunked allocator at {path} cannot be loaded: {error}; name another folder as "
@@ -298,7 +255,7 @@ class ChunkedMemory:
         chunk_bytes: Size of a chunk, rounded up to what the backend can map: 4 KiB, or 2 MiB.
         limit_bytes: Most that all chunks may take; None for no limit.
         device: Number of the CUDA device.
-        small_bytes: Requests up to it share chunks, as in `PooledChunkedAllocator`; 0 for none.
+        small_bytes: Requests up to it share chunks, as in `ChunkedAllocator`; 0 for none.
 
     Raises:
         AllocatorError: An argument makes no sense.

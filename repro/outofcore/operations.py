@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -14,24 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
 from repro.outofcore.recording import components, signature, tensors_in
-
-
-class Observer(Protocol):
-    """A block, or its eyes in another thread; it manages the tensors of one device."""
-
-    device: torch.device
-
-    def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation."""
-
-    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes where its address says, for good where `lock`."""
-
-    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, which stays for a while if `keep`."""
-
-    def hold_sizes(self, values: Iterable[object]) -> None:
-        """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
 
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,9 +46,13 @@ _LEFT_ALONE = _left_alone(_dispatch.__code__)
 
 
 class Operations(TorchDispatchMode):
-    """Sees every operation, those of backward passes and of optimizers included."""
+    """Sees every operation, those of backward passes and of optimizers included.
 
-    def __init__(self, owner: Observer) -> None:
+    Args:
+        owner: A block.
+    """
+
+    def __init__(self, owner: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
 
@@ -93,7 +79,7 @@ class RawAccess(TorchFunctionMode):
     )
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
 
-    def __init__(self, owner: Observer) -> None:
+    def __init__(self, owner: Any) -> None:
         super().__init__()
         self.owner = owner
 

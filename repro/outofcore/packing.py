@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import fastest, plan_swaps
-from repro.outofcore.sequence import Action, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Kind, Trace
 from repro.outofcore.simulation import Simulation
 
 MARGINS = (0.0, 0.03)  # of the budget
@@ -29,7 +29,7 @@ Times = NDArray[np.float64]
 
 
 def plan_packed(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | Times,
     bandwidth: float | tuple[float, float],
@@ -57,7 +57,7 @@ def plan_packed(
 
 
 def packed_plans(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | Times,
     bandwidth: float | tuple[float, float],
@@ -101,7 +101,7 @@ class _Gap:
 class _Packing:
     """Plans of one margin: the same variables stay in all of them."""
 
-    def __init__(self, trace: FunctionSequence, budget: int, margin: int) -> None:
+    def __init__(self, trace: Trace, budget: int, margin: int) -> None:
         self.trace, self.budget = trace, budget
         self.n = len(trace.functions)
         self.gaps = every = [_Gap(*gap, trace.sizes[gap.variable]) for gap in trace.gaps]
@@ -158,7 +158,7 @@ class _Packing:
 class _Writing(Draft):
     """From where variables stay, leave and enter to the actions of a plan, and its start."""
 
-    def __init__(self, trace: FunctionSequence, budget: int, gaps: Sequence[_Gap]) -> None:
+    def __init__(self, trace: Trace, budget: int, gaps: Sequence[_Gap]) -> None:
         super().__init__(trace, budget)
         n = self.n
         self.begins: list[list[_Gap]] = [[] for _ in range(n)]
@@ -236,7 +236,7 @@ class _Writing(Draft):
             self.outgoing.discard(name)
 
 
-def _copied_before(simulation: Simulation, trace: FunctionSequence) -> dict[tuple[str, int], int]:
+def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
     """Return before which function each copy to the host was done, by that after which it began."""
     n = len(trace.functions)
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])

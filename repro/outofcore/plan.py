@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.allocator import Event
-from repro.outofcore.bounds import bound
 from repro.outofcore.host import aligned
-from repro.outofcore.sequence import Action, Function, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Function, Kind, Trace
 from repro.outofcore.simulation import Simulation, phases, simulate
 
 Actions = tuple[tuple[Action, ...], ...]
@@ -44,7 +43,7 @@ class SwapPlan:
         copies_again: It copies variables that the host has already, as the paper's own does.
     """
 
-    trace: FunctionSequence = field(repr=False)
+    trace: Trace = field(repr=False)
     budget_bytes: int
     before: Actions = field(repr=False)
     after: Actions = field(repr=False)
@@ -139,23 +138,11 @@ class SwapPlan:
         """
         return simulate(self, compute_times, bandwidth, latency_s)
 
-    def bound(
-        self,
-        compute_times: Sequence[float] | NDArray[np.float64],
-        bandwidth: float | tuple[float, float],
-        latency_s: float = 0.0,
-    ) -> float:
-        """Return the seconds that no plan of this trace within this budget can beat: see `bounds`.
-
-        The arguments are those of `simulate`, whose `Simulation.time_s` it is never above.
-        """
-        return bound(self.trace, self.budget_bytes, compute_times, bandwidth, latency_s)
-
 
 class Draft:
     """A plan as a scheduler writes it, function by function."""
 
-    def __init__(self, trace: FunctionSequence, budget_bytes: int) -> None:
+    def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
         self.n = len(trace.functions)
         self.alive = set(trace.alive_at_start)

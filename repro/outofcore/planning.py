@@ -1,32 +1,30 @@
-"""The schedules by name, and the plan of a recorded iteration: one at once, better ones later.
+"""The schedules by name, and the plan of a recorded iteration: one at once, a better one later.
 
 The fastest schedule is found by simulating many plans, which for a long iteration takes far longer
 than a step. So the first plan is followed as soon as it is made; once it has run through, others
-are tried between iterations, a bounded time after each. No thread of its own: it would take
-Python's lock from every operation of the training.
+are tried for a bounded time.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.baselines import DoesNotFit, on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.host import SLAB_BYTES
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.packing import packed_plans, plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
 from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
-from repro.outofcore.sequence import FunctionSequence
-from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Trace
 
-AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
-SHARE = 0.05  # of the training's time for better plans after that
+TRYING_S = 1.0  # for better plans when an iteration is known to repeat, one plan at least
 _COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
 _MARGIN = 0.01  # of an iteration, that a better plan has to win
-_OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
 _TUNED = {"auto", "window", "packed"}
 
 Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
@@ -91,15 +89,28 @@ def make_plan(
     return plan
 
 
+def host_bytes(trace: Trace, budget_bytes: int) -> int:
+    """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
+
+    They are the larger of the default schedule's and of demand paging's, by which the first
+    iteration runs, with all that no function uses; 0 where there is room for all.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+    """
+    needed = plan_swaps(trace, budget_bytes).host_bytes
+    with suppress(DoesNotFit):  # where its iterations never repeat
+        needed = max(needed, on_demand(trace, budget_bytes).host_bytes)
+    if trace.peak_bytes > budget_bytes:
+        needed += trace.held_bytes
+    return -(-needed // SLAB_BYTES) * SLAB_BYTES
+
+
 class Planner:
     """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
     Args:
         rates: Returns bytes/s of the copies (to the device, to the host), as measured so far.
-        clock: Returns seconds.
-
-    Attributes:
-        tried: Plans made to find a better one.
     """
 
     def __init__(
@@ -108,80 +119,49 @@ class Planner:
         window_bytes: int | Literal["auto"] | None,
         budget_bytes: int,
         rates: Callable[[], tuple[float, float]],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.schedule, self.window_bytes, self.budget_bytes = schedule, window_bytes, budget_bytes
-        self._rates, self._clock = rates, clock
-        self.tried = 0
-        self._candidates: Iterator[SwapPlan] | None = None
-        self._best = (0.0, 0)
-        self._times: NDArray[np.float64] = np.zeros(0)
-        self._link = (1.0, 1.0)
-        self._credit_s = 0.0
-        self._guess_s = 0.0  # of the next plan, until one was tried
-        self._longest_s = 0.0  # of the longest plan
+        self._rates = rates
 
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration, soon; errors are those of `make_plan`."""
-        self._candidates = None
-        began = self._clock()
         trace, window = recorded.trace, self.window_bytes
         window = None if window == "auto" else window
         given = trace, self.budget_bytes, recorded.times, self._rates(), _COPY_LATENCY_S
         if self.schedule == "packed":
-            plan = next(packed_plans(*given))
-        elif self.schedule in _TUNED:
-            plan = plan_swaps(trace, self.budget_bytes, window)
-        else:
-            plan = make_plan(self.schedule, *given, window)
-        self._longest_s = self._clock() - began
-        return plan
+            return next(packed_plans(*given))
+        if self.schedule in _TUNED:
+            return plan_swaps(trace, self.budget_bytes, window)
+        return make_plan(self.schedule, *given, window)
 
-    def settle(self, plan: SwapPlan, recorded: Recording) -> None:
-        """Take it that an iteration repeats as `plan` has it, and as long as it was recorded."""
+    def better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
+        """Try other plans of an iteration that repeats as `plan` has it, for a bounded time.
+
+        Return the fastest when simulated, None where that is not faster.
+        """
         fixed = self.window_bytes != "auto" and self.schedule != "packed"
         other = len(recorded.times) != len(plan.trace.functions)
         if self.schedule not in _TUNED or fixed or other or not plan.bytes_moved:
-            return
-        began = self._clock()
-        self._times, self._link = np.asarray(recorded.times), self._rates()
-        self._candidates = self._plans(plan.trace)
-        self._best = self._score(plan)
-        self._credit_s = AT_ONCE_S - (self._clock() - began)
-        self._guess_s, self._longest_s = _OF_FIRST * self._longest_s, 0.0
-
-    def better(self, elapsed_s: float) -> SwapPlan | None:
-        """Try other plans, and return the best where it beats the one at hand.
-
-        They get a share of `elapsed_s`, the seconds of training since the last call.
-        """
-        if self._candidates is None:
             return None
-        self._credit_s += SHARE * elapsed_s
-        better_plan: SwapPlan | None = None
-        began = self._clock()
-        while (self._longest_s or self._guess_s) <= self._credit_s:
-            try:
-                plan = next(self._candidates)
-            except StopIteration:
-                self._candidates = None
+        times, link = np.asarray(recorded.times), self._rates()
+
+        def score(plan: SwapPlan) -> tuple[float, int]:
+            result = plan.simulate(times, link, _COPY_LATENCY_S)
+            return round(result.time_s, 9), result.bytes_moved
+
+        until, best, found = time.perf_counter() + TRYING_S, score(plan), None
+        for candidate in self._plans(plan.trace, times, link):
+            tried = score(candidate)
+            if tried[0] < (1 - _MARGIN) * best[0] or (tried[0] <= best[0] and tried[1] < best[1]):
+                best, found = tried, candidate
+            if time.perf_counter() > until:
                 break
-            self.tried += 1
-            score, best = self._score(plan), self._best
-            if score[0] < (1 - _MARGIN) * best[0] or (score[0] <= best[0] and score[1] < best[1]):
-                self._best, better_plan = score, plan
-            took, began = self._clock() - began, self._clock()
-            self._longest_s = max(self._longest_s, took)
-            self._credit_s -= took
-        return better_plan
+        return found
 
-    def _score(self, plan: SwapPlan) -> tuple[float, int]:
-        result = plan.simulate(self._times, self._link, _COPY_LATENCY_S)
-        return round(result.time_s, 9), result.bytes_moved
-
-    def _plans(self, trace: FunctionSequence) -> Iterator[SwapPlan]:
+    def _plans(
+        self, trace: Trace, times: NDArray[np.float64], link: tuple[float, float]
+    ) -> Iterator[SwapPlan]:
         if self.schedule != "window":
-            given = trace, self.budget_bytes, self._times, self._link, _COPY_LATENCY_S
-            yield from packed_plans(*given)
+            yield from packed_plans(trace, self.budget_bytes, times, link, _COPY_LATENCY_S)
         if self.schedule != "packed":
-            yield from windows(trace, self.budget_bytes, self._times)
+            yield from windows(trace, self.budget_bytes, times)

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
 from repro.outofcore.residency import Variable
-from repro.outofcore.sequence import Function
-from repro.outofcore.trace import Trace
+from repro.outofcore.sequence import Function, Trace
 
 ADD: OpOverload = torch.ops.aten.add.Tensor
 ADD_INTO: OpOverload = torch.ops.aten.add_.Tensor

@@ -39,7 +39,7 @@ class Variable:
     incoming: tuple[Any, torch.UntypedStorage] | None = None
     outgoing: tuple[Any, torch.UntypedStorage] | None = None
     fresh: torch.UntypedStorage | None = None  # on a CPU, where the copy to the device goes
-    pins = 0  # operations of other threads, and collectives, that work on it
+    pins = 0  # collectives that work on it
     died: int | None = None  # the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
     bound = -1  # the trace's variable that it is in this iteration
@@ -70,8 +70,7 @@ class Residency:
     Attributes:
         uncounted: Bytes by address of storages left alone, as operations began with a part of them.
         lock: To be held by the caller of anything here.
-        wait: Waits until an operation of another thread or a collective has ended; returns whether
-            one has.
+        wait: Gives collectives some time to end; returns whether any were under way.
     """
 
     def __init__(
@@ -362,11 +361,10 @@ class Residency:
         keep: Iterable[Variable],
         what: Callable[[], str],
         strict: bool = True,
-        patient: bool = True,
     ) -> None:
         """Free device memory for `nbytes`: of variables not to `keep`, those used longest ago.
 
-        Where that is not enough, wait for other threads if `patient`, and raise if `strict`.
+        Where that is not enough and it is `strict`, wait for collectives, and then raise.
 
         Raises:
             BudgetTooSmall: All that may be released is not enough.
@@ -391,7 +389,7 @@ class Residency:
                     self.resized(variable)
             if self.used_bytes + nbytes <= self.budget_bytes or not strict:
                 return
-            if not self.ended and not (patient and self.wait()):
+            if not self.ended and not self.wait():
                 break
         else:
             return
@@ -404,7 +402,7 @@ class Residency:
             if any(v.fixed for v in variables):
                 because += " or whose memory is not torch's own"
         if busy := sum(v.nbytes for v in variables if v.pins):
-            because += f", {busy} of them in use by other threads or collectives"
+            because += f", {busy} of them in use by collectives"
         needed = self.used_bytes + nbytes
         return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 

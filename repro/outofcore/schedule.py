@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.sequence import Action, FunctionSequence, Kind
+from repro.outofcore.sequence import Action, Kind, Trace
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -28,9 +28,7 @@ _DEFAULT_SHARE = 1.5  # of the budget; variables without room wait outside the w
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
 
 
-def plan_swaps(
-    trace: FunctionSequence, budget_bytes: int, window_bytes: int | None = None
-) -> SwapPlan:
+def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
     """Schedule the swaps of an iteration by a sliding window (section 3).
 
     Args:
@@ -55,9 +53,7 @@ def plan_swaps(
     return _schedule(trace, budget_bytes, window_bytes, None)
 
 
-def _schedule(
-    trace: FunctionSequence, budget_bytes: int, window_bytes: int, reach: Reach | None
-) -> SwapPlan:
+def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
     # Planning makes no cycles, and the collector would walk a long trace again and again.
     collecting = gc.isenabled()
     gc.disable()
@@ -79,7 +75,7 @@ def _schedule(
 
 
 def tune_window(
-    trace: FunctionSequence,
+    trace: Trace,
     budget_bytes: int,
     compute_times: Sequence[float] | NDArray[np.float64],
     bandwidth: float | tuple[float, float],
@@ -122,9 +118,7 @@ def fastest(
     return best[1] if best else None
 
 
-def windows(
-    trace: FunctionSequence, budget_bytes: int, times: NDArray[np.float64]
-) -> Iterator[SwapPlan]:
+def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
     """Yield the plans of which `tune_window` returns the fastest."""
     for share in WINDOW_SHARES:
         yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
@@ -191,7 +185,7 @@ class _Window:
             self._release_oldest(self.after[-1])
 
     def __init__(
-        self, trace: FunctionSequence, budget_bytes: int, window_bytes: int, reach: Reach | None
+        self, trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None
     ) -> None:
         self.trace, self.budget, self.window, self.reach = trace, budget_bytes, window_bytes, reach
         self.n = n = len(trace.functions)

@@ -78,7 +78,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FunctionSequence:
+class Trace:
     """The functions of one iteration, which is repeated.
 
     A variable that is first read was there before the iteration and stays (`persistent`: a
@@ -224,8 +224,3 @@ class FunctionSequence:
     def smallest_budget(self) -> int:
         """Bytes below which no schedule exists: the largest need of one function."""
         return max(self.needs_bytes)
-
-    @property
-    def variables(self) -> list[str]:
-        """The variable-sequence of section 3: a variable once for each use."""
-        return [name for function in self.functions for name in function.variables]

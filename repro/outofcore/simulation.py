@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.sequence import FunctionSequence, Kind
+from repro.outofcore.sequence import Kind, Trace
 
 if TYPE_CHECKING:
     from repro.outofcore.plan import SwapPlan
@@ -101,7 +101,7 @@ def simulate(
 
 
 def checked_times(
-    trace: FunctionSequence, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
+    trace: Trace, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
 ) -> NDArray[np.float64]:
     """Return the times of a trace's functions, (n,), if they are such."""
     times = np.asarray(compute_times, dtype=np.float64)

@@ -1,7 +1,6 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -19,11 +18,10 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore import guards
 from repro.outofcore.bounds import BudgetTooSmall
-from repro.outofcore.guards import Beside, Uninterrupted, watch
+from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
     Mover,
-    PacedMover,
     StreamMover,
     ThreadMover,
     give_back_freed_memory,
@@ -41,8 +39,8 @@ from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Addresses, Residency
-from repro.outofcore.running import Others, Running
-from repro.outofcore.trace import Trace
+from repro.outofcore.running import Running
+from repro.outofcore.sequence import Trace
 
 _T = TypeVar("_T")
 
@@ -89,8 +87,7 @@ class OutOfCore:
         budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
             operations comes on top.
         window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
-            ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
-            of the training's.
+            ``"auto"`` chooses by simulation with measured times, for about a second.
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
@@ -98,8 +95,8 @@ class OutOfCore:
             process returns freed memory to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
-            `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
-            All of it is given back at the end.
+            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as it is
+            needed. All of it is given back at the end.
         model: A module, or some, whose parameters, buffers and gradients count from the start;
             those of another one count from its first use on (of the first one that is called, from
             that call on).
@@ -206,11 +203,11 @@ class OutOfCore:
             raise
         if self.swap_folder is not None:
             give_back_freed_memory()
-        mover: Mover = ThreadMover(self._store)
-        if accelerator.is_accelerator(self.device):
-            mover = StreamMover(self._store, self.device)
-        elif self.link_bytes_per_s is not None:
-            mover = PacedMover(self._store, self.link_bytes_per_s)
+        mover: Mover = (
+            StreamMover(self._store, self.device)
+            if accelerator.is_accelerator(self.device)
+            else ThreadMover(self._store, self.link_bytes_per_s)
+        )
         self._process, self._thread = guards.process, get_ident()
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
@@ -220,15 +217,13 @@ class OutOfCore:
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
-        self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
-        self._ended = time.perf_counter()  # when the last iteration did
+        self._iterations = Iterations(self._make_plan, self._better, self._statistics)
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._addresses, self._iterations)
-        self._follow = running.follow  # bound once: it is called at every operation
-        self._others = Others(running, residency, guard)
-        residency.wait = self._others.wait
+        self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
+        residency.wait = lambda: guard.pending is None and running.collectives.wait()
         guard.install()
         try:
             with guard, ExitStack() as stack:
@@ -251,11 +246,13 @@ class OutOfCore:
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
-            if not isinstance(mode.owner, Beside):
+            if mode.owner is self:  # it is left, but this thread goes on to see it
+                raise RuntimeError("this thread was started within this block: make another one")
+            if mode.owner.entered and mode.owner._thread == get_ident():
                 raise RuntimeError(
                     f"{another} here already: leave it first, as both would move the same tensors"
                 )
-            if mode.owner.block.entered:
+            if mode.owner.entered:
                 raise RuntimeError(
                     f"{another} in the thread that started this one, and sees what this one does: "
                     "train here without a block of its own, or start this thread before that block"
@@ -371,15 +368,13 @@ class OutOfCore:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            with self._lock:
-                self._addresses.kept.clear()
-                for entry in self._iterations.log or ():
-                    for variable in entry.written:
-                        variable.raw = False
-                self._iterations.end(self._residency.clock)
-                self._say_what_is_uncounted()
-            self._follow_better()  # other threads may go on meanwhile
+        with self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._addresses.kept.clear()
+            for entry in self._iterations.log or ():
+                for variable in entry.written:
+                    variable.raw = False
+            self._iterations.end(self._residency.clock)
+            self._say_what_is_uncounted()
 
     def _say_what_is_uncounted(self) -> None:
         nbytes = self._statistics.uncounted_bytes = sum(self._residency.uncounted.values())
@@ -398,18 +393,11 @@ class OutOfCore:
         self._store.reserve(plan.host_bytes)
         return plan
 
-    def _follow_better(self) -> None:
-        """Try other plans of the same iteration, for a bounded time, and follow a better one."""
-        now = time.perf_counter()
-        plan = self._planner.better(now - self._ended)
-        self._ended = time.perf_counter()
-        follower = self._iterations.follower
-        if plan is not None and follower is not None:
-            with self._lock:
-                self._store.reserve(plan.host_bytes)
-                follower.replan(plan)
-                self._iterations.plan = plan
-                self._statistics.tuned += 1
+    def _better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
+        better = self._planner.better(plan, recorded)
+        if better is not None:
+            self._store.reserve(better.host_bytes)
+        return better
 
     # ---- operations
 
@@ -424,7 +412,7 @@ class OutOfCore:
         guard.depth += 1
         try:
             if not isinstance(operation, OpOverload):  # of higher order
-                return self._others.run(operation, args, kwargs)
+                return self._beside(operation, args, kwargs)
             return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
@@ -437,11 +425,11 @@ class OutOfCore:
     def run_beside(
         self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
-        if guards.process != self._process:
+        """Run an operation of another thread."""
+        if guards.process != self._process or self._stack is None:
             return operation(*args, **kwargs)
         try:
-            return self._others.run(operation, args, kwargs)
+            return self._beside(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
             raise
@@ -460,6 +448,8 @@ class OutOfCore:
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes on the device for readers of its address."""
+        if self._stack is None:
+            return
         with self._reading([tensor]) as forked:
             if not forked:
                 self._addresses.bring(tensor, lock)
@@ -479,7 +469,7 @@ class OutOfCore:
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
-        for value in values if self.device.type == "cpu" else ():
+        for value in values if self._stack is not None and self.device.type == "cpu" else ():
             if not isinstance(value, torch.Tensor) or value.device != self.device:
                 continue
             if not value.dtype.is_floating_point:
@@ -491,6 +481,8 @@ class OutOfCore:
         It stays for as long as it is used, or, with `keep`, until the iteration ends or an
         operation writes to some tensor.
         """
+        if self._stack is None:
+            return tensor.untyped_storage()
         with self._reading([tensor]) as forked:
             if forked:
                 return tensor.untyped_storage()

@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.outofcore.operands import meet_module, meet_optimizer
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
+from repro.outofcore.sequence import Trace
 from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.trace import Trace
 
 
 def record(
     step: Callable[[], object],
-    budget_bytes: int | None = None,
     warmup: int = 0,
     device: str | torch.device | None = None,
     model: nn.Module | Iterable[nn.Module] = (),
@@ -39,7 +38,6 @@ def record(
 
     Args:
         step: One training iteration: forward, backward, optimizer.
-        budget_bytes: Stay within it by swapping on demand; None for no limit.
         warmup: Iterations to run before, so that an optimizer has its state, and so that the ends
             of variables that an iteration leaves behind are seen.
         device: As of `OutOfCore`, or ``"meta"``.
@@ -49,34 +47,14 @@ def record(
             element, as a block of the smallest budget runs them; otherwise whole.
 
     Raises:
-        BudgetTooSmall: An operation alone needs more than the budget.
-        ValueError: `warmup` is negative, no operation ran, or a budget is given for ``"meta"``.
+        ValueError: `warmup` is negative, or no operation ran.
     """
-    return record_timed(step, budget_bytes, warmup, device, model, optimizer, in_parts).trace
-
-
-def record_timed(
-    step: Callable[[], object],
-    budget_bytes: int | None = None,
-    warmup: int = 0,
-    device: str | torch.device | None = None,
-    model: nn.Module | Iterable[nn.Module] = (),
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
-    in_parts: bool = True,
-) -> Recording:
-    """Run one iteration and return it with the seconds of its functions: see `record`."""
     if not callable(step):
         raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
     meta = device is not None and torch.device(device).type == "meta"
-    if meta and budget_bytes is not None:
-        raise ValueError(
-            f"budget_bytes is {budget_bytes}, but on the device meta there is nothing to swap: "
-            "give None"
-        )
-    unlimited = UNLIMITED if in_parts else UNLIMITED - 1
-    budget = unlimited if budget_bytes is None else budget_bytes
+    budget = UNLIMITED if in_parts else UNLIMITED - 1
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     if meta:
         block.device = torch.device("meta")
@@ -94,18 +72,17 @@ def record_timed(
                 step()
                 block.step()
             recorded = block._iterations.recorded
-            if recorded is not None:
-                recorded = _with_held(recorded, block, modules, optimizers)
+            trace = _with_held(recorded, block, modules, optimizers) if recorded else None
     finally:
         for hook in hooks:
             hook.remove()
-    if recorded is None:  # not on this device, at least
+    if trace is None:  # not on this device, at least
         raise ValueError(
             "no operation ran in the step on the device "
             f"{block.device}: it needs at least one; under torch's FakeTensorMode make the model, "
             'the optimizer and the inputs, and give device="meta"'
         )
-    return recorded
+    return trace
 
 
 def _with_held(
@@ -113,8 +90,8 @@ def _with_held(
     block: OutOfCore,
     modules: Iterable[nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
-) -> Recording:
-    """Return a recording with the tensors of modules and optimizers that no operation uses."""
+) -> Trace:
+    """Return a recorded trace with the tensors of modules and optimizers that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         for module in modules:
             meet_module(block._residency, module)
@@ -125,4 +102,4 @@ def _with_held(
     sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}
     kinds = {f"held{n}": variable.kind for n, variable in enumerate(held)}
     sizes, kinds = {**trace.sizes, **sizes}, {**trace.kinds, **kinds}
-    return replace(recorded, trace=replace(trace, sizes=sizes, kinds=kinds))
+    return replace(trace, sizes=sizes, kinds=kinds)

@@ -19,13 +19,11 @@ from repro.experiments.outofcore import building, measuring, modelled, runs, sim
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
     GIB,
-    Costs,
     best_fit,
     can_train,
     chunk_bytes,
     chunked,
     fit,
-    in_core,
     largest_budget,
 )
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
@@ -33,8 +31,7 @@ from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
-from repro.outofcore.pooled import PooledChunkedAllocator
+from repro.outofcore.allocator import MIB, BestFitAllocator, ChunkedAllocator, Event, replay
 from repro.records import RecordStore
 
 PAPER = load_paper("outofcore")
@@ -228,19 +225,6 @@ class TestSimulated:
         more = chunks["time_s"] - chunks["unmapped_s"]
         assert 0 < more <= 1e-4 * chunks["map_operations"] * (1 + 1e-9)
 
-    def test_the_plan_that_is_taken_is_no_slower_than_the_plain_window(self, toys):
-        limit = toys.outcomes["simulated"].metrics["limit_bytes"]
-        trace = trace_at(_TOY, 32)
-        times = Rates.fit(_BASELINE, [4, 8], [40.0, 60.0]).times(trace)
-        rows = toys.outcomes["simulated"].metrics["rows"]
-        for name, allocator in ALLOCATORS.items():
-            make = partial(allocator, limit)
-            plain = largest_budget(trace, limit, make)
-            assert rows[name]["reserved_bytes"] <= limit
-            map_s = 1e-4 if name == "schedule_va" else 0.0
-            theirs = simulating.modelled_row(plain, Costs(times, 5e7, map_s))
-            assert rows[name]["time_s"] <= theirs["time_s"] * (1 + 1e-9)
-
 
 class TestAnalysed:
     def test_a_faster_link_and_fewer_bytes_take_less_time(self, toys):
@@ -298,11 +282,6 @@ class TestChild:
         assert outcome.timings["iteration"].warmup == 3
         assert outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
-
-    @pytest.mark.thorough
-    def test_out_of_memory_is_an_error_here(self):
-        with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
-            measuring.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 32}, "cpu")
 
     def test_a_gpu_is_measured_in_a_child(self, monkeypatch):
         asked = []
@@ -371,17 +350,16 @@ CHUNK = 2 * MIB
 
 
 class TestMapped:
-    @pytest.mark.parametrize("chunk_mib", [2, 6])
-    def test_the_simulator_says_the_same(self, chunk_mib):
+    def test_the_simulator_says_the_same(self):
         names = [number * 7 % 40 for number in range(40)]
         events = [Event(name, (name * 977_777) % (9 * MIB) + 1) for name in names]
         events += [Event(name, None) for name in names[::2]]
         events += [Event(name, (name + 3) * 555_555) for name in names[::2]]
-        chunk = chunk_mib * MIB
-        report = replay(PooledChunkedAllocator(chunk), events)
+        chunk = 6 * MIB
+        peaks = replay(ChunkedAllocator(chunk, None, chunk // 2), events).peaks
         counters = simulating.mapped(events, chunk)
-        assert counters.peak_reserved_bytes == report.peak_reserved_bytes
-        assert counters.peak_requested_bytes == report.peak_requested_bytes
+        assert counters.peak_reserved_bytes == peaks["reserved_bytes"]
+        assert counters.peak_requested_bytes == peaks["requested_bytes"]
 
 
 class TestPhysical:
@@ -450,7 +428,7 @@ class TestTraces:
             trace_at({"model": {"name": "changing"}, "image": [1, 1]}, 5)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("role", runs.ROLES)
+    @pytest.mark.parametrize("role", [RESNET, "DenseNet"])
     def test_checkpointing_changes_memory_and_no_gradient(self, role):
         config = SMOKE[role] | {"batch": 24}
         seen: list[torch.Tensor] = []
@@ -472,7 +450,7 @@ class TestTraces:
         assert len(gradients[0]) == len(gradients[1]) > 10
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs)
-        assert (peaks[1] < peaks[0]) == (role in (RESNET, PIX2PIXHD, "DeepLabv3+"))
+        assert (peaks[1] < peaks[0]) == (role == RESNET)
 
 
 class TestRates:
@@ -509,7 +487,7 @@ class TestFitting:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("allocator", [best_fit, chunked])
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("seed", range(3))
     def test_against_trying_many_budgets(self, seed, allocator):
         trace = random_chain(seed)
         limit = int(random.Random(seed).uniform(0.6, 1.1) * trace.peak_bytes)
@@ -527,20 +505,13 @@ class TestFitting:
             return
         budget = found.plan.budget_bytes
         assert found.plan.verify() <= budget <= limit
-        assert found.report.peak_reserved_bytes <= limit
+        assert found.peaks["reserved_bytes"] <= limit
         # No smaller than what is served of the ends and quarters, and beyond it something is not.
         starts = [low + (limit - low) * k // 4 for k in range(5)]
         assert budget >= max(start for start in starts if start in served)
         if budget < limit:
             assert limit not in served
         assert can_train(trace, limit, make)
-
-    def test_in_core(self):
-        trace = random_chain(1)
-        assert in_core(trace, partial(best_fit, 2 * trace.peak_bytes)) is not None
-        assert in_core(trace, partial(best_fit, trace.peak_bytes - 1)) is None
-        fitting = in_core(trace, partial(chunked, 2 * trace.peak_bytes))
-        assert fitting.report.peak_requested_bytes == trace.peak_bytes
 
 
 def losses_and_weights(config, budget):

@@ -1,4 +1,3 @@
-import copy
 import random
 from itertools import pairwise
 
@@ -15,16 +14,14 @@ from repro.outofcore.allocator import (
     OutOfMemory,
     replay,
 )
-from repro.outofcore.pooled import PooledChunkedAllocator
 
 MAKE = {
     "best fit": BestFitAllocator,
-    "small best fit": lambda capacity=None: BestFitAllocator(capacity, 4, 16, 32, 100, 20, 200),
+    "small best fit": lambda capacity=None: BestFitAllocator(capacity, 2**-11),
     "chunked": lambda capacity=None: ChunkedAllocator(64, capacity),
-    "paper's chunks": lambda capacity=None: ChunkedAllocator(capacity_bytes=capacity),
-    "pooled": lambda capacity=None: PooledChunkedAllocator(capacity_bytes=capacity),
+    "pooled": lambda capacity=None: ChunkedAllocator(40 * MIB, capacity, 20 * MIB),
 }
-LARGE = (BestFitAllocator, MAKE["paper's chunks"], MAKE["pooled"])
+UNITS = {MAKE["best fit"]: MIB, MAKE["pooled"]: MIB, MAKE["small best fit"]: 512}
 
 
 def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event]:
@@ -62,10 +59,8 @@ class TestChunked:
         allocator.release_cached()
         assert (allocator.reserved_bytes, allocator.allocated_bytes) == (30, 30)
 
-
-class TestPooled:
-    def test_by_hand(self):
-        allocator = PooledChunkedAllocator(2048, 3 * 2048)  # small: up to 1,024
+    def test_small_requests_by_hand(self):
+        allocator = ChunkedAllocator(2048, 3 * 2048, 1024)
         allocator.malloc("a", 1000)  # 1,024 of chunk 0
         allocator.malloc("b", 1)  # 512 of it
         allocator.malloc("c", 513)  # 1,024 of chunk 1
@@ -73,7 +68,6 @@ class TestPooled:
         allocator.malloc("d", 500)  # the rest of chunk 0
         allocator.malloc("e", 1025)  # a chunk of its own
         assert allocator.blocks == {"a": (0,), "b": (0,), "c": (1,), "d": (0,), "e": (2,)}
-        assert allocator.largest_allocatable() == 1024
         with pytest.raises(OutOfMemory):
             allocator.malloc("f", 1025)
         allocator.free("a")
@@ -97,9 +91,7 @@ class TestBestFit:
             (10 * MIB, 10 * MIB),
             (10 * MIB + 1, 12 * MIB),
         ):
-            allocator = BestFitAllocator()
-            allocator.malloc("a", nbytes)
-            assert allocator.reserved_bytes == reserved, nbytes
+            assert replay(BestFitAllocator(), [Event("a", nbytes)]).reserved_bytes == reserved
 
     def test_when_a_block_is_split(self):
         allocator = BestFitAllocator()
@@ -119,17 +111,14 @@ class TestBestFit:
 
     def test_the_smallest_block_that_fits_at_the_lowest_address(self):
         allocator = MAKE["small best fit"]()
-        for name, nbytes in zip("abcdef", (40, 20, 60, 20, 40, 20), strict=True):
-            allocator.malloc(name, nbytes)
+        for name, units in zip("abcdef", (4, 2, 6, 2, 4, 2), strict=True):
+            allocator.malloc(name, 512 * units)
         places = {name: address for name, (address, _) in allocator.blocks.items()}
         for name in "ace":
             allocator.free(name)
-        allocator.malloc("g", 39)
-        assert allocator.blocks["g"] == (places["a"], 40)
-        allocator.malloc("h", 38)
-        assert allocator.blocks["h"] == (places["e"], 40)
-        allocator.malloc("i", 37)
-        assert allocator.blocks["i"][0] == places["c"]
+        for name, nbytes, where in (("g", 2047, "a"), ("h", 2000, "e"), ("i", 1600, "c")):
+            allocator.malloc(name, nbytes)
+            assert allocator.blocks[name][0] == places[where]
 
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
@@ -140,16 +129,12 @@ class TestBestFit:
         events += [Event(f"b{n}", 20 * MIB) for n in range(20)]
         events += [Event(f"b{n}", None) for n in range(0, 20, 2)]
         last = Event("last", 40 * MIB)
-        chunked = ChunkedAllocator(2 * MIB, capacity)
-        assert replay(chunked, [*events, last]).peak_reserved_bytes == capacity
-        best_fit = BestFitAllocator(capacity)
-        replay(best_fit, events)
-        assert best_fit.cached_bytes == best_fit.external_fragmentation_bytes == 200 * MIB
-        with pytest.raises(OutOfMemory) as caught:
+        chunked = replay(ChunkedAllocator(2 * MIB, capacity), [*events, last])
+        assert chunked.peaks["reserved_bytes"] == capacity
+        best_fit = replay(BestFitAllocator(capacity), events)
+        assert best_fit.cached_bytes == 200 * MIB
+        with pytest.raises(OutOfMemory):
             best_fit.malloc(*last)
-        error = caught.value
-        assert (error.requested_bytes, error.free_bytes) == (40 * MIB, 200 * MIB)
-        assert (error.capacity_bytes, error.largest_bytes) == (capacity, 20 * MIB)
         best_fit.malloc("fits", 20 * MIB)
 
     def test_free_segments_go_back_where_the_device_is_full(self):
@@ -170,82 +155,49 @@ class TestAll:
     @pytest.mark.parametrize("limited", [False, True])
     def test_random_requests(self, make, limited):
         """Counts and peaks are those of a slow count; what fits is served, and nothing overlaps."""
-        scale, refused, checked = MIB if make in LARGE else 5, 0, 0
+        unit, refused = UNITS.get(make, 5), 0
         for seed in range(6):
-            allocator, live, done, rows = make(200 * scale if limited else None), {}, [], []
-            for event in random_events(seed, 150 if limited else 400, 80 * scale):
-                name, nbytes = event
-                waste = allocator.internal_fragmentation_bytes
-                if nbytes is None and name in live:
-                    del live[name]
-                    allocator.free(name)
-                elif nbytes is None:
-                    continue
-                else:
+            capacity = 200 * unit if limited else None
+            allocator, live, rows = make(capacity), {}, []
+            for name, nbytes in random_events(seed, 150 if limited else 400, 80 * unit):
+                if nbytes is not None:
                     try:
                         allocator.malloc(name, nbytes)
-                    except OutOfMemory as error:
-                        # Best fit may have no 20 MiB for a request of 9 MiB, but 12 MiB for 12.
-                        assert error.largest_bytes != nbytes
+                    except OutOfMemory:
                         refused += 1
+                        if type(allocator) is ChunkedAllocator:  # what is free serves, wherever
+                            chunk, held = allocator.chunk_bytes, allocator.allocated_bytes
+                            assert held + -(-nbytes // chunk) * chunk > capacity
                         continue
                     live[name] = nbytes
-                done.append(event)
+                elif name in live:
+                    del live[name]
+                    allocator.free(name)
                 rows.append(self.counted(allocator, live))
-                if type(allocator) is ChunkedAllocator and nbytes is not None:  # equation 1
-                    waste = allocator.internal_fragmentation_bytes - waste
-                    assert 0 <= waste < allocator.chunk_bytes
-                checked += self.largest(allocator, limited)
             for column, name in zip(np.array(rows).T, QUANTITIES, strict=True):
-                assert column.max() <= allocator.peaks[name]
-                if not limited:  # a refusal gives free segments back
-                    report = replay(make(), done)
-                    assert np.array_equal(report.timeline[name], column), name
-                    assert getattr(report, f"peak_{name}") == column.max() == allocator.peaks[name]
-                    assert report.map_operations == allocator.map_operations > 0
+                assert column.max() == allocator.peaks[name]
             self.check_end(allocator, live)
-        assert refused > 5 and checked > 100 if limited else not refused
-        empty = replay(make(), [])
-        assert empty.peak_reserved_bytes == empty.map_operations == 0
-        assert empty.timeline["live_blocks"].shape == (0,)
+        assert refused > 5 if limited else not refused
 
     def counted(self, allocator, live: dict) -> tuple[int, ...]:
         """Return `QUANTITIES` by counting blocks; check that they are apart."""
         blocks, requested = allocator.blocks, sum(live.values())
-        reserved, external = allocator.reserved_bytes, 0
         assert blocks.keys() == live.keys()
         if isinstance(allocator, BestFitAllocator):
             spans = sorted(blocks.values())
-            assert all(place + size <= after for (place, size), (after, _) in pairwise(spans))
             allocated = sum(size for _, size in spans)
-            external = reserved - allocated
             # Live and free blocks tile the segments: nothing is lost.
             free = [piece for pool in allocator._free.values() for piece in pool.by_size]
-            assert sum(size for size, *_ in free) == external == allocator.cached_bytes
+            assert sum(size for size, *_ in free) == allocator.cached_bytes
             places = sorted([*spans, *((at + start, size) for size, at, start in free)])
             assert all(place + size <= after for (place, size), (after, _) in pairwise(places))
         else:
             chunks = [c for block in blocks.values() for c in block]
-            pooled = isinstance(allocator, PooledChunkedAllocator)
-            assert pooled or len(chunks) == len(set(chunks))
+            assert allocator.small_bytes or len(chunks) == len(set(chunks))
             assert max(chunks, default=-1) < allocator.chunks_created
             allocated = len(set(chunks)) * allocator.chunk_bytes
             assert allocated - requested < max(1, len(live)) * allocator.chunk_bytes  # equation 2
-        return requested, allocated, reserved, allocated - requested, external, len(live)
-
-    def largest(self, allocator, limited: bool) -> bool:
-        """Check what is said to be the largest request that fits."""
-        largest = allocator.largest_allocatable()
-        assert (largest is None) != limited
-        if largest:
-            copy.deepcopy(allocator).malloc("x", largest)
-        if limited:
-            with pytest.raises(OutOfMemory):
-                copy.deepcopy(allocator).malloc("x", largest + 1)
-        if limited and type(allocator) is ChunkedAllocator:  # whatever is free, wherever it is
-            chunk, used = allocator.chunk_bytes, allocator.allocated_bytes
-            assert largest == allocator.capacity_bytes // chunk * chunk - used
-        return bool(largest)
+        return requested, allocated, allocator.reserved_bytes, allocated - requested
 
     def check_end(self, allocator, live: dict) -> None:
         if not isinstance(allocator, BestFitAllocator):
@@ -261,38 +213,32 @@ class TestAll:
 
     def test_errors(self, make):
         allocator = make(100 * MIB)
-        for nbytes in (0, -1, 1.5, True, "1", None):
+        for nbytes in (0, 1.5, True):
             with pytest.raises(AllocatorError, match=r"request for 'a' is .*: give whole bytes"):
                 allocator.malloc("a", nbytes)
         allocator.malloc("a", np.int64(7))
         with pytest.raises(AllocatorError, match="'a' is live already"):
             allocator.malloc("a", 7)
-        with pytest.raises(AllocatorError, match="'b' is not live"):
-            allocator.free("b")
         before = [getattr(allocator, name) for name in QUANTITIES]
         with pytest.raises(OutOfMemory):
             allocator.malloc("b", 101 * MIB)
         assert [getattr(allocator, name) for name in QUANTITIES] == before
-        allocator.malloc("b", 8)
         allocator.free("a")
         with pytest.raises(AllocatorError, match="'a' is not live"):
             allocator.free("a")
-        for capacity in (0, -5, 1.5):
-            with pytest.raises(AllocatorError, match="capacity_bytes is"):
-                make(capacity)
+        with pytest.raises(AllocatorError, match="capacity_bytes is"):
+            make(0)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *((lambda c=chunk: ChunkedAllocator(c), "chunk_bytes is") for chunk in (0, -1, 2.0, True)),
-        *((lambda s=small: PooledChunkedAllocator(1024, small_bytes=s),
-           rf"small_bytes is {small}: .*bytes=1024") for small in (0, -1, 1025)),
-        (lambda: PooledChunkedAllocator(1000, small_bytes=900), "is 1000: .* give larger chunks"),
-        (lambda: BestFitAllocator(small_segment_bytes=512), "give larger segments"),
-        (lambda: replay(ChunkedAllocator(), [Event("x", None)]), "'x' is not live"),
+        (lambda: ChunkedAllocator(2.0), "chunk_bytes is"),
+        (lambda: ChunkedAllocator(1024, small_bytes=1025), "small_bytes is 1025 of .*=1024"),
+        (lambda: ChunkedAllocator(1000, small_bytes=900), "from 0 to 512, or larger chunks"),
+        (lambda: BestFitAllocator(scale=0), "scale is 0"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense(make, message):
     with pytest.raises(AllocatorError, match=message):
         make()

@@ -9,7 +9,7 @@ from repro.experiments.saving import save_pinned
 from repro.mbs.staging import Stager
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, OutOfCore, Trace
+from repro.outofcore import Function, OutOfCore, Trace, host_bytes
 from repro.outofcore.host import SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
@@ -53,13 +53,13 @@ def test_host_memory_that_swapping_takes():
     functions += [Function("backward", (f"a{i}",), (f"g{i}",)) for i in reversed(range(5))]
     trace = Trace(tuple(functions), {v: SLAB_BYTES for f in functions for v in f.variables})
     # After the forward functions w and a0 to a4 are alive; a5 has ended.
-    assert trace.host_bytes(2 * SLAB_BYTES) == 5 * SLAB_BYTES  # w, a0 to a3, and a4 as g4 comes
-    assert trace.host_bytes(trace.peak_bytes) == 0
+    assert host_bytes(trace, 2 * SLAB_BYTES) == 5 * SLAB_BYTES  # w, a0 to a3, and a4 as g4 comes
+    assert host_bytes(trace, trace.peak_bytes) == 0
 
 
-def swapped(device, host_bytes=None, n=6):
+def swapped(device, reserved=None, n=6):
     """Make tensors of 1 MiB within a budget of two, and read all of them."""
-    with OutOfCore(2 * MIB, device=device, host_bytes=host_bytes) as block:
+    with OutOfCore(2 * MIB, device=device, host_bytes=reserved) as block:
         tensors = [torch.full((MIB // 4,), float(i), device=device) for i in range(n)]
         means = [tensor.sum().item() / (MIB // 4) for tensor in tensors]
         pinned_bytes = pinned(device)
@@ -87,8 +87,8 @@ class TestPinned:
     def test_it_is_reserved_in_slabs_and_given_back(self, device):
         accelerator.empty_pinned_cache(device)
         before = pinned(device)
-        for host_bytes, slabs in ((None, 1), (1, 1), (2 * SLAB_BYTES + 1, 3)):
-            means, pinned_bytes, statistics = swapped(device, host_bytes)
+        for given, slabs in ((None, 1), (1, 1), (2 * SLAB_BYTES + 1, 3)):
+            means, pinned_bytes, statistics = swapped(device, given)
             assert means == [0, 1, 2, 3, 4, 5]
             assert pinned_bytes - before == slabs * SLAB_BYTES
             assert 4 * MIB <= statistics.host_bytes <= 6 * MIB

@@ -20,11 +20,9 @@ from repro.outofcore.native import (
     AllocatorBuildError,
     ChunkedMemory,
     NativeOutOfMemory,
-    UnsafeFolderError,
     build,
     install,
 )
-from repro.outofcore.pooled import PooledChunkedAllocator
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -109,13 +107,11 @@ def test_many_operations_without_leak_or_overlap(small_bytes, operations):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("small_bytes", [0, 700, PAGE // 2, PAGE])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("small_bytes", [0, 700, PAGE])
+@pytest.mark.parametrize("seed", range(2))
 def test_counters_are_those_of_the_simulator(seed, small_bytes):
     rng, limit, live = random.Random(seed), 60 * PAGE, []
-    simulated = ChunkedAllocator(PAGE, limit)
-    if small_bytes:
-        simulated = PooledChunkedAllocator(PAGE, limit, small_bytes)
+    simulated = ChunkedAllocator(PAGE, limit, small_bytes)
     with ChunkedMemory("posix", PAGE, limit, small_bytes=small_bytes) as memory:
         addresses, refused = {}, 0
         for number in range(1_500):
@@ -143,7 +139,6 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
                 "allocated_bytes",
                 "reserved_bytes",
                 "internal_fragmentation_bytes",
-                "live_blocks",
                 "chunks_created",
                 "ranges_reused",
                 "maps",
@@ -151,7 +146,7 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
             ):
                 if name != "chunks_created" or not c.chunks_released:
                     assert getattr(c, name) == getattr(simulated, name), name
-            assert c.shared_chunks == getattr(simulated, "shared_chunks", 0)
+            assert c.shared_chunks == simulated.shared_chunks
         assert c.failures == refused
         for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
             assert getattr(c, f"peak_{name}") == simulated.peaks[name]
@@ -177,27 +172,6 @@ class TestMapping:
             memory.free(held[2])
             memory.malloc(2 * PAGE)
             assert memory.counters().peak_reserved_bytes == 4 * PAGE
-
-    def test_sizes_of_chunks_and_of_addresses(self):
-        with ChunkedMemory("posix", 1) as memory:
-            assert memory.counters().chunk_bytes == PAGE
-        with ChunkedMemory("posix", 2**30) as memory:
-            address = memory.malloc(6 * 2**30 + 1)
-            assert memory.counters().allocated_bytes == 7 * 2**30
-            write(address + 6 * 2**30, 9)
-            assert memory.counters().physical_bytes == PAGE
-
-    def test_trim_gives_memory_back(self, memory):
-        held, freed = memory.malloc(3 * PAGE), memory.malloc(8 * PAGE)
-        write(held, 1, 3 * PAGE)
-        write(freed, 2, 8 * PAGE)
-        memory.free(freed)
-        assert memory.counters().physical_bytes == 11 * PAGE
-        memory.trim()
-        c = memory.counters()
-        assert c.physical_bytes == c.reserved_bytes == c.allocated_bytes == 3 * PAGE
-        assert holds(held, 1, 3 * PAGE)
-        assert holds(memory.malloc(8 * PAGE), 0, 8 * PAGE)
 
 
 class TestStreams:
@@ -240,29 +214,6 @@ class TestStreams:
         assert memory.counters().chunks_created == 5
         memory.malloc(2 * PAGE, 7)
         assert memory.counters().chunks_created == 5
-
-    def test_it_waits_where_nothing_else_is_left(self):
-        with ChunkedMemory("posix", PAGE, limit_bytes=3 * PAGE) as memory:
-            memory.set_complete(7, False)
-            first, second = memory.malloc(PAGE, 7), memory.malloc(2 * PAGE, 7)
-            memory.free(first, 7)
-            memory.free(second, 7)
-            memory.malloc(PAGE, 8)
-            assert memory.counters().event_waits == 1  # for the first free alone
-            memory.malloc(PAGE, 8)
-            assert memory.counters().event_waits == 2
-            with pytest.raises(NativeOutOfMemory):
-                memory.malloc(2 * PAGE, 8)  # live blocks are not waited for
-            assert memory.counters().event_waits == 2
-
-    def test_a_stream_that_was_named_is_waited_for(self, memory):
-        memory.set_complete(9, False)
-        old = memory.malloc(PAGE, 7)
-        memory.record_stream(old, 9)
-        memory.free(old, 7)
-        assert memory.malloc(PAGE, 7) != old  # not even by its own stream
-        memory.set_complete(9, True)
-        assert memory.malloc(PAGE, 7) == old
 
     def test_a_block_may_be_freed_on_another_stream(self, memory):
         # Stream 7 has yet to run what used the chunk under its first owner.
@@ -326,18 +277,6 @@ class TestSmall:
         assert memory.malloc(1024, 7) != piece
         memory.set_complete(9, True)
         assert memory.malloc(1024, 7) == piece
-
-    def test_it_waits_for_pieces_where_nothing_else_is_left(self, memory):
-        pieces = [memory.malloc(PAGE // 2, 7) for _ in range(6)]
-        memory.set_complete(9, False)
-        for address in pieces[2:]:
-            memory.record_stream(address, 9)
-            memory.free(address, 7)
-        assert memory.malloc(PAGE // 2, 7) in pieces[2:]
-        assert memory.malloc(PAGE, 7)
-        assert 0 < memory.counters().event_waits <= 4
-        with pytest.raises(NativeOutOfMemory):
-            memory.malloc(PAGE, 7)
 
 
 def test_threads():
@@ -469,35 +408,14 @@ class TestBuild:
         with pytest.raises(AllocatorBuildError, match="name a folder that can be written"):
             build()
 
-    def test_each_source_has_a_library_closed_to_others(
-        self, folder, tmp_path, monkeypatch, no_library
-    ):
-        folder.mkdir()
-        folder.chmod(0o777)
-        monkeypatch.setattr(native, "SOURCES", tmp_path)
-        libraries, umask = set(), os.umask(0)
+    @pytest.mark.parametrize("fault", ["open", "another's", "link"])
+    def test_a_folder_that_others_could_fill_is_refused(self, tmp_path, fault, no_library):
+        umask = os.umask(0)
         try:
-            for text in ("one", "two", "one"):
-                (tmp_path / "a.cpp").write_text(text)
-                libraries.add(build())
+            parent = build().parent
         finally:
             os.umask(umask)
-        assert len(libraries) == 2
-        for library in libraries:
-            assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
-            assert stat.S_IMODE(library.stat().st_mode) == 0o700
-
-    def test_a_folder_in_the_place_of_the_library(self, no_library):
-        library = build()
-        library.unlink()
-        library.mkdir()
-        with pytest.raises(AllocatorBuildError, match=r"\.so is a folder: remove it$"):
-            build()
-
-    @pytest.mark.parametrize("fault", ["writable", "another's", "link", "link to another's"])
-    def test_a_folder_that_others_could_fill_is_refused(self, tmp_path, fault, no_library):
-        parent = build().parent
-        if fault == "writable":
+        if fault == "open":
             parent.chmod(0o770)
         elif fault == "another's":
             if os.geteuid() != 0:
@@ -507,52 +425,11 @@ class TestBuild:
             parent.rename(tmp_path / "elsewhere")
             parent.symlink_to(tmp_path / "elsewhere")
         for act in (build, lambda: ChunkedMemory("posix", 4096)):
-            with pytest.raises(AllocatorBuildError, match=r"\$REPRO_CACHE") as caught:
+            with pytest.raises(AllocatorBuildError, match=r"closed to others.*\$REPRO_CACHE"):
                 act()
-            assert isinstance(caught.value.__cause__, UnsafeFolderError)
-            assert "\n" not in str(caught.value) and str(parent) in str(caught.value)
-
-    @pytest.mark.parametrize(
-        "fault",
-        ["planted", "flipped", "cut", "empty", "writable", "another's", "link", "pipe", "renamed"],
-    )
-    def test_what_was_not_built_here_is_built_again(self, tmp_path, caplog, fault, no_library):
-        library = build()
-        good = library.read_bytes()
-        contents = {
-            "planted": b"\x7fELF" * 99,
-            "flipped": bytes([good[0] ^ 1]) + good[1:],
-            "cut": good[:-1],
-            "empty": b"",
-        }
-        if fault in contents:
-            library.write_bytes(contents[fault])
-        elif fault == "writable":
-            library.chmod(0o702)
-        elif fault == "another's":
-            if os.geteuid() != 0:
-                pytest.skip("only root gives files away")
-            os.chown(library, 12345, -1)
-        elif fault == "renamed":  # a library that is whole, but of other sources
-            other = library.with_name("chunked_allocator-0123.so")
-            other.write_bytes(b"made\n" + native._digest(other, b"made\n"))
-            other.rename(library)
-        else:
-            library.rename(tmp_path / "elsewhere")
-            if fault == "link":
-                library.symlink_to(tmp_path / "elsewhere")
-            else:
-                os.mkfifo(library)
-        with pytest.raises(AllocatorBuildError, match=r"damaged, or not what|no file that"):
-            native._load(library)
-        assert build() == library and library.read_bytes() == good
-        assert stat.S_IMODE(library.stat().st_mode) == 0o700 and not library.is_symlink()
-        (record,) = caplog.records
-        assert "building again" in record.getMessage() and "\n" not in record.getMessage()
-        assert build() == library and len(caplog.records) == 1
 
     @pytest.mark.slow
-    def test_the_code_of_a_planted_library_does_not_run(self, tmp_path, monkeypatch, built):
+    def test_the_code_of_a_planted_library_does_not_run(self, tmp_path, monkeypatch, built, caplog):
         """Loading alone would run it: the folder above is everybody's, and its name is known."""
         cache, mark = tmp_path / "cache", tmp_path / "it ran"
         (tmp_path / "built").write_bytes(built)
@@ -571,11 +448,17 @@ class TestBuild:
         mark.unlink()
         self.compiler(tmp_path, monkeypatch, f'cp {tmp_path}/built "$out"')
         library = build()
-        for path in (library, cache / library.name):
-            path.write_bytes(planted.read_bytes())
-            with ChunkedMemory("posix", 4096) as memory:
-                memory.free(memory.malloc(1))
-        assert not mark.exists()
+        good = library.read_bytes()
+        for content in (planted.read_bytes(), good[:-1], bytes([good[0] ^ 1]) + good[1:], b""):
+            library.write_bytes(content)
+            with pytest.raises(AllocatorBuildError, match="damaged, or not what was built"):
+                native._load(library)
+            caplog.clear()
+            assert build().read_bytes() == good and "building again" in caplog.text
+        library.write_bytes(planted.read_bytes())
+        with ChunkedMemory("posix", 4096) as memory:
+            memory.free(memory.malloc(1))
+        assert not mark.exists() and stat.S_IMODE(library.stat().st_mode) == 0o700
         loaded = native._load(library)  # which torch opens by the same name
         assert ctypes.CDLL(loaded._name)._handle == loaded._handle
 

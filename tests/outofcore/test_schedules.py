@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from ooc_trainings import AMPLE
 from torch import nn
-from traces import budgets, chain, random_trace
+from traces import budgets, chain, least_s, random_trace
 
 from repro.outofcore import (
     Action,
@@ -23,11 +24,11 @@ from repro.outofcore import (
     PlanError,
     SwapPlan,
     Trace,
+    bound,
     fixed_distance,
     on_demand,
     plan_literally,
     plan_swaps,
-    swap_everything,
     tune_fixed_distance,
     tune_window,
     vdnn,
@@ -43,11 +44,9 @@ MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())
 
 def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan]:
     """Yield the plans of all schedulers, but of those that the budget is too small for."""
-    everything = swap_everything(trace, budget)
-    yield from (everything, on_demand(trace, budget))
+    yield on_demand(trace, budget)
     for window in (0, budget // 3, budget, None, 10**6):
         plan, literal = plan_swaps(trace, budget, window), plan_literally(trace, budget, window)
-        assert plan.bytes_moved <= everything.bytes_moved
         assert plan.bytes_moved == 0 or trace.peak_bytes > budget
         assert not literal.resident  # all begins and ends on the host
         yield from (plan, literal)
@@ -65,7 +64,7 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_traces(seed):
     """No plan breaks a rule or beats the bound; simulated it takes what its copies allow."""
     rng, rates, names = random.Random(seed), (2.0, 3.0), set()
@@ -81,7 +80,7 @@ def test_random_traces(seed):
                 moving = result.bytes_in / 2, result.bytes_out / 3
                 assert (result.bytes_in, result.bytes_out) == (plan.bytes_in, plan.bytes_out)
                 assert result.peak_bytes <= most
-                least = max(result.compute_s, plan.bound(times, rates))
+                least = max(result.compute_s, least_s(plan, times, rates))
                 if plan.scheduler == "window":  # others copy out what is never waited for
                     least = max(least, *moving)
                 assert least - 1e-9 <= result.time_s <= result.compute_s + sum(moving) + 1e-9
@@ -89,7 +88,7 @@ def test_random_traces(seed):
                 assert np.allclose(result.ends_s - result.starts_s, times)
             plan = plan_swaps(trace, budget)
             assert plan.simulate(times, 1e12).stall_s == pytest.approx(0, abs=1e-8)
-            assert replay(ChunkedAllocator(1), requests(plan)).peak_requested_bytes <= budget
+            assert replay(ChunkedAllocator(1), requests(plan)).peaks["requested_bytes"] <= budget
     assert len({name.split()[0] for name in names}) >= 6, names
 
 
@@ -165,7 +164,6 @@ class TestByHand:
     def test_baselines(self):
         trace, weighty = chain(8), chain(8, width=10, weight=20)
         assert on_demand(trace, trace.peak_bytes).bytes_moved == 0
-        assert swap_everything(trace, trace.peak_bytes).bytes_moved > 0
         # Distances do not know the budget.
         with pytest.raises(DoesNotFit, match="the budget is 36 bytes"):
             fixed_distance(trace, 36, 64, 1)
@@ -255,13 +253,6 @@ class TestSimulation:
         assert whole.memory_bytes.tolist() == trace.live_bytes
         assert whole.peak_bytes == trace.peak_bytes
 
-    def test_more_bandwidth_is_never_slower(self):
-        trace = chain(12, width=40)
-        plan = swap_everything(trace, trace.smallest_budget)
-        times = [1.0] * len(trace.functions)
-        taken = [plan.simulate(times, rate).time_s for rate in (1.0, 2.0, 4.0, 8.0, 1e9)]
-        assert taken == sorted(taken, reverse=True)
-
     @pytest.mark.parametrize(
         ("times", "bandwidth", "message"),
         [
@@ -274,7 +265,7 @@ class TestSimulation:
         ],
     )
     def test_errors(self, times, bandwidth, message):
-        for call in (GOOD.simulate, GOOD.bound):
+        for call in (GOOD.simulate, partial(bound, GOOD.trace, GOOD.budget_bytes)):
             with pytest.raises(ValueError, match=message):
                 call(times, bandwidth)
 

@@ -1,4 +1,3 @@
-import copy
 import io
 import pickle
 from collections import Counter
@@ -243,13 +242,6 @@ def save(training: Training, i: int, where: str) -> None:
         training.seen.append(weight.sum().item())
 
 
-def copied(training: Training, i: int, where: str) -> None:
-    if where == "end" and i == 4:
-        twin, state = copy.deepcopy(training.model), training.model.state_dict()
-        training.seen += [p.sum().item() for p in twin.state_dict().values()]
-        training.model.load_state_dict({name: v * 0.5 for name, v in state.items()})
-
-
 def addresses(training: Training, i: int, where: str) -> None:
     weight = next(training.model.parameters())
     if where == "end" and i == 4:
@@ -261,22 +253,6 @@ def addresses(training: Training, i: int, where: str) -> None:
         training.seen.append(weight.sum().item())
 
 
-def average(training: Training, i: int, where: str) -> None:
-    if where == "end":
-        parameters = [p.detach() for p in training.model.parameters()]
-        if i == 0:
-            training.mean = [p.clone() for p in parameters]
-        for mean, parameter in zip(training.mean, parameters, strict=True):
-            mean.lerp_(parameter, 0.1)
-        training.seen.append(training.mean[0].sum().item())
-
-
-def keep(training: Training, i: int, where: str) -> None:
-    if where == "backward":
-        training.kept = [*getattr(training, "kept", []), next(training.model.parameters()).grad]
-        training.seen.append(sum(grad.sum().item() for grad in training.kept))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "at",
@@ -284,7 +260,6 @@ def keep(training: Training, i: int, where: str) -> None:
         clip,
         *(pytest.param(at, marks=pytest.mark.thorough)
           for at in (changed_step, evaluate, save, addresses)),
-        *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (copied, average, keep)),
     ],
     ids=lambda at: at.__name__,
 )  # fmt: skip
@@ -294,8 +269,7 @@ def test_what_people_do_in_their_loops(at):
         ours = run(budget, at, n=8)
         assert_same(ours, plain)
         assert ours.statistics.peak_bytes <= budget
-        if at is not keep:  # its iterations grow longer and longer
-            assert ours.statistics.replayed >= 2
+        assert ours.statistics.replayed >= 2
     if at is evaluate:
         assert ours.statistics.replayed == 6
         assert ours.statistics.off_order > 0
@@ -428,8 +402,7 @@ class TestRecord:
         model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
         batch: tuple[int, ...] = (4,)
         if network != "small":
-            model = resnet20(width=4) if network == "resnet20" else unet(width=4, depth=2)
-            batch = (3, 16, 16)
+            model, batch = unet(width=4, depth=2), (3, 16, 16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         images = torch.randn(6, *batch)
 
@@ -460,19 +433,16 @@ class TestRecord:
         assert min(trace.live_bytes) < min(trace.live_bytes[trace.accesses[gradients[0]][0] :])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("network", ["small", "resnet20", "unet"])
-    def test_without_computing_and_within_a_budget(self, network):
+    @pytest.mark.parametrize("network", ["small", "unet"])
+    def test_without_computing(self, network):
         computed = record(self.step(network), warmup=2, device="cpu")
         with FakeTensorMode():
             assert record(self.step(network), warmup=2, device="meta") == computed
-        within = record(self.step(network), budget_bytes=computed.smallest_budget, warmup=2)
-        assert (within.functions, within.sizes) == (computed.functions, computed.sizes)
 
     def test_errors(self):
         step = self.step()
         for given, message in (
             ((step, {"warmup": -1}), "warmup is -1"),
-            ((step, {"budget_bytes": 5, "device": "meta"}), r"budget_bytes is 5, .* give None"),
             ((step, {"device": "meta"}), r"ran in the step on the device meta.*FakeTensorMode"),
             ((lambda: None, {}), "no operation ran"),
             ((3, {}), "give a function"),

@@ -2,7 +2,7 @@
 
 import random
 
-from repro.outofcore import Function, Trace
+from repro.outofcore import Function, SwapPlan, Trace, bound
 
 
 def chain(layers: int, width: int = 10, weight: int = 3) -> Trace:
@@ -22,6 +22,11 @@ def chain(layers: int, width: int = 10, weight: int = 3) -> Trace:
     if weight:
         functions += [Function("update", (f"w{i}", f"d{i}"), (f"w{i}",)) for i in range(layers)]
     return Trace(tuple(functions), sizes, deaths={"a0": len(functions)})
+
+
+def least_s(plan: SwapPlan, times, rates) -> float:
+    """The seconds that no plan of the trace within the budget beats."""
+    return bound(plan.trace, plan.budget_bytes, times, rates)
 
 
 def random_trace(rng: random.Random) -> Trace:

@@ -193,19 +193,6 @@ def fitted(results: Results) -> tuple[bool, str]:
     return all_hold(found)
 
 
-def within_bound(results: Results) -> tuple[bool, str]:
-    """Images/s of each method over the most that any schedule can have."""
-    v100 = Trained(results, SIMULATED)
-    best = v100.trained("bound")
-    shares = {
-        f"{LABELS[mode]} at {batch}": point.images_per_s / best[batch].images_per_s
-        for mode in METHODS[SIMULATED][1:-1]
-        for batch, point in v100.trained(mode, beyond=True).items()
-        if batch in best
-    }
-    return all_hold({f"{name} {s:.0%} of it": s <= 1 + 1e-6 for name, s in shares.items()})
-
-
 def simulated_reach(results: Results) -> tuple[bool, str]:
     """The largest batch sizes with chunks over other methods'; LMS's is of the best distances."""
     papers = {
@@ -308,16 +295,6 @@ def rows_reached(results: Results) -> tuple[bool, str]:
     return holds, said
 
 
-def trains_on_a_cpu(results: Results) -> tuple[bool, str]:
-    """The largest batch sizes measured with simulated allocators, with chunks over in core."""
-    here = Trained(results, MEASURED)
-    if not here.on_cpu:
-        raise NotRun("no records of a CPU")
-    most, fits, over = here.reach_over(CHUNKS, IN_CORE)
-    holds = most / fits >= 0.95 * LARGEST_BATCH / IN_CORE_BATCH
-    return holds, f"{here.ran}: {most} over {fits} {over}"
-
-
 TABLE1 = artefact(
     "table1",
     plan=runs.table1,
@@ -333,13 +310,11 @@ TABLE1 = artefact(
     },
     checks={
         "fitted": fitted,
-        "bound": within_bound,
         "reach": simulated_reach,
         "rivals": simulated_rivals,
         "gains": simulated_gains,
         "speed": simulated_speed,
         "lms": simulated_over_lms,
         "rows": rows_reached,
-        "cpu": trains_on_a_cpu,
     },
 )

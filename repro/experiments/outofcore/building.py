@@ -28,34 +28,22 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.floa
 LOSS_SCALE = 2.0**4
 
 
-class _Precision:
-    """Of a training: float32, or half precision by autocast, of float16 with a scaled loss.
+# The context of the forward pass and the loss; and the backward pass.
+Precision = tuple[
+    Callable[[], AbstractContextManager[object]],
+    Callable[[torch.Tensor, Iterable[nn.Parameter]], None],
+]
 
-    Raises:
-        ValueError: The precision is none of `PRECISIONS`.
-    """
 
-    def __init__(self, config: Config, device: str) -> None:
-        self.name = config.get("precision", "float32")
-        if self.name not in PRECISIONS:
-            raise ValueError(
-                f"precision is {self.name!r}: give one of {', '.join(map(repr, PRECISIONS))}"
-            )
-        self._kind = torch.device(device).type
+def _plain_backward(loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
+    loss.backward()
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of the forward pass and the loss."""
-        half = PRECISIONS[self.name]
-        return nullcontext() if half is None else torch.autocast(self._kind, half)
 
-    def backward(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        """Run the backward pass, and undo the loss's scale in the gradients of parameters."""
-        if self.name != "float16":
-            loss.backward()
-            return
-        (loss * LOSS_SCALE).backward()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
+def _scaled_backward(loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
+    """Scale the loss, and undo it in the gradients of the parameters."""
+    (loss * LOSS_SCALE).backward()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
 
 
 @contextmanager
@@ -83,7 +71,14 @@ def training_step(
     Raises:
         ValueError: The precision is unknown.
     """
-    precision = _Precision(config, device)
+    named = config.get("precision", "float32")
+    if named not in PRECISIONS:
+        raise ValueError(f"precision is {named!r}: give one of {', '.join(map(repr, PRECISIONS))}")
+    half = PRECISIONS[named]
+    precision: Precision = (
+        nullcontext if half is None else partial(torch.autocast, torch.device(device).type, half),
+        _scaled_backward if named == "float16" else _plain_backward,
+    )
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
@@ -108,8 +103,8 @@ def training_step(
     return _step_of(model, config, device, precision)
 
 
-def _step_of(model: nn.Module, config: Config, device: str, precision: _Precision) -> Step:
-    size, batch = tuple(config["image"]), config["batch"]
+def _step_of(model: nn.Module, config: Config, device: str, precision: Precision) -> Step:
+    (autocast, backward), size, batch = precision, tuple(config["image"]), config["batch"]
     if isinstance(model, Pix2PixHD):
         return _gan_step(model, batch, size, device, precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -120,9 +115,9 @@ def _step_of(model: nn.Module, config: Config, device: str, precision: _Precisio
 
     def step() -> None:
         optimizer.zero_grad()
-        with precision.autocast():
+        with autocast():
             loss = functional.cross_entropy(model(images), labels)
-        precision.backward(loss, model.parameters())
+        backward(loss, model.parameters())
         del loss
         optimizer.step()
 
@@ -130,9 +125,10 @@ def _step_of(model: nn.Module, config: Config, device: str, precision: _Precisio
 
 
 def _gan_step(
-    model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str, precision: _Precision
+    model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str, precision: Precision
 ) -> Step:
     """Return an iteration of both players; one-hot label maps, Adam with the authors' values."""
+    autocast, backward = precision
     players: tuple[nn.Module, nn.Module] = (model.generator, model.discriminator)
     first, second = (
         torch.optim.Adam(player.parameters(), lr=2e-4, betas=(0.5, 0.999)) for player in players
@@ -144,17 +140,17 @@ def _gan_step(
     real = torch.rand(batch, model.out_channels, *size, **kind) * 2 - 1
 
     def step() -> None:
-        with precision.autocast():
+        with autocast():
             fake = model(labels)
             loss = model.generator_loss(labels, real, fake)
         first.zero_grad()
-        precision.backward(loss, players[0].parameters())
+        backward(loss, players[0].parameters())
         del loss
         first.step()
         second.zero_grad()
-        with precision.autocast():
+        with autocast():
             loss = model.discriminator_loss(labels, real, fake)
-        precision.backward(loss, players[1].parameters())
+        backward(loss, players[1].parameters())
         del loss
         second.step()
 

@@ -1,7 +1,7 @@
 """The largest budget for a schedule whose requests an allocator can serve within a limit."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,17 +21,15 @@ from repro.outofcore import (
     plan_swaps,
 )
 from repro.outofcore.allocator import (
-    MIB,
+    ALIGNMENT,
     PAPER_CHUNK_BYTES,
     BestFitAllocator,
     ChunkedAllocator,
-    FragmentationReport,
     OutOfMemory,
     replay,
 )
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import by_function, requests
-from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
@@ -52,7 +50,7 @@ class Fitting:
 
     plan: SwapPlan
     make: Make
-    report: FragmentationReport
+    peaks: Mapping[str, int]  # of the allocator's quantities
 
     def mapping(self) -> NDArray[np.int64]:
         """The chunks that are mapped and unmapped before each function, once it repeats."""
@@ -119,7 +117,7 @@ class Costs:
 def fit(plan: SwapPlan, make: Make) -> Fitting | None:
     """Serve a plan's requests; None where they do not fit."""
     try:
-        return Fitting(plan, make, replay(make(), requests(plan, _ITERATIONS)))
+        return Fitting(plan, make, replay(make(), requests(plan, _ITERATIONS)).peaks)
     except OutOfMemory:
         return None
 
@@ -131,15 +129,13 @@ def in_core(trace: Trace, make: Make) -> Fitting | None:
 
 def best_fit(limit_bytes: int) -> BestFitAllocator:
     """Torch's allocator; its sizes in proportion where the limit is not the paper's."""
-    if limit_bytes == _PAPER_LIMIT:
-        return BestFitAllocator(limit_bytes)
-    sizes = (_multiple(mib * MIB * limit_bytes / _PAPER_LIMIT) for mib in (1, 2, 10, 2, 20))
-    return BestFitAllocator(limit_bytes, ALIGNMENT, *sizes)
+    return BestFitAllocator(limit_bytes, limit_bytes / _PAPER_LIMIT)
 
 
-def chunked(limit_bytes: int, chunk: int | None = None) -> PooledChunkedAllocator:
+def chunked(limit_bytes: int, chunk: int | None = None) -> ChunkedAllocator:
     """The chunked allocator; its chunks in proportion where the limit is not the paper's."""
-    return PooledChunkedAllocator(chunk or chunk_bytes(limit_bytes), limit_bytes)
+    chunk = chunk or chunk_bytes(limit_bytes)
+    return ChunkedAllocator(chunk, limit_bytes, chunk // 2)
 
 
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
@@ -147,11 +143,8 @@ ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_v
 
 def chunk_bytes(limit_bytes: int) -> int:
     """The paper's 40 MiB of 16 GiB in proportion."""
-    return _multiple(PAPER_CHUNK_BYTES * limit_bytes / _PAPER_LIMIT)
-
-
-def _multiple(nbytes: float) -> int:
-    return max(1, round(nbytes / ALIGNMENT)) * ALIGNMENT
+    chunk = PAPER_CHUNK_BYTES * limit_bytes / _PAPER_LIMIT
+    return max(1, round(chunk / ALIGNMENT)) * ALIGNMENT
 
 
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:

@@ -24,7 +24,6 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FLAT = 0.05  # of the limit
 HALVED = runs.CLAIMS["budget_gib_928"] / runs.PAPER["limit_gib"]
 
 
@@ -203,24 +202,11 @@ def figure5_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def flat(results: Results) -> tuple[bool, str]:
-    """How far apart the uses with chunks lie beyond the core."""
-    found = {}
-    for role, (where, label) in product(runs.OTHERS, PLACES.items()):
-        at = Trained(results, where, role)
-        beyond = at.trained(runs.CHUNKS, beyond=True).values()
-        use = [taken for point in beyond if (taken := point.bytes("reserved")) is not None]
-        if at.limit and len(use) > 1:
-            spread = (max(use) - min(use)) / at.limit
-            found[f"{role}, {label}: within {spread:.1%} of the limit"] = spread <= FLAT
-    return all_hold(found)
-
-
 FIGURE5 = artefact(
     "figure5",
     plan=runs.figure5,
     rows=figure5_table,
     draw=partial(figure, roles=runs.OTHERS),
     claims={"fragmented_here": partial(less_unused, roles=runs.OTHERS)},
-    checks={"flat": flat, "fragmented": partial(simulated_less, roles=runs.OTHERS)},
+    checks={"fragmented": partial(simulated_less, roles=runs.OTHERS)},
 )

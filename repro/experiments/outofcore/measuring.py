@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from repro.measure import (
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
 from repro.measure.precision import without_tf32
-from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace
+from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace, host_bytes
 from repro.outofcore.native import Installed, install
 from repro.outofcore.planning import Name
 
@@ -163,22 +163,15 @@ class _Swapping:
         schedule = _SWAPPED[self.config["mode"]][1]
         auto = "auto" if self.make is None and schedule == "window" else None
         block = self.block(budget, schedule, auto)
-
-        def served() -> int:
-            """Bytes that the simulated allocator takes for the plan that runs.
-
-            Its trace may differ from the one that was fitted, in copies of views.
-            """
-            assert self.make is not None and block.plan is not None
-            fitting = fit(block.plan, self.make)
-            if fitting is None:
-                raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
-            return fitting.report.peak_reserved_bytes
-
-        timings, metrics = self.train(block, lambda: served() if self.make and block.plan else None)
+        timings, metrics = self.train(block)
         peak = metrics["held_bytes"]
         if self.make is not None:
-            metrics["reserved_bytes"] = served()
+            # The plan that runs may differ from the one that was fitted, in copies of views.
+            assert block.plan is not None
+            fitting = fit(block.plan, self.make)
+            if fitting is None:
+                raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
+            metrics["reserved_bytes"] = fitting.peaks["reserved_bytes"]
         elif self.installed is not None:  # gives nothing back while it trains: the most of this try
             peak = metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
         else:
@@ -192,16 +185,14 @@ class _Swapping:
             schedule=schedule,
             window_bytes=window,
             device=self.device,
-            host_bytes=self.trace.host_bytes(budget) if self.device != "cpu" else None,
+            host_bytes=host_bytes(self.trace, budget) if self.device != "cpu" else None,
             link_bytes_per_s=link_rate(self.config, self.device),
         )
 
-    def train(
-        self, block: OutOfCore, settled: Callable[[], object] = lambda: None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def train(self, block: OutOfCore) -> tuple[dict[str, Any], dict[str, Any]]:
         """Time iterations within a block, on a CPU in turns with the reference outside of it.
 
-        Calls `settled` once the block's plans are made; returns timings, and metrics.
+        Returns timings, and metrics.
         """
         plain = training_step(self.config, self.device)
 
@@ -221,7 +212,6 @@ class _Swapping:
         with block:
             for _ in range(_SETTLING):
                 step()
-            settled()
             timings = _time(self.config, self.device, steps)
             done, followed = block.statistics, block.plan
         assert followed is not None
@@ -232,7 +222,7 @@ class _Swapping:
             "bytes_moved": followed.bytes_moved,
             "held_bytes": done.peak_bytes,
             "host_bytes": done.host_bytes,
-            "host_foretold_bytes": self.trace.host_bytes(block.budget_bytes),
+            "host_foretold_bytes": host_bytes(self.trace, block.budget_bytes),
             "iterations": done.iterations,
             "replayed": done.replayed,
             "on_demand": done.on_demand,

@@ -9,7 +9,6 @@ from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
-    MIB,
     Costs,
     Fitting,
     Make,
@@ -26,7 +25,7 @@ from repro.experiments.outofcore.fitting import (
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
-from repro.outofcore.allocator import BestFitAllocator, Event, replay
+from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
 from repro.outofcore.plan import requests
 
@@ -61,7 +60,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     whole = in_core(trace, torchs)
     if whole is not None:
         total = {"time_s": float(costs.times.sum())}
-        rows["in_core"] = total | {"reserved_bytes": whole.report.peak_reserved_bytes}
+        rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
         fitting = largest_budget(trace, limit, make)
@@ -81,7 +80,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
 
 def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
     """A plan's iteration; each chunk is mapped or unmapped on the compute stream."""
-    plan, report = fitting.plan, fitting.report
+    plan = fitting.plan
     alone = taken = costs.simulate(plan)
     mapped = 0
     if costs.map_s:
@@ -97,8 +96,8 @@ def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
         "held_bytes": alone.peak_bytes,
-        "reserved_bytes": report.peak_reserved_bytes,
-        "internal_bytes": report.peak_internal_fragmentation_bytes,
+        "reserved_bytes": fitting.peaks["reserved_bytes"],
+        "internal_bytes": fitting.peaks["internal_fragmentation_bytes"],
         "map_operations": mapped,
     }
 
@@ -210,10 +209,10 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
         if budget < trace.smallest_budget:
             continue
         events = requests(plan_swaps(trace, budget), _ITERATIONS)
-        torchs, chunks = replay(BestFitAllocator(), events), mapped(events, chunk)
+        torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
         rows[mode] = {
-            "used_bytes": torchs.peak_requested_bytes,
-            "torch_bytes": torchs.peak_reserved_bytes,
+            "used_bytes": torchs["requested_bytes"],
+            "torch_bytes": torchs["reserved_bytes"],
             "chunks_bytes": chunks.peak_reserved_bytes,
         }
     return Outcome({"peak_bytes": trace.peak_bytes, "rows": rows})
