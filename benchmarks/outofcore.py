@@ -19,10 +19,9 @@
   plans, of about a second in all. On a CPU `save_on_cpu`
   copies nothing, so that its hooks are given the two copies that it makes of a tensor on an
   accelerator.
-- Simulated stall of the window schedule over that of LMS's best pair of distances, and bytes moved
-  over those of swapping everything, for every traced network and budget; compute times measured
-  here, copies at the rate at which an iteration's bytes take as long as its computation. Targets:
-  at most 1 each.
+- Simulated stall of the window schedule over that of LMS's best pair of distances, for
+  every traced network and budget; compute times measured here, copies at the rate at which an
+  iteration's bytes take as long as its computation. Target: at most 1.
 - Simulated time over what no schedule beats, of the paper's four networks at five budgets each, at
   the rates of its V100. Target: 1.05 at most, of the faster of window and packed plans.
 """
