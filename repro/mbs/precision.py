@@ -27,11 +27,6 @@ class Precision:
         ambient = torch.is_autocast_enabled(self.device.type)
         return torch.get_autocast_dtype(self.device.type) if ambient else self.autocast
 
-    @property
-    def scale(self) -> float:
-        """The factor of losses in backward passes."""
-        return self.scaler.get_scale() if self.scaler is not None else 1.0
-
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
         if self.autocast is None:

@@ -12,7 +12,6 @@ from repro.mbs import errors
 from repro.mbs.batches import Piece, Plan, Reader, mark_last, zero_of
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
-from repro.mbs.collecting import Collector
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
 from repro.mbs.oom_retry import Retries
@@ -138,7 +137,6 @@ class MicroBatchStreamer:
         self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
-        self._collector: Collector | None = None
         self._state_due = self._connected = False
         self._weighing = Weighing(normalization, two_pass, loss_fn)
         self._precision = Precision(device, autocast, scaler)
@@ -301,7 +299,7 @@ class MicroBatchStreamer:
     def _pass(
         self, model: nn.Module, micro_batch: Any, plan: Plan, index: int, counted: bool
     ) -> torch.Tensor | None:
-        """Return the loss of a micro-batch, kept for comparison where that is due.
+        """Return the loss of a micro-batch.
 
         None of one that does not count, such as padding alone, whose loss would be 0 / 0:
         BatchNorm still sees its samples, and dropout draws.
@@ -310,16 +308,12 @@ class MicroBatchStreamer:
         weight = plan.weights[index]
         with self._precision.forward(), errors.explained((start, stop), plan.bounds[-1][1]):
             outputs = call_model(model if counted else self._module, inputs)
-            if self._collector is not None:
-                outputs = self._collector.watch(outputs, stop - start, weight)
             if not counted:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
             if not loss.requires_grad:
                 loss = loss + zero_of(outputs)  # constant: no sample of these counts
-        if self._collector is not None:
-            self._collector.note(loss)
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
     def _check_inputs(self, piece: Piece) -> None:
@@ -379,7 +373,7 @@ class MicroBatchStreamer:
             if self._two_pass:
                 run = partial(self._passes.run, self.model, piece, plan, updates)
             else:
-                run = partial(self._accumulate_checked, piece, plan, divisor)
+                run = partial(self._accumulate, self.model, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._finish(totals, updates)
             touched = self._ledger.touched()
@@ -424,7 +418,7 @@ class MicroBatchStreamer:
         self._state_due = len(plan.bounds) > 1 or not is_first
         # Only a size that may shrink needs a piece that can be undone on its own.
         with self._ledger.transaction() if self._sizer is not None else nullcontext():
-            return self._accumulate_checked(piece, plan, 1.0, is_last), None
+            return self._accumulate(self.model, plan, 1.0, is_last), None
 
     # Several processes
 
@@ -453,21 +447,6 @@ class MicroBatchStreamer:
                 "outputs were detached, or no sample of the mini-batch takes part in the loss"
             )
         updates.update()
-
-    def _accumulate_checked(
-        self, piece: Piece, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
-    ) -> Totals:
-        """Accumulate, and compare with the whole where that is due."""
-        self._collector = self._verification.collector()
-        try:
-            totals = self._accumulate(self.model, plan, divisor, synchronize)
-            collector = self._collector
-        finally:
-            self._collector = None
-        if collector is not None:
-            scale = self._precision.scale / float(divisor)
-            self._verification.conclude(piece, plan, collector, scale)
-        return totals
 
     def _call_loss(self, *arguments: Any) -> torch.Tensor:
         return self.loss_fn(*arguments)  # the one there is then
