@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from repro.mbs.batches import own_memory
 from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
-from repro.mbs.precision import Precision
+from repro.mbs.setting import Setting
 from repro.measure import is_out_of_memory
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 from repro.measure.containers import holds_tensors
@@ -96,17 +96,15 @@ class SelfCheck:
 
     def __init__(
         self,
-        module: nn.Module,
+        setting: Setting,
         modules: Sequence[nn.Module],
         loss_fn: Callable[..., torch.Tensor],
-        undone: Callable[[], AbstractContextManager[Any]],
-        device: torch.device,
-        precision: Precision,
     ) -> None:
         # Compiled for other shapes and for evaluation, a model would be compiled twice more.
-        self._module = getattr(module, "_orig_mod", module)
-        self._modules, self._loss_fn, self._undone = modules, loss_fn, undone
-        self.device, self._precision = device, precision
+        self._module = getattr(setting.module, "_orig_mod", setting.module)
+        self._modules, self._loss_fn = modules, loss_fn
+        self._undone = partial(setting.ledger.transaction, keep=False)
+        self._device, self._precision = setting.device, setting.precision
         self.hidden_state = False
 
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
@@ -341,11 +339,6 @@ class SelfCheck:
 
     # Forward passes and losses
 
-    def compute(self, inputs: Any) -> Any:
-        """Return the outputs in evaluation mode, without a graph."""
-        with self._evaluating(nn.Module):
-            return self._forward(inputs)
-
     def _forward(self, inputs: Any) -> Any:
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -360,7 +353,7 @@ class SelfCheck:
         return map_leaves(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, outputs)
 
     def _outputs(self, inputs: Any) -> Any:
-        inputs = fresh(inputs, self.device)
+        inputs = fresh(inputs, self._device)
         with self._precision.forward():
             return own_memory(call_model(self._module, inputs), inputs)
 
@@ -368,17 +361,17 @@ class SelfCheck:
         """Return the loss of outputs, in host memory or on the device, and its gradient by them."""
 
         def loss_of(copies: Any) -> torch.Tensor:
-            kind = self.device.type
+            kind = self._device.type
             wider = torch.autocast(kind, enabled=False) if wide else self._precision.forward()
             with wider:
-                return self._loss(copies, fresh(targets, self.device))
+                return self._loss(copies, fresh(targets, self._device))
 
-        return evaluate(loss_of, to_device(outputs, self.device), wide=wide)
+        return evaluate(loss_of, to_device(outputs, self._device), wide=wide)
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self._precision.forward():
-            outputs = call_model(self._module, fresh(inputs, self.device))
-            loss = self._loss(outputs, fresh(targets, self.device))
+            outputs = call_model(self._module, fresh(inputs, self._device))
+            loss = self._loss(outputs, fresh(targets, self._device))
             wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
             return replace(differentiated(loss, wanted), inside=True)
 
@@ -391,8 +384,8 @@ class SelfCheck:
         """Return the tolerance for these dtypes and the model's; `wide` for float32 alone."""
         kinds: set[torch.dtype | None] = {torch.float32}
         if not wide:
-            kinds = {*kinds_of(self._module, tensors, self.device), self._precision.autocast}
-        return tolerance(kinds, self.device, narrow=narrow)
+            kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
+        return tolerance(kinds, self._device, narrow=narrow)
 
 
 def _refuse_pairs(outputs: Sequence[Any], whole: Any, counts: Sequence[int]) -> None:

@@ -42,11 +42,6 @@ class DeferredHooks:
                 if users:
                     self._held.append((parameter, name, users))
 
-    @property
-    def change_gradients(self) -> bool:
-        """Whether there are hooks that may change gradients before they are accumulated."""
-        return any(name == "_backward_hooks" for _, name, _ in self._held)
-
     def __enter__(self) -> "DeferredHooks":
         for parameter, name, held in self._held:
             hooks = getattr(parameter, name)

@@ -7,8 +7,8 @@ from typing import Any
 
 from repro.mbs.batches import Piece, joined_targets
 from repro.mbs.checking import Sample, SelfCheck
+from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
-from repro.mbs.weighing import Weighing
 from repro.measure import is_out_of_memory, memory_state
 from repro.measure.telling import Novelty, telling_samples
 
@@ -22,11 +22,9 @@ _CHECKED = {
 class Verification:
     """Checks mini-batches where that is due, and remembers what has been checked."""
 
-    def __init__(
-        self, check: str, two_pass: bool, sharded: bool, weighing: Weighing, compare: SelfCheck
-    ) -> None:
-        self._check, self._two_pass, self._sharded = check, two_pass, sharded
-        self._weighing, self._compare = weighing, compare
+    def __init__(self, check: str, two_pass: bool, setting: Setting, compare: SelfCheck) -> None:
+        self._check, self._two_pass = check, two_pass
+        self._setting, self._compare, self._weighing = setting, compare, setting.weighing
         self._checked: set[str] = set()
         self._novelty: Novelty[bool] = Novelty(wait=True)
         self._unmade: set[str] = set()
@@ -59,7 +57,7 @@ class Verification:
         number = piece.num_samples
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
-        if number < 2 or self._sharded:  # whose processes would all have to check
+        if number < 2 or self._setting.processes.sharded:  # whose processes would all have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.newest(piece.batch, True)
@@ -74,7 +72,7 @@ class Verification:
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
         """Compare the losses of micro-batches with that of all; return whether that was done."""
-        device = self._compare.device
+        device = self._setting.device
         if memory_state(device).simulated:
             return False  # a budget counts every byte, so that a size that fits would seem not to
         host = memory_state("cpu")
@@ -158,7 +156,7 @@ class Verification:
                 if not is_out_of_memory(error):
                     raise
                 out_of_memory = True
-            release_memory(self._compare.device)
+            release_memory(self._setting.device)
             if count <= half and not out_of_memory:
                 return False
             count = half if count > half else count // 2
@@ -167,7 +165,7 @@ class Verification:
     def _sample(self, piece: Piece, size: int, count: int) -> Sample | None:
         """Return two groups of samples, None where there are none or they weigh nothing."""
         batch, twice = piece.batch, None
-        if batch is None or piece.weighed_by_part:
+        if batch is None:
             plan = self._weighing.plan(piece, size)
             if len(plan.bounds) < 2:
                 return None
@@ -175,13 +173,10 @@ class Verification:
             chosen = sorted(every, key=lambda part: part[2] == 0)[:2]
             parts, bounds, weights = zip(*chosen, strict=True)
             counts = [stop - start for start, stop in bounds]
-            if batch is not None:
-                inputs, targets = batch.take([n for bound in bounds for n in range(*bound)])
-            else:
-                try:
-                    inputs, targets = None, joined_targets([part[1] for part in parts])
-                except ValueError:
-                    return None
+            try:
+                inputs, targets = None, joined_targets([part[1] for part in parts])
+            except ValueError:
+                return None
         else:
             first, second = telling_samples(batch, count)
             inputs, targets = batch.take([*first, *second])

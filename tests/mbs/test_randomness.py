@@ -367,7 +367,7 @@ def test_probes_and_failed_tries_put_generators_back(name):
             seed()
             if make is not None:
                 model.generator = make()
-                streamer._randomness._generators[0] = model.generator
+                streamer._ledger._randomness._generators[0] = model.generator
             fail[0] = True
         result = streamer.backward(X, Y)
         outcomes.append((states(), result.micro_batch_size, make and draw(model.generator)))

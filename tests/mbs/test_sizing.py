@@ -166,7 +166,10 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, ex
         for p in m.parameters():
             p.grad = torch.ones_like(p) if existing else None
     before = scalers[0].state_dict() if scalers[0] else None
-    streamer._sizer._cap, streamer._sizer._patience = 16, 10**6  # 16 + 16: fails in the second
+    streamer._retries.sizer._cap, streamer._retries.sizer._patience = (
+        16,
+        10**6,
+    )  # 16 + 16: fails in the second
     fragile.countdown[direction] = 2
     result, rng = run(streamer)
     assert (result.retries, result.num_samples) == (1, 32)
@@ -187,7 +190,7 @@ def test_pieces_retry_piece_by_piece(direction):
     model, plain, fragile = fragile_pair()
     x, y = make_batch(32)
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
-    streamer._sizer._model = LinearMemoryModel(0, 1)  # as if probed: everything fits
+    streamer._retries.sizer._model = LinearMemoryModel(0, 1)  # as if probed: everything fits
     fragile.countdown[direction] = 2  # the second piece's first micro-batch
     result = streamer.backward(iter([(x[:16], y[:16]), (x[16:], y[16:])]))
     assert result.retries == 1
@@ -391,7 +394,7 @@ def test_errors_are_recognised_by_what_they_say():
     model, _, fragile = fragile_pair()
     fragile.tick = partial(_not_supported, [])
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
-    streamer._sizer._model = LinearMemoryModel(0, 1)
+    streamer._retries.sizer._model = LinearMemoryModel(0, 1)
     result = streamer.backward(*make_batch(32))
     assert (result.retries, result.micro_batch_size) == (1, 16)
 

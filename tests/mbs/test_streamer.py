@@ -104,12 +104,11 @@ def test_gradient_and_loss_are_the_full_batchs(kind, mini, micro):
     if "weights" in kind:
         w = torch.rand(mini, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
         loss_fn, targets, weights = weighted_loss, (y, w), w
-    elif kind == "tokens":  # a weight for each micro-batch
+    elif kind == "tokens":
         labels = torch.randint(-1, 4, (mini, 3), generator=torch.Generator().manual_seed(3))
         labels[0, 0] = 2
         labels[-(-mini // 2) :] = -1  # whole micro-batches without a token: their loss is 0 / 0
-        counts = [int((labels[a:b] >= 0).sum()) for a, b in with_a_rest(mini, micro)]
-        loss_fn, targets, weights = token_loss, labels, counts
+        loss_fn, targets, weights = token_loss, labels, (labels >= 0).sum(1)
     elif "dice" in kind:
         loss_fn, targets = dice_loss, F.one_hot(y, 4).to(dtype)
     elif "no targets" in kind:
@@ -127,7 +126,7 @@ def test_gradient_and_loss_are_the_full_batchs(kind, mini, micro):
     assert_equal_gradients(model, expected, TOLERANCE[dtype])
     torch.testing.assert_close(result.loss, loss, rtol=TOLERANCE[dtype], atol=0)
     assert not result.loss.requires_grad
-    largest = splits(bounds[0][1], micro)[0][1] if kind != "tokens" else min(micro, mini)
+    largest = splits(bounds[0][1], micro)[0][1]
     number = sum(len(splits(b - a, micro)) for a, b in bounds)
     assert (result.num_samples, result.num_micro_batches) == (mini, number)
     assert (result.micro_batch_size, result.retries) == (largest, 0)
@@ -348,7 +347,7 @@ def test_half_precision_losses_are_summed_without_overflow():
     model = nn.Linear(2, 1).to(torch.float16)
     x = torch.ones(8, 2, dtype=torch.float16)
     streamer = MicroBatchStreamer(model, lambda outputs: outputs.mean() * 0 + 100.0, 2)
-    result = streamer.backward(x, weights=[1000.0] * 4)  # 4 * 100,000 > 65,504
+    result = streamer.backward(x, weights=[500.0] * 8)  # 4 * 100,000 > 65,504
     assert result.loss.item() == 100.0
 
 
@@ -420,29 +419,10 @@ def test_layers_that_are_put_in_later(change, form):
     assert len(calls) == len(expected)
 
 
-@pytest.mark.parametrize("size", [7, "auto"])
-def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
-    x, y = make_batch(28)
-    gradients_of = []
-    for streamed in (False, True):
-        layers = [nn.LazyLinear(8), nn.LazyInstanceNorm1d(affine=True), nn.LazyLinear(4)]
-        model = nn.Sequential(
-            layers[0], nn.Unflatten(1, (2, 4)), layers[1], nn.Flatten(), layers[2]
-        )
-        model.double()
-        torch.manual_seed(0)
-        if streamed:
-            MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y)
-        else:
-            F.cross_entropy(model(x), y).backward()
-        gradients_of.append(torch.cat([g.flatten() for g in gradients(model)]))
-    torch.testing.assert_close(*gradients_of, rtol=1e-11, atol=1e-14)
-
-
-def test_lazy_layers_are_refused_where_a_mini_batch_comes_in_pieces():
+def test_lazy_layers_are_refused():
     streamer = MicroBatchStreamer(nn.LazyLinear(4).double(), F.cross_entropy, 7)
     with pytest.raises(MicroBatchError, match="call the model once on a few samples"):
-        streamer.backward(iter([make_batch(28)]))
+        streamer.backward(*make_batch(28))
 
 
 def test_a_frozen_model_is_refused():
@@ -560,13 +540,13 @@ def test_a_bad_loss_leaves_everything_as_it_was(form, loss_fn, error, message, e
 
 def batch_cases():
     x, y = make_batch(6, torch.float32)
-    whole, part = "1-D tensor of", "6 samples in 2 micro-batches"
+    whole = "1-D tensor of"
     yield (x[:0], y[:0]), {}, EmptyBatchError, "no samples"
     yield (x, y[:5]), {}, BatchSizeMismatchError, r"\[6, 5\]; they must be equal"
     yield ({"a": x, "b": x[:2]}, y), {}, BatchSizeMismatchError, r"\[6, 2, 6\]"
     yield (3.0, None), {}, MicroBatchError, "no tensor with a batch dimension"
     yield (torch.tensor(1.0), None), {}, MicroBatchError, "no tensor with a batch dimension"
-    yield (x, y), {"weights": [1.0] * 5}, MicroBatchError, f"5 weights were given for {part}"
+    yield (x, y), {"weights": [1.0] * 5}, MicroBatchError, "5 weights were given for 6 samples"
     yield (x, y), {"weights": [1.0, -1.0]}, MicroBatchError, whole
     yield (x, y), {"weights": [0.0, 0.0]}, MicroBatchError, "not all zero"
     yield (x, y), {"weights": [1.0, float("nan")]}, MicroBatchError, whole
