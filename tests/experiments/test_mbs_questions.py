@@ -163,25 +163,6 @@ class TestTables4And5:
             assert means_of({"": reach(found)})[""] == pytest.approx(1024 / 16)
 
     @both
-    def test_seeds_after_the_first_look_judge_alone(self, artefact):
-        better = {0: 40.0, 1: 40.5, 2: -3.0, 3: -3.1, 4: -3.2}
-
-        def make(run, seed):
-            return trained(50.0 + (better[seed] if beyond(run) and streamed(run) else 0.0))
-
-        def gains(seeds):
-            found = results(artefact, of_trainings(make), LONG, seeds)
-            judged = means_of(claimed(f"{artefact}/optimum_beyond", found)).values()
-            shown = [row["ours, gain (points)"] for row in rows_of(artefact, found)]
-            return set(judged), {text[:5] for text in shown if text != "–"}
-
-        # All samples as one mini-batch have one seed.
-        assert gains((0, 1)) == ({40.25}, {"+0.00", "+40.0", "+40.2"} if artefact == "table4" else
-                                 {"+0.00", "+40.2"})  # fmt: skip
-        judged, shown = gains((0, 1, 2, 3, 4))
-        assert judged == {-3.1} and "-3.10" in shown and "+40.2" not in shown
-
-    @both
     def test_times_of_steps_and_of_epochs(self, artefact):
         steps, epochs = f"{artefact}/overhead_halved", f"{artefact}/{OF_EPOCHS[artefact]}"
 
@@ -254,20 +235,6 @@ class TestTables4And5:
         assert extra == (6551 if artefact == "table4" else 4080, "with", "–")
         drawn = PAPER.artefacts[artefact].figure(whole)
         assert max(axes.get_xlim()[1] for axes in drawn.axes) > extra[0]
-
-    def test_the_figure_shades_what_ran_out_of_memory_and_compares_ours_with_ours(self):
-        found = results("table4", of_trainings(lambda run, seed: trained(99.0)), "quick")
-        drawn = PAPER.artefacts["table4"].figure(found).axes[:3]
-        (axis,) = (a for a in drawn if a.get_title().startswith("ours: ResNet-8 for ResNet-50"))
-        shaded = [(p.get_x(), p.get_x() + p.get_width()) for p in axis.patches]
-        sizes = [16, 32, 64, 128, 256, 512]
-        assert sizes[1:] == [s for s in sizes if any(low < s < high for low, high in shaded)]
-        lines = {line.get_label(): line.get_ydata() for line in axis.get_lines()}
-        assert max(abs(lines["ours, with MBS, 95 % interval"])) == 0
-        assert max(lines["paper, with MBS"]) == pytest.approx(89.61 - 87.16)
-        said = PAPER.artefacts["table4"].caption(found)
-        assert "STAND-IN: digits for Flowers-102, smaller networks." in said
-        assert "SIMULATED memory limit." in said
 
 
 class TestSameness:

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import FAILED
-from made_mbs import results
 
-from repro.experiments.mbs.widget import draw_plan, plan_streaming, size_records
+from repro.experiments.mbs.widget import draw_plan, plan_streaming
 from repro.report import figure_png
 
 MIB = 2**20
@@ -60,12 +58,6 @@ def test_against_a_simulation(make_record):
         assert not sizes or plan.streamed_bytes <= limit
 
 
-def test_noise_gives_no_negative_time_and_constant_memory_fits_anything(make_record):
-    timings = {str(n): {"samples_s": [1.0 / n], "warmup": 0} for n in (2, 4, 8)}
-    plan = plan_streaming(size_record(make_record, each=0.0, timings=timings), 1000, 64)
-    assert (plan.micro_batch_size, plan.num_micro_batches) == (64, 1) and plan.streamed_s >= 0
-
-
 def test_wrong_numbers_and_records(make_record):
     record = size_record(make_record)
     for limit, mini_batch in ((0, 16), (0.5, 16), (-1, 16), (4000, 0)):
@@ -75,8 +67,6 @@ def test_wrong_numbers_and_records(make_record):
     for changes in ({"experiment": "train"}, {"status": "failed"}):
         with pytest.raises(ValueError, match=r"give one of 'size' that ran: python -m repro run"):
             plan_streaming(replace(record, **changes), 4000, 16)
-    found = results("table2", lambda run, _: FAILED if run.config["role"] == "U-Net" else {})
-    assert set(size_records(found)) == {"ResNet-50", "ResNet-101", "AmoebaNet-D"}
 
 
 @pytest.mark.parametrize(
