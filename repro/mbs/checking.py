@@ -34,6 +34,7 @@ from repro.measure.loss_parts import (
     relative,
     tolerance,
 )
+from repro.measure.untouched import Snapshot
 
 _WAYS = (
     "If it is a mean over something else than samples, such as tokens, give weights= (one per "
@@ -70,7 +71,7 @@ class Sample:
     exact: bool  # whether a group's share is its weight over that of all
     targets: Callable[[int], Any]  # of so many groups as those of one
     inputs: Any = None  # of all groups as one, None where they cannot be put together
-    twice: Any = None  # the inputs of the first group twice, None where there are none
+    twice: Any = None  # the inputs of the second group twice, None where there are none
     weighted: bool = False  # whether the caller gave the weights
 
     def factors(self, count: int) -> list[float]:
@@ -84,10 +85,10 @@ class SelfCheck:
 
     `outputs_add_up` takes the loss of outputs that were computed once, whatever layers drew or
     normalised by. `loss_adds_up` also computes a few samples as a whole, for a loss that takes more
-    than outputs and targets. `samples_stay_apart` compares the outputs of a few samples: in
-    evaluation mode as a whole and in parts, where a tensor that was divided although all samples
-    need it shows; and in training mode beside other samples, with the same random numbers, where a
-    model that compares samples shows. No backward pass through the model is made.
+    than outputs and targets. `samples_stay_apart` compares the outputs of a few samples beside
+    others with their outputs beside themselves, with the same random numbers: where a tensor that
+    all samples need was divided, or a model compares samples, they differ.
+    No backward pass through the model is made.
 
     Attributes:
         hidden_state: Whether a forward pass changed what the next one computed from the same
@@ -146,15 +147,14 @@ class SelfCheck:
         """
         if normalises_by_batch(self._modules):
             return True
-        made = any(
-            self._attempt(self._compare_divided, sample, evaluating=kinds)
-            for kinds in (nn.Module, (_DropoutNd, _NormBase))
-        )
         # Batch statistics are the paper's, and no reason to refuse a model.
-        return self._attempt(self._compare_neighbours, sample, evaluating=_NormBase) or made
+        kinds: tuple[Any, ...] = (_NormBase, nn.Module)
+        made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
+        return made or self.hidden_state
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any = ()) -> bool:
         """Return whether a check could be made, with modules of some kinds in evaluation mode."""
+        attributes = Snapshot(self._module, tensors=False)
         try:
             with self._undone(), self._evaluating(evaluating):
                 return check(*arguments)
@@ -162,6 +162,8 @@ class SelfCheck:
             if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
                 raise
             return False
+        finally:
+            attributes.restore()
 
     @contextmanager
     def _evaluating(self, kinds: Any) -> Iterator[None]:
@@ -269,68 +271,46 @@ class SelfCheck:
 
     # The samples
 
-    def _compare_divided(self, sample: Sample) -> bool:
-        """Refuse outputs that are others where the samples are computed in two parts."""
-        if sample.inputs is None:
-            return True
-        outputs = [self._forward(inputs) for inputs, _ in sample.parts]
-        together = joined(outputs, sample.counts)
-        try:
-            whole = self._forward(sample.inputs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise MixedSamplesError(
-                f"the model can be called with {sample.counts[0]} samples, but not with "
-                f"{sum(sample.counts)} ({error}): something was divided that belongs to the whole "
-                f"mini-batch, because its first dimension is as long, and is to be named in "
-                f"shared=; or it takes only as many at once. {_OFF}"
-            ) from error
-        _refuse_pairs(outputs, whole, sample.counts)
-        if together is None:
-            return True
-        off, allowed = difference(floats(together), floats(whole)), self._tolerance(floats(whole))
-        if off is None or off <= allowed:
-            return True
-        again = difference(floats(self._forward(sample.inputs)), floats(whole))
-        if again is None or again > allowed:
-            return True  # it draws random numbers: nothing can be compared
-        raise MixedSamplesError(
-            f"the model's outputs for {sum(sample.counts)} samples differ by "
-            f"{100 * off:.2g} % when they are computed in two parts: a sample's output "
-            f"depends on the others. {_ONE_BY_ONE}. {_OFF}"
-        )
-
     def _compare_neighbours(self, sample: Sample) -> bool:
         """Refuse outputs of samples that depend on which others are computed with them.
 
-        In training mode, with the same random numbers and buffers each time.
+        With the same random numbers and buffers each time.
         """
         if sample.twice is None:
             return False
         # What has rows of samples, and not as many of something else by chance.
-        count = sample.counts[0]
-        (inputs, _), *_ = sample.parts
+        count = sample.counts[1]
+        _, (inputs, _) = sample.parts
         alone = [len(leaf) == count for leaf in self._rows(inputs)]
 
-        def first(inputs: Any) -> list[torch.Tensor]:
+        def last(inputs: Any) -> list[torch.Tensor]:
             rows = zip(self._rows(inputs), alone, strict=True)
-            return [leaf[:count] for leaf, own in rows if own and len(leaf) == 2 * count]
+            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
 
-        whole = first(sample.inputs)
-        off, allowed = difference(whole, first(sample.twice)), self._tolerance(whole)
+        try:
+            whole = last(sample.inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise MixedSamplesError(
+                f"the model can be called with {count} samples, but not with {2 * count} "
+                f"({error}): something was divided that belongs to the whole mini-batch, because "
+                f"its first dimension is as long, and is to be named in shared=; or it takes only "
+                f"as many at once. {_OFF}"
+            ) from error
+        off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
         if off is None or off <= allowed:
             return True
-        again = difference(first(sample.inputs), whole)
+        again = difference(last(sample.inputs), whole)
         if again is None or again > allowed:
             self.hidden_state = True
             return False
         raise MixedSamplesError(
-            f"in training mode the model's outputs for {count} samples differ by "
-            f"{100 * off:.2g} % with which others are computed beside them, and a "
-            f"micro-batch has only its own. {_ONE_BY_ONE}, or return what loss_fn compares, with "
-            f"two_pass=True. If it is a normalisation by the batch that may be one by the "
-            f"micro-batch, as BatchNorm's is, {_OFF}"
+            f"the model's outputs for {count} samples differ by {100 * off:.2g} % with which "
+            f"others are computed beside them, and a micro-batch has only its own. {_ONE_BY_ONE}. "
+            f"If it is to compare samples, return embeddings, one row for each sample, compare "
+            f"them in loss_fn, and give two_pass=True. If it is a normalisation by the batch that "
+            f"may be one by the micro-batch, as BatchNorm's is, {_OFF}"
         )
 
     def _rows(self, inputs: Any) -> list[torch.Tensor]:
@@ -386,28 +366,6 @@ class SelfCheck:
         if not wide:
             kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
         return tolerance(kinds, self._device, narrow=narrow)
-
-
-def _refuse_pairs(outputs: Sequence[Any], whole: Any, counts: Sequence[int]) -> None:
-    """Refuse outputs with an entry for each pair of samples."""
-    columns = [floats(output) for output in (*outputs, whole)]
-    if len({len(column) for column in columns}) != 1:
-        return
-    sizes = [*counts, sum(counts)]
-    for leaves in zip(*columns, strict=True):
-        shapes = [(leaf.shape, size) for leaf, size in zip(leaves, sizes, strict=True)]
-        if any(shape[0] != size for shape, size in shapes):
-            continue
-        for axis in range(1, min(leaf.dim() for leaf in leaves)):
-            if all(shape[axis] == size for shape, size in shapes):
-                raise MixedSamplesError(
-                    f"the model returns a tensor of shape {tuple(leaves[-1].shape)} for "
-                    f"{sizes[-1]} samples: it compares each with every other, and micro-batches "
-                    f"would compare only their own. Return embeddings, one row for each sample, "
-                    f"compare them in loss_fn, and give two_pass=True; or name in shared= what "
-                    f"samples are compared with and was divided (a codebook with as many rows). "
-                    f"{_OFF}"
-                )
 
 
 def _can_be_joined(leaf: Any) -> bool:

@@ -76,14 +76,10 @@ class NonFiniteLossError(MicroBatchError):
 
 
 _NAMED = {
-    batches.EmptyBatchError: EmptyBatchError,
-    batches.BatchSizeMismatchError: BatchSizeMismatchError,
-    batches.UnsplittableBatchError: UnsplittableBatchError,
-    batches.BatchError: MicroBatchError,
-    loss_parts.LossReductionError: LossReductionError,
-    loss_parts.LossShapeError: LossShapeError,
-    loss_parts.UnsupportedLossError: UnsupportedLossError,
-}
+    kind.__name__: kind
+    for kind in (EmptyBatchError, BatchSizeMismatchError, UnsplittableBatchError,
+                 LossReductionError, LossShapeError, UnsupportedLossError)
+}  # fmt: skip
 
 
 @contextmanager
@@ -93,9 +89,12 @@ def named_errors() -> Iterator[None]:
         yield
     except MicroBatchError:
         raise
-    except tuple(_NAMED) as error:
-        kind = next(ours for theirs, ours in _NAMED.items() if isinstance(error, theirs))
-        raise kind(str(error)) from None
+    except (
+        batches.BatchError,
+        loss_parts.LossShapeError,
+        loss_parts.UnsupportedLossError,
+    ) as error:
+        raise _NAMED.get(type(error).__name__, MicroBatchError)(str(error)) from None
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:

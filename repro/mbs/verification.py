@@ -181,7 +181,7 @@ class Verification:
             first, second = telling_samples(batch, count)
             inputs, targets = batch.take([*first, *second])
             parts = batch.take(first), batch.take(second)
-            twice = batch.take([*first, *first])[0]
+            twice = batch.take([*second, *second])[0]
             counts, weights = [count, count], (float(count), float(count))
             if piece.weights is not None:
                 weights = float(piece.weights[first].sum()), float(piece.weights[second].sum())

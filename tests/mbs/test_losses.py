@@ -656,7 +656,7 @@ def test_what_belongs_to_the_whole_is_found(name, micro):
     with pytest.raises((MixedSamplesError, LossCheckError, RuntimeError), match=r"shared=|targets"):
         MicroBatchStreamer(model, loss_fn, micro).backward(inputs, targets)
     if name == "pairs":
-        with pytest.raises(MixedSamplesError, match="Return embeddings"):
+        with pytest.raises(MixedSamplesError, match="return embeddings"):
             MicroBatchStreamer(model, loss_fn, micro, two_pass=True).backward(inputs, targets)
 
 

@@ -165,10 +165,7 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, ex
         for p in m.parameters():
             p.grad = torch.ones_like(p) if existing else None
     before = scalers[0].state_dict() if scalers[0] else None
-    streamer._retries.sizer._cap, streamer._retries.sizer._patience = (
-        16,
-        10**6,
-    )  # 16 + 16: fails in the second
+    streamer._retries.sizer._cap = 16  # 16 + 16: fails in the second
     fragile.countdown[direction] = 2
     result, rng = run(streamer)
     assert (result.retries, result.num_samples) == (1, 32)
@@ -325,7 +322,7 @@ def test_sizer_compares_what_is_held_with_the_limit():
         assert sizer.sizing.limit_bytes == 900
 
 
-def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
+def test_sizer_halves_then_doubles_after_a_while():
     with MemoryBudget(10_000):
         sizer = AutoSizer(CPU)
         sizer.probe(64, simulated(10_000))
@@ -334,14 +331,12 @@ def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
         assert sizer.size_for(64) == 32
         sizer.failed(32)
         sizes = []
-        for _ in range(60):  # 32 is too much, although the model says otherwise
+        for _ in range(100):  # 32 is too much, although the model says otherwise
             size = sizer.size_for(64)
             sizes.append(size)
             if size > 16:
                 sizer.failed(size)
             else:
                 sizer.succeeded()
-    failures = [i for i, size in enumerate(sizes) if size > 16]
-    gaps = [b - a for a, b in zip([-1, *failures], failures, strict=False)]
-    assert gaps == [9, 17, 33]  # 8, 16, 32 successes before each try
+    assert [i for i, size in enumerate(sizes) if size > 16] == [32, 65, 98]
     assert set(sizes) == {16, 32}
