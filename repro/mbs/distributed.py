@@ -96,17 +96,13 @@ class Processes:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
 
-    def check_shards(self, auto: bool = False, pieces: bool = False) -> None:
+    def check_shards(self, free: bool) -> None:
         """Refuse sizes that are tried, or pieces, with a fully sharded model."""
-        if self.sharded and auto:
-            raise DistributedModelError(
-                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
-                "sharded model computes in all processes together; give a whole number"
-            )
-        if self.sharded and pieces:
+        if self.sharded and free:
             raise DistributedModelError(
                 "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
+                "many micro-batches there are; give a whole number as micro_batch_size, not "
+                "'auto', and the whole mini-batch, not an iterable"
             )
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -124,16 +124,12 @@ def check_prefetch(prefetch: Any) -> None:
 
 def check_weights_usable(two_pass: bool, normalization: str) -> None:
     """Raise a `MicroBatchError` where weights were given and would not be used."""
-    if not two_pass and normalization == "exact":
-        return
-    raise MicroBatchError(
-        "weights are used by normalization='exact' in a single pass; "
-        + (
-            "a two-pass loss sees the whole mini-batch, weigh its samples there"
-            if two_pass
-            else f"normalization is {normalization!r}"
+    if two_pass or normalization != "exact":
+        raise MicroBatchError(
+            f"weights are used by normalization='exact' in a single pass; normalization is "
+            f"{normalization!r}, two_pass {two_pass} (a two-pass loss sees the whole mini-batch: "
+            f"weigh its samples there)"
         )
-    )
 
 
 def check_no_lazy_layer(modules: Sequence[nn.Module]) -> None:

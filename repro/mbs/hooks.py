@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -49,12 +48,7 @@ class DeferredHooks:
                 del hooks[key]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         for parameter, name, held in self._held:
             hooks = getattr(parameter, name)
             every = {**hooks, **held}

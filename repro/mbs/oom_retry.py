@@ -1,6 +1,7 @@
 """Smaller micro-batches after an out-of-memory error, in all processes alike."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,11 +62,8 @@ class Retries:
             done, touched = run(self._size)
             totals.merge(done)
             return touched
-        stager, processes, device = (
-            self._setting.stager,
-            self._setting.processes,
-            self._setting.device,
-        )
+        setting = self._setting
+        stager, device = setting.stager, setting.device
         marks = len(stager.marks)
         self._too_large = None
         first = self.sizer.needs_probe(piece.num_samples)
@@ -82,14 +80,13 @@ class Retries:
             del stager.marks[marks:]  # what probes and failed tries left
             size = self.sizer.size_for(piece.num_samples)
             if together:
-                size = processes.agreed_size(size, piece.num_samples, problem)
+                size = setting.processes.agreed_size(size, piece.num_samples, problem)
             try:
-                if first:
-                    with MemoryMeter(device, resident=self._setting.module) as meter:
-                        done, touched = run(size)
-                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
-                else:
+                watched = MemoryMeter(device, resident=setting.module) if first else nullcontext()
+                with watched as meter:
                     done, touched = run(size)
+                if meter is not None:
+                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
                 break
             except Exception as error:
                 size = self._too_large or size  # in the process that ran out

@@ -143,7 +143,7 @@ class MicroBatchStreamer:
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
         self._processes = processes = Processes(model, device)
-        processes.check_shards(auto=size is None)
+        processes.check_shards(free=size is None)
         randomness = Randomness(device, generators)
         self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
         setting = Setting(
@@ -217,7 +217,7 @@ class MicroBatchStreamer:
             raise errors.MicroBatchError(
                 "two_pass takes a whole mini-batch, not an iterable of pieces"
             )
-        self._processes.check_shards(pieces=pieces is not None)
+        self._processes.check_shards(free=pieces is not None)
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
