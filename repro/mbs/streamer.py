@@ -356,8 +356,8 @@ class MicroBatchStreamer:
         size: int,
     ) -> tuple[Totals, None]:
         self._check_inputs(piece)
-        updates.moments = dict(moments)  # without what a failed try gathered
         self._verification.verify(piece, size, alone=False)
+        updates.moments = dict(moments)  # without what a check or a failed try gathered
         plan = self._weighing.plan(piece, size)
         self._state_due = len(plan.bounds) > 1 or before.num_micro_batches > 0
         # Only a size that may shrink needs a piece that can be undone on its own.
