@@ -47,6 +47,11 @@ class Processes:
                     "backward pass, and micro-batches do so once for all; wrap the model with "
                     "static_graph=False (and find_unused_parameters=True where some are not used)"
                 )
+            if getattr(model, "mixed_precision", None) is not None:
+                raise DistributedModelError(
+                    "DistributedDataParallel(mixed_precision=) casts in the wrapper, without which "
+                    "micro-batches are computed; give autocast= to MicroBatchStreamer instead"
+                )
         elif self.sharded:
             self._group = _group_of(model)
         else:

@@ -56,8 +56,9 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one. A
-            `DistributedDataParallel` model synchronises once per mini-batch; its gradient is the
-            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            `DistributedDataParallel` model is computed without its wrapper, which averages once
+            per mini-batch; its gradient is the mean over all processes' samples (weights), with
+            `two_pass` over their losses. A fully
             sharded model (FSDP) exchanges parameters with each micro-batch, of which all processes
             take as many; it needs a whole number as `micro_batch_size`.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets

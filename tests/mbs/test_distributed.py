@@ -25,7 +25,7 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
 SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters"]
 REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "static graph",
-           "unwrapped"]  # fmt: skip
+           "mixed precision", "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -212,11 +212,11 @@ def run_refused(case, rank):
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
     x, y = make_batch()
-    if case == "static graph":
+    if case in ("static graph", "mixed precision"):
+        model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
+        model.mixed_precision = object() if case == "mixed precision" else None
         try:
-            MicroBatchStreamer(
-                DistributedDataParallel(make_model(), static_graph=True), F.cross_entropy, 8
-            )
+            MicroBatchStreamer(model, F.cross_entropy, 8)
         except ValueError as error:
             return [], f"{type(error).__name__}: {error}"
     model = DistributedDataParallel(make_model())
@@ -344,6 +344,7 @@ def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
     for rank in range(2):
         for case, message in (
             ("static graph", "DistributedDataParallel(static_graph=True) synchronises"),
+            ("mixed precision", "DistributedDataParallel(mixed_precision=) casts"),
             ("sharded auto", "a fully sharded model computes in all"),
             ("sharded pieces", "a fully sharded model computes in all"),
             ("sharded few", "a process can make 2 micro-batches of its samples, another has 6"),
