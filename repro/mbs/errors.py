@@ -132,14 +132,10 @@ def check_weights_usable(two_pass: bool, normalization: str) -> None:
         )
 
 
-def check_no_lazy_layer(modules: Sequence[nn.Module]) -> None:
-    """Raise where a layer has no parameters until it is called."""
-    for module in modules:
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            raise MicroBatchError(
-                f"the model has a {type(module).__name__} that has no parameters yet; call the "
-                f"model once on a few samples, under torch.no_grad()"
-            )
+def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
+    """Return a layer that has no parameters until it is called."""
+    lazy = (m for m in modules if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params())
+    return next(lazy, None)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class MicroBatchStreamer:
         errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
         errors.check_choice("check", check, ("first", "always", "off"))
         errors.check_prefetch(prefetch)
-        size = errors.checked_size(micro_batch_size)
+        self._size = size = errors.checked_size(micro_batch_size)
         self._model, self.loss_fn = model, loss_fn
         self.device = device = errors.resolve_device(model, device)
         self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
@@ -151,8 +151,8 @@ class MicroBatchStreamer:
             *(processes.module, device, self._precision, randomness, self._stager),
             *(processes, self._ledger, self._weighing),
         )
-        compare = SelfCheck(setting, self._modules, self._call_loss)
-        self._verification = Verification(check, two_pass, setting, compare)
+        self._compare = SelfCheck(setting, self._modules, self._call_loss)
+        self._verification = Verification(check, two_pass, setting, self._compare)
         self._retries = Retries(setting, size, self._accumulate)
         self._passes = TwoPass(setting, self._loss, self._check_finite, self._look_for_state)
 
@@ -223,17 +223,17 @@ class MicroBatchStreamer:
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
         self._read_modules()
-        errors.check_no_lazy_layer(self._modules)
+        piece = self._reader.read(inputs, targets, weights) if pieces is None else None
+        self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
         self._connected = False
         totals = Totals()
         with self._hooks:
-            if pieces is None:
-                piece = self._reader.read(inputs, targets, weights)
+            if piece is not None:
                 self._check_inputs(piece)
                 touched = self._run(piece, partial(self._run_whole, piece), totals, whole=True)
-            else:
+            elif pieces is not None:
                 with self._ledger.transaction():
                     self._run_pieces(pieces, totals)
                     touched = self._ledger.touched()
@@ -299,6 +299,17 @@ class MicroBatchStreamer:
         if found != self._modules:
             self._modules[:] = found  # the very list that the check was given
             self._verification.forget()
+
+    def _run_lazy_layers(self, piece: Piece | None) -> None:
+        """Let layers without parameters make them, as the first forward pass would."""
+        if piece is not None and errors.lazy_layer(self._modules) is not None:
+            part = next(self._weighing.plan(piece, self._size or piece.num_samples).parts())
+            self._compare.compute(part[0])
+        if (layer := errors.lazy_layer(self._modules)) is not None:
+            raise errors.MicroBatchError(
+                f"the model has a {type(layer).__name__} that has no parameters yet; call the "
+                f"model once on a few samples, under torch.no_grad()"
+            )
 
     def _look_for_state(self) -> None:
         """Warn where the first of several forward passes has changed what the next one reads."""

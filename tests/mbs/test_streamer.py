@@ -372,10 +372,29 @@ def test_layers_that_are_put_in_later(change, form):
     assert len(calls) == len(expected)
 
 
-def test_lazy_layers_are_refused():
+@pytest.mark.parametrize("size", [7, "auto"])
+def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
+    x, y = make_batch(28)
+    gradients_of = []
+    for streamed in (False, True):
+        layers = [nn.LazyLinear(8), nn.LazyInstanceNorm1d(affine=True), nn.LazyLinear(4)]
+        model = nn.Sequential(
+            layers[0], nn.Unflatten(1, (2, 4)), layers[1], nn.Flatten(), layers[2]
+        )
+        model.double()
+        torch.manual_seed(0)
+        if streamed:
+            MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y)
+        else:
+            F.cross_entropy(model(x), y).backward()
+        gradients_of.append(torch.cat([g.flatten() for g in gradients(model)]))
+    torch.testing.assert_close(*gradients_of, rtol=1e-11, atol=1e-14)
+
+
+def test_lazy_layers_are_refused_where_a_mini_batch_comes_in_pieces():
     streamer = MicroBatchStreamer(nn.LazyLinear(4).double(), F.cross_entropy, 7)
     with pytest.raises(MicroBatchError, match="call the model once on a few samples"):
-        streamer.backward(*make_batch(28))
+        streamer.backward(iter([make_batch(28)]))
 
 
 def test_a_frozen_model_is_refused():
