@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
-from repro.mbs.transaction import same_memory, version_of
+from repro.mbs.transaction import same_memory
 from repro.measure.batches import (
     Batch,
     BatchError,
@@ -48,7 +48,8 @@ class Piece:
         inputs: As given.
         targets: As given.
         num_samples: Samples, at least 1.
-        weights: One weight per sample, or one per micro-batch; None weighs samples equally.
+        weights: One weight per sample, or with `split` one per micro-batch; None weighs samples
+            equally.
         batch: What takes samples out; None where `split` does.
         split: The user's function, which makes micro-batches of at most a given size.
     """
@@ -59,27 +60,6 @@ class Piece:
     weights: torch.Tensor | None
     batch: Batch | None
     split: SplitFunction | None = None
-
-    @property
-    def weighed_by_part(self) -> bool:
-        """Whether weights were given for micro-batches."""
-        return self.weights is not None and len(self.weights) != self.num_samples
-
-    def without_weights(self) -> "Piece":
-        """Return the same piece, its samples weighed equally."""
-        return dataclasses.replace(self, weights=None)
-
-    def bounds(
-        self, micro_batch_size: int, as_in_paper: bool = False, fewest: int = 1
-    ) -> list[tuple[int, int]]:
-        """Return the sample ranges of the micro-batches, as equal in size as can be.
-
-        Weights per micro-batch were counted for full micro-batches and a rest, as the paper's are.
-        """
-        if not as_in_paper and not self.weighed_by_part:
-            return bounds(self.num_samples, micro_batch_size, fewest)
-        ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
-        return list(itertools.pairwise(ends))
 
     def plan(
         self,
@@ -92,7 +72,8 @@ class Piece:
 
         Args:
             micro_batch_size: Most samples of one.
-            as_in_paper: Whether all but the last have that size.
+            as_in_paper: Whether all but the last have that size; otherwise they are as equal in
+                size as can be.
             loss: One whose weights are known, which count where none were given.
             fewest: Micro-batches that there are at least, where sizes are free.
 
@@ -101,7 +82,11 @@ class Piece:
                 did not return micro-batches.
         """
         if self.batch is not None:
-            batch, ranges = self.batch, self.bounds(micro_batch_size, as_in_paper, fewest)
+            batch = self.batch
+            ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
+            ranges = list(itertools.pairwise(ends))
+            if not as_in_paper:
+                ranges = bounds(self.num_samples, micro_batch_size, fewest)
 
             def part(number: int) -> Any:
                 return batch.slice(*ranges[number])
@@ -127,24 +112,22 @@ class Piece:
             targets = [part(number)[1] for number in range(len(ranges))]
             if all(isinstance(target, torch.Tensor) for target in targets):
                 weights = loss.weights(targets, even=self.batch is not None)
-        return Plan(ranges, self.weights_of(ranges) if weights is None else weights, part)
+        return Plan(ranges, self._weights_of(ranges) if weights is None else weights, part)
 
-    def weights_of(self, bounds: list[tuple[int, int]]) -> list[float]:
+    def _weights_of(self, ranges: list[tuple[int, int]]) -> list[float]:
         """Return the weight of each micro-batch: its samples' sum, or their number."""
         if self.weights is None:
-            return [float(stop - start) for start, stop in bounds]
-        if self.batch is not None and len(self.weights) == self.num_samples:
-            return [float(self.weights[start:stop].sum()) for start, stop in bounds]
-        if len(self.weights) == len(bounds):
+            return [float(stop - start) for start, stop in ranges]
+        if self.batch is None and len(self.weights) != len(ranges):
+            raise MicroBatchError(
+                f"{len(self.weights)} weights were given for {len(ranges)} micro-batches of split; "
+                f"give one weight per micro-batch"
+            )
+        if self.batch is None:
             return [float(weight) for weight in self.weights]
-        raise MicroBatchError(
-            f"{len(self.weights)} weights were given for {bounds[-1][1]} samples in "
-            f"{len(bounds)} micro-batches; give one weight per sample, or one per micro-batch"
-            + ("" if self.batch is not None else " (with split= one per micro-batch)")
-        )
+        return [float(self.weights[start:stop].sum()) for start, stop in ranges]
 
 
-_END = object()
 _ALL = 2**31 - 1  # more samples than any mini-batch has
 
 
@@ -173,6 +156,11 @@ class Reader:
             return Piece(inputs, targets, count, checked, None, self._split)
         with named_errors():
             batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
+        if checked is not None and len(checked) != batch.num_samples:
+            raise MicroBatchError(
+                f"{len(checked)} weights were given for {batch.num_samples} samples; give one "
+                f"weight per sample"
+            )
         return Piece(batch.inputs, batch.targets, batch.num_samples, checked, batch)
 
     def pieces_of(self, inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
@@ -227,16 +215,6 @@ def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) 
         )
 
 
-def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield each item with whether it is the last, which takes the next one in advance."""
-    iterator = iter(items)
-    item = next(iterator, _END)
-    while item is not _END:
-        following = next(iterator, _END)
-        yield item, following is _END
-        item = following
-
-
 def _checked_weights(weights: Any) -> torch.Tensor | None:
     if weights is None:
         return None
@@ -275,29 +253,17 @@ def zero_of(outputs: Any) -> torch.Tensor:
     return torch.stack([leaf.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0 for leaf in leaves]).sum()
 
 
-class Values:
-    """The values of a micro-batch, put back where a forward pass changes them in place."""
+def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:
+    """Return what a forward pass on the device may change, in memory that no budget counts."""
 
-    def __init__(self, micro_batch: Any, device: torch.device) -> None:
-        self._micro_batch = micro_batch
-        leaves = leaves_of(micro_batch)
-        tensors = [leaf.data if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
-        with _disable_current_modes():  # host memory, which no budget of the device counts
-            self._kept = [
-                (tensor, tensor.detach().to("cpu", copy=True))
-                for tensor in tensors
-                if isinstance(tensor, torch.Tensor) and tensor.device == device
-            ]
-        self._versions = [version_of(tensor) for tensor, _ in self._kept]
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            return leaf._replace(data=copied(leaf.data))
+        there = isinstance(leaf, torch.Tensor) and leaf.device == device
+        return leaf.clone() if there else leaf  # any other is copied to the device
 
-    def restored(self) -> Any:
-        """Return the micro-batch with its values of before."""
-        for number, (tensor, values) in enumerate(self._kept):
-            if version_of(tensor) != self._versions[number]:
-                with _disable_current_modes(), torch.no_grad():
-                    tensor.copy_(values)
-                self._versions[number] = version_of(tensor)
-        return self._micro_batch
+    with _disable_current_modes():
+        return map_leaves(copied, micro_batch)
 
 
 def concatenate(

@@ -1,6 +1,5 @@
 """BatchNorm whose running statistics are those of the mini-batch, not of its micro-batches."""
 
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -58,12 +57,7 @@ class DeferredBatchNorm:
                 self._handles.append(layer.register_forward_hook(self._check_held_back))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

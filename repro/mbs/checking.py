@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,11 +14,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from repro.mbs.batches import own_memory
-from repro.mbs.collecting import Collector
 from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
-from repro.mbs.precision import Precision
+from repro.mbs.setting import Setting
 from repro.measure import is_out_of_memory
-from repro.measure.batches import call_model, map_leaves, replaced, to_device
+from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
+from repro.measure.containers import holds_tensors
 from repro.measure.loss_parts import (
     HALF,
     Evaluated,
@@ -28,13 +28,13 @@ from repro.measure.loss_parts import (
     evaluate,
     floats,
     fresh,
-    is_float,
     joined,
     kinds_of,
     normalises_by_batch,
     relative,
     tolerance,
 )
+from repro.measure.untouched import Snapshot
 
 _WAYS = (
     "If it is a mean over something else than samples, such as tokens, give weights= (one per "
@@ -63,24 +63,32 @@ _OFF = "check='off' computes it all the same"
 
 @dataclass(frozen=True)
 class Sample:
-    """Two groups of samples of a mini-batch, and both together."""
+    """Groups of samples of a mini-batch, such as its micro-batches, and all of them together."""
 
-    parts: tuple[Any, Any]  # (inputs, targets) of each group
-    whole: Any  # of both; inputs are None where they cannot be put together
-    twice: Any  # the inputs of the first group twice, None where there are none
-    counts: tuple[int, int]
-    factors: tuple[float, float]  # the share of each group's gradient in that of both
-    weighted: bool = False
+    parts: Iterable[Any]  # (inputs, targets) of each group
+    counts: Sequence[int]
+    weights: Sequence[float]  # of each group
+    exact: bool  # whether a group's share is its weight over that of all
+    targets: Callable[[int], Any]  # of so many groups as those of one
+    inputs: Any = None  # of all groups as one, None where they cannot be put together
+    twice: Any = None  # the inputs of the second group twice, None where there are none
+    weighted: bool = False  # whether the caller gave the weights
+
+    def factors(self, count: int) -> list[float]:
+        """Return the share of each of the first groups in the loss of all of these."""
+        total = sum(self.weights[:count])
+        return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
 
 
 class SelfCheck:
     """Compares the loss of samples as a whole with that of their parts, and the model's outputs.
 
-    `compare_collected` takes the outputs that the micro-batches had. `run` computes a few samples
-    itself, for losses that take more than outputs and targets, and for the outputs themselves: in
-    evaluation mode as a whole and in parts, where a tensor that was divided although all samples
-    need it shows; and in training mode beside other samples, with the same random numbers, where a
-    model that compares samples shows. No backward pass through the model is made.
+    `outputs_add_up` takes the loss of outputs that were computed once, whatever layers drew or
+    normalised by. `loss_adds_up` also computes a few samples as a whole, for a loss that takes more
+    than outputs and targets. `samples_stay_apart` compares the outputs of a few samples beside
+    others with their outputs beside themselves, with the same random numbers: where a tensor that
+    all samples need was divided, or a model compares samples, they differ.
+    No backward pass through the model is made.
 
     Attributes:
         hidden_state: Whether a forward pass changed what the next one computed from the same
@@ -89,50 +97,73 @@ class SelfCheck:
 
     def __init__(
         self,
-        module: nn.Module,
+        setting: Setting,
         modules: Sequence[nn.Module],
         loss_fn: Callable[..., torch.Tensor],
-        undone: Callable[[], AbstractContextManager[Any]],
-        device: torch.device,
-        precision: Precision,
     ) -> None:
         # Compiled for other shapes and for evaluation, a model would be compiled twice more.
-        self._module = getattr(module, "_orig_mod", module)
-        self._modules, self._loss_fn, self.undone = modules, loss_fn, undone
-        self.device, self._precision = device, precision
+        self._module = getattr(setting.module, "_orig_mod", setting.module)
+        self._modules, self._loss_fn = modules, loss_fn
+        self._undone = partial(setting.ledger.transaction, keep=False)
+        self._device, self._precision = setting.device, setting.precision
         self.hidden_state = False
 
-    def run(self, sample: Sample, loss: bool, mixing: bool, through: bool = False) -> bool:
-        """Return whether the check could be made.
+    def outputs_add_up(self, sample: Sample, room: float) -> bool:
+        """Compare the losses of the groups' outputs; return whether that could be done.
 
-        With `through` the loss takes more from the model than its outputs.
+        Args:
+            sample: Of its groups the first are taken.
+            room: Bytes of outputs that may be kept, in host memory.
 
         Raises:
             LossCheckError: The losses do not add up.
+        """
+        # Layers that compute in all processes together would wait for those that check nothing.
+        return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
+
+    def loss_adds_up(self, sample: Sample) -> bool:
+        """Compare the losses of a few samples; return whether that could be done.
+
+        Raises:
+            LossCheckError: The losses do not add up.
+        """
+        normalises = any(isinstance(m, _NormBase) and m.training for m in self._modules)
+        every: tuple[Any, ...] = (nn.SyncBatchNorm, nn.Module, (_DropoutNd, _NormBase))
+        for kinds in every:
+            if self._attempt(self._compare_outputs, sample, math.inf, evaluating=kinds):
+                return True
+            # As in training, if that is the same twice; dropout is not.
+            if normalises and kinds is nn.SyncBatchNorm:
+                continue
+            if self._attempt(self._compare_inside, sample, evaluating=kinds):
+                return True
+        return False
+
+    def samples_stay_apart(self, sample: Sample) -> bool:
+        """Compare the outputs of a few samples; return whether that could be done.
+
+        Raises:
             MixedSamplesError: The outputs depend on how the samples were divided.
         """
-        mixing = mixing and not normalises_by_batch(self._modules)
-        if loss and not any(isinstance(m, _NormBase) and m.training for m in self._modules):
-            # As in training, if that is the same twice; dropout is not.
-            loss = not self._attempt(self._compare, sample, True, False, through)
-        made = not (loss or mixing) or any(
-            self._attempt(self._compare, sample, loss, mixing, through, evaluating=kinds)
-            for kinds in (nn.Module, (_DropoutNd, _NormBase))
-        )
+        if normalises_by_batch(self._modules):
+            return True
         # Batch statistics are the paper's, and no reason to refuse a model.
-        neighbours = self._compare_neighbours
-        apart = mixing and self._attempt(neighbours, sample, evaluating=_NormBase)
-        return made or (apart and not loss)
+        kinds: tuple[Any, ...] = (_NormBase, nn.Module)
+        made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
+        return made or self.hidden_state
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any = ()) -> bool:
         """Return whether a check could be made, with modules of some kinds in evaluation mode."""
+        attributes = Snapshot(self._module, tensors=False)
         try:
-            with self.undone(), self._evaluating(evaluating):
+            with self._undone(), self._evaluating(evaluating):
                 return check(*arguments)
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
                 raise
             return False
+        finally:
+            attributes.restore()
 
     @contextmanager
     def _evaluating(self, kinds: Any) -> Iterator[None]:
@@ -145,145 +176,44 @@ class SelfCheck:
             for module, mode in modes:
                 module.training = mode
 
-    def _compare(self, sample: Sample, loss: bool, mixing: bool, through: bool) -> bool:
-        outputs = [self._forward(inputs) for inputs, _ in sample.parts]
-        together = joined(outputs, None if sample.whole[0] is None else sample.counts)
-        if mixing and sample.whole[0] is not None:
-            self._compare_outputs(sample, outputs, together)
-        if not loss:
-            return True
-        pairs = zip(outputs, (targets for _, targets in sample.parts), strict=True)
+    # The loss
+
+    def _compare_outputs(self, sample: Sample, room: float) -> bool:
+        pairs: list[tuple[Any, Any]] = []
+        recorded = None  # the first loss, with what the model had left beside its outputs
+        for inputs, targets in sample.parts:
+            outputs = self._forward(inputs)
+            leaves = leaves_of(outputs)
+            room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+            if not all(map(_can_be_joined, leaves)):
+                return False
+            if room < 0:
+                break
+            recorded = recorded or self._evaluated(outputs, targets)
+            pairs.append((to_device(outputs, torch.device("cpu")), targets))
+        if recorded is None or len(pairs) < 2:
+            return False
+        counts, factors = sample.counts[: len(pairs)], sample.factors(len(pairs))
+        uneven = sample.inputs is None  # samples may have different numbers of rows
+        together = joined([outputs for outputs, _ in pairs], None if uneven else counts)
         parts = [self._evaluated(*pair) for pair in pairs]
-        inside = through or any(part.inside for part in parts)
-        if not inside and together is not None:
-            whole = partial(self._evaluated, together, sample.whole[1])
-        elif sample.whole[0] is None:
-            return False
-        else:
-            # Computed in the model: with the graph from its outputs to the loss, and no further.
-            parts = [self._with_graph(*part) for part in sample.parts]
-            whole = partial(self._with_graph, *sample.whole)
-        note = (_INSIDE if inside else "") + (_WEIGHTED if sample.weighted else "")
-        return self._compare_losses(sample.counts, sample.factors, parts, whole, note)
-
-    def _compare_outputs(self, sample: Sample, outputs: list[Any], together: Any) -> None:
-        try:
-            whole = self._forward(sample.whole[0])
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise MixedSamplesError(
-                f"the model can be called with {sample.counts[0]} samples, but not with "
-                f"{sum(sample.counts)} ({error}): something was divided that belongs to the whole "
-                f"mini-batch, because its first dimension is as long, and is to be named in "
-                f"shared=; or it takes only as many at once. {_OFF}"
-            ) from error
-        _refuse_pairs(outputs, whole, sample.counts)
-        if together is None:
-            return
-        off = difference(floats(together), floats(whole))
-        allowed = self._tolerance(floats(whole))
-        if off is None or off <= allowed:
-            return
-        again = difference(floats(self._forward(sample.whole[0])), floats(whole))
-        if again is None or again > allowed:
-            return  # it draws random numbers: nothing can be compared
-        raise MixedSamplesError(
-            f"the model's outputs for {sum(sample.counts)} samples differ by "
-            f"{100 * off:.2g} % when they are computed in two parts: a sample's output "
-            f"depends on the others. {_ONE_BY_ONE}. {_OFF}"
-        )
-
-    def _compare_neighbours(self, sample: Sample) -> bool:
-        """Refuse outputs of samples that depend on which others are computed with them.
-
-        In training mode, with the same random numbers and buffers each time.
-        """
-        if sample.twice is None:
-            return False
-        # What has rows of samples, and not as many of something else by chance.
-        count = sample.counts[0]
-        alone = [len(leaf) == count for leaf in self._rows(sample.parts[0][0])]
-
-        def first(inputs: Any) -> list[torch.Tensor]:
-            rows = zip(self._rows(inputs), alone, strict=True)
-            return [leaf[:count] for leaf, own in rows if own and len(leaf) == 2 * count]
-
-        whole = first(sample.whole[0])
-        off, allowed = difference(whole, first(sample.twice)), self._tolerance(whole)
-        if off is None or off <= allowed:
-            return True
-        again = difference(first(sample.whole[0]), whole)
-        if again is None or again > allowed:
-            self.hidden_state = True
-            return False
-        raise MixedSamplesError(
-            f"in training mode the model's outputs for {count} samples differ by "
-            f"{100 * off:.2g} % with which others are computed beside them, and a "
-            f"micro-batch has only its own. {_ONE_BY_ONE}, or return what loss_fn compares, with "
-            f"two_pass=True. If it is a normalisation by the batch that may be one by the "
-            f"micro-batch, as BatchNorm's is, {_OFF}"
-        )
-
-    def _rows(self, inputs: Any) -> list[torch.Tensor]:
-        with self.undone():
-            return floats(self._forward(inputs))
-
-    def compare_collected(
-        self,
-        collector: Collector,
-        targets: list[Any],
-        whole_targets: Any,
-        *,
-        exact: bool,
-        scale: float,
-        weighted: bool,
-        uneven: bool,
-    ) -> bool:
-        """Compare the losses of micro-batches, as they were computed, with that of all of them.
-
-        Return whether that could be done: not where the loss takes something else than the outputs
-        and the targets, such as an attribute of the model, or random numbers.
-
-        `scale` is the factor of a loss in the backward pass, over its weight; with `uneven` samples
-        may have different numbers of rows.
-
-        Raises:
-            LossCheckError: The losses do not add up.
-        """
-        kept = collector.parts
-        counts = tuple(part.count for part in kept)
-        outputs = [replaced(collector.template, part.leaves) for part in kept]
-        together = joined(outputs, None if uneven else counts)
-        total = sum(part.weight for part in kept)
-        scalars = [n for n, leaf in enumerate(kept[0].leaves) if is_float(leaf) and not leaf.dim()]
-        inside = any(n in part.gradients for part in kept for n in scalars)
-        first = next((n for n, part in enumerate(kept) if part.loss is not None), None)
-        if len(kept) < 2 or together is None or inside or total == 0 or first is None:
-            return False
-        probed = sorted({n for part in kept for n in part.probed})
-        recorded = kept[first].loss
-        again = self._evaluated(outputs[first], targets[first], probed)
-        if again.inside or not _repeats(again, recorded):
+        inside = all(part.inside for part in parts)
+        if together is None or inside or not _repeats(parts[0], recorded):
             return False
         # Rounded to half precision, a loss differs by more than what is looked for.
         half = any(leaf.dtype in HALF for leaf in floats(together))
         wide = half or self._precision.dtype is not None
         if wide:
-            pairs = zip(outputs, targets, strict=True)
             try:
-                parts = [self._evaluated(*pair, probed, wide=True) for pair in pairs]
+                parts = [self._evaluated(*pair, wide=True) for pair in pairs]
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 wide = False
-        if not wide:
-            positions = [n for n in probed if kept[first].leaves[n].dim() > 0]
-            parts = [part.evaluated(positions, scale, self.device, again.size) for part in kept]
 
         def whole() -> Evaluated:
             try:
-                return self._evaluated(together, whole_targets, probed, wide)
+                return self._evaluated(together, sample.targets(len(pairs)), wide)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -294,9 +224,19 @@ class SelfCheck:
                     f"shared=. {_OFF}"
                 ) from error
 
-        factors = [part.weight / total if exact else 1.0 for part in kept]
-        note = _WEIGHTED if weighted else ""
+        note = _WEIGHTED if sample.weighted else ""
         return self._compare_losses(counts, factors, parts, whole, note, True, wide)
+
+    def _compare_inside(self, sample: Sample) -> bool:
+        """Compare losses with the graph from the model's outputs to the loss, and no further."""
+        if sample.inputs is None:
+            return False
+        parts = [self._with_graph(*part) for part in sample.parts]
+        whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
+        note = _INSIDE + (_WEIGHTED if sample.weighted else "")
+        return self._compare_losses(
+            sample.counts, sample.factors(len(parts)), parts, whole, note, False, False
+        )
 
     def _compare_losses(
         self,
@@ -305,8 +245,8 @@ class SelfCheck:
         parts: list[Evaluated],
         evaluate_whole: Callable[[], Evaluated],
         note: str,
-        same_outputs: bool = False,
-        wide: bool = False,
+        same_outputs: bool,
+        wide: bool,
     ) -> bool:
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
@@ -329,6 +269,56 @@ class SelfCheck:
             f"{note}{_WAYS}{_OFF}"
         )
 
+    # The samples
+
+    def _compare_neighbours(self, sample: Sample) -> bool:
+        """Refuse outputs of samples that depend on which others are computed with them.
+
+        With the same random numbers and buffers each time.
+        """
+        if sample.twice is None:
+            return False
+        # What has rows of samples, and not as many of something else by chance.
+        count = sample.counts[1]
+        _, (inputs, _) = sample.parts
+        alone = [len(leaf) == count for leaf in self._rows(inputs)]
+
+        def last(inputs: Any) -> list[torch.Tensor]:
+            rows = zip(self._rows(inputs), alone, strict=True)
+            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
+
+        try:
+            whole = last(sample.inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise MixedSamplesError(
+                f"the model can be called with {count} samples, but not with {2 * count} "
+                f"({error}): something was divided that belongs to the whole mini-batch, because "
+                f"its first dimension is as long, and is to be named in shared=; or it takes only "
+                f"as many at once. {_OFF}"
+            ) from error
+        off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
+        if off is None or off <= allowed:
+            return True
+        again = difference(last(sample.inputs), whole)
+        if again is None or again > allowed:
+            self.hidden_state = True
+            return False
+        raise MixedSamplesError(
+            f"the model's outputs for {count} samples differ by {100 * off:.2g} % with which "
+            f"others are computed beside them, and a micro-batch has only its own. {_ONE_BY_ONE}. "
+            f"If it is to compare samples, return embeddings, one row for each sample, compare "
+            f"them in loss_fn, and give two_pass=True. If it is a normalisation by the batch that "
+            f"may be one by the micro-batch, as BatchNorm's is, {_OFF}"
+        )
+
+    def _rows(self, inputs: Any) -> list[torch.Tensor]:
+        with self._undone():
+            return floats(self._forward(inputs))
+
+    # Forward passes and losses
+
     def compute(self, inputs: Any) -> Any:
         """Return the outputs in evaluation mode, without a graph."""
         with self._evaluating(nn.Module):
@@ -348,27 +338,25 @@ class SelfCheck:
         return map_leaves(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, outputs)
 
     def _outputs(self, inputs: Any) -> Any:
-        inputs = fresh(inputs, self.device)
+        inputs = fresh(inputs, self._device)
         with self._precision.forward():
             return own_memory(call_model(self._module, inputs), inputs)
 
-    def _evaluated(
-        self, outputs: Any, targets: Any, probed: Sequence[int] | None = None, wide: bool = False
-    ) -> Evaluated:
+    def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
         """Return the loss of outputs, in host memory or on the device, and its gradient by them."""
 
         def loss_of(copies: Any) -> torch.Tensor:
-            kind = self.device.type
+            kind = self._device.type
             wider = torch.autocast(kind, enabled=False) if wide else self._precision.forward()
             with wider:
-                return self._loss(copies, fresh(targets, self.device))
+                return self._loss(copies, fresh(targets, self._device))
 
-        return evaluate(loss_of, to_device(outputs, self.device), probed=probed, wide=wide)
+        return evaluate(loss_of, to_device(outputs, self._device), wide=wide)
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self._precision.forward():
-            outputs = call_model(self._module, fresh(inputs, self.device))
-            loss = self._loss(outputs, fresh(targets, self.device))
+            outputs = call_model(self._module, fresh(inputs, self._device))
+            loss = self._loss(outputs, fresh(targets, self._device))
             wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
             return replace(differentiated(loss, wanted), inside=True)
 
@@ -381,35 +369,19 @@ class SelfCheck:
         """Return the tolerance for these dtypes and the model's; `wide` for float32 alone."""
         kinds: set[torch.dtype | None] = {torch.float32}
         if not wide:
-            kinds = {*kinds_of(self._module, tensors, self.device), self._precision.autocast}
-        return tolerance(kinds, self.device, narrow=narrow)
+            kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
+        return tolerance(kinds, self._device, narrow=narrow)
 
 
-def _refuse_pairs(outputs: Sequence[Any], whole: Any, counts: Sequence[int]) -> None:
-    """Refuse outputs with an entry for each pair of samples."""
-    columns = [floats(output) for output in (*outputs, whole)]
-    if len({len(column) for column in columns}) != 1:
-        return
-    sizes = [*counts, sum(counts)]
-    for leaves in zip(*columns, strict=True):
-        shapes = [(leaf.shape, size) for leaf, size in zip(leaves, sizes, strict=True)]
-        if any(shape[0] != size for shape, size in shapes):
-            continue
-        for axis in range(1, min(leaf.dim() for leaf in leaves)):
-            if all(shape[axis] == size for shape, size in shapes):
-                raise MixedSamplesError(
-                    f"the model returns a tensor of shape {tuple(leaves[-1].shape)} for "
-                    f"{sizes[-1]} samples: it compares each with every other, and micro-batches "
-                    f"would compare only their own. Return embeddings, one row for each sample, "
-                    f"compare them in loss_fn, and give two_pass=True; or name in shared= what "
-                    f"samples are compared with and was divided (a codebook with as many rows). "
-                    f"{_OFF}"
-                )
+def _can_be_joined(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.layout == torch.strided and not leaf.is_nested
+    return not holds_tensors(leaf, 3)
 
 
-def _repeats(again: Evaluated, recorded: Any) -> bool:
+def _repeats(again: Evaluated, recorded: Evaluated) -> bool:
     """Whether a loss computed again by the same operations is the recorded one."""
-    a, b = float(again.loss), float(recorded)
+    a, b = float(again.loss), float(recorded.loss)
     if not (math.isfinite(a) and math.isfinite(b)):
         return True
     return abs(a - b) <= 1e-6 * max(abs(a), abs(b), 1e-6 * again.size)

@@ -2,8 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,28 +14,48 @@ from repro.mbs.errors import DistributedModelError
 class Processes:
     """The processes of a wrapped model; just this one for any other model.
 
-    `DistributedDataParallel` synchronises gradients once per mini-batch. Fully sharded models
+    Under `DistributedDataParallel` each process accumulates the gradient of its own samples without
+    the wrapper, which averages them once, at the end of the mini-batch. Fully sharded models
     (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
     micro-batch, so that each process has to have as many. Every call of `mean_weight`,
     `sum_losses` and `most` is a collective of a few numbers, made in the same order by each.
+
+    Attributes:
+        module: The model to call: in no `DistributedDataParallel`.
+        replicated: Whether it is a `DistributedDataParallel` model.
+        sharded: Whether it is fully sharded.
+        gradients_are_views: Whether the backward pass writes the gradients' memory.
+
+    Raises:
+        DistributedModelError: The model synchronises each backward pass, or its processes are
+            arranged in more than one dimension.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model = model
-        self._device = device
-        self.sharded = _is_sharded(model)
-        self.several = isinstance(model, DistributedDataParallel) or self.sharded
-        self.module: nn.Module = model
+        self._model, self.module, self._device = model, model, device
+        self.sharded, self.replicated = (
+            _is_sharded(model),
+            isinstance(model, DistributedDataParallel),
+        )
+        self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
         if isinstance(model, DistributedDataParallel):
-            self.module = model.module
-            self._group = model.process_group
+            self.module, self._group = model.module, model.process_group
+            if model.static_graph:
+                raise DistributedModelError(
+                    "DistributedDataParallel(static_graph=True) synchronises gradients in each "
+                    "backward pass, and micro-batches do so once for all; wrap the model with "
+                    "static_graph=False (and find_unused_parameters=True where some are not used)"
+                )
+            if getattr(model, "mixed_precision", None) is not None:
+                raise DistributedModelError(
+                    "DistributedDataParallel(mixed_precision=) casts in the wrapper, without which "
+                    "micro-batches are computed; give autocast= to MicroBatchStreamer instead"
+                )
         elif self.sharded:
             self._group = _group_of(model)
-        elif not self.several:
+        else:
             _warn_if_alone(model)
-        self._static_graph = bool(getattr(model, "static_graph", False))
-        # Such gradients are overwritten by the backward pass.
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
 
     def mean_weight(self, weight: float) -> float | torch.Tensor:
@@ -83,51 +101,14 @@ class Processes:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
 
-    def complete(self, loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Let the backward pass that synchronises reach the parameters that it leaves out.
-
-        `DistributedDataParallel` waits for all of them, and earlier micro-batches may have used
-        others, as of a mixture of experts.
-        """
-        model = self._model
-        if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters:
-            return loss
-        reached = {id(leaf) for leaf in leaves}
-        for parameter in model.module.parameters():
-            if parameter.grad is not None and id(parameter) not in reached:
-                loss = loss + parameter.sum().to(loss.dtype) * 0
-        return loss
-
-    def check_shards(self, auto: bool = False, pieces: bool = False) -> None:
+    def check_shards(self, free: bool) -> None:
         """Refuse sizes that are tried, or pieces, with a fully sharded model."""
-        if self.sharded and auto:
-            raise DistributedModelError(
-                "micro_batch_size='auto' would try sizes in each process by itself, but a fully "
-                "sharded model computes in all processes together; give a whole number"
-            )
-        if self.sharded and pieces:
+        if self.sharded and free:
             raise DistributedModelError(
                 "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
+                "many micro-batches there are; give a whole number as micro_batch_size, not "
+                "'auto', and the whole mini-batch, not an iterable"
             )
-
-    def check_divisible(self) -> None:
-        """Refuse to divide a mini-batch where gradients can only be synchronised as a whole.
-
-        Raises:
-            DistributedModelError: The model assumes that each backward pass synchronises.
-        """
-        if self._static_graph:
-            raise DistributedModelError(
-                "DistributedDataParallel(static_graph=True) synchronises gradients in each "
-                "backward pass, and micro-batches do so once for all; wrap the model with "
-                "static_graph=False (and find_unused_parameters=True where some are not used)"
-            )
-
-    def synchronization(self, wanted: bool) -> AbstractContextManager[Any]:
-        """Return a context in which a backward pass synchronises gradients only if `wanted`."""
-        no_sync = None if self.sharded else getattr(self._model, "no_sync", None)
-        return nullcontext() if wanted or no_sync is None else no_sync()
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients that each process has accumulated by itself.
@@ -137,9 +118,8 @@ class Processes:
         """
         model = self._model
         assert isinstance(model, DistributedDataParallel)
-        module = model._modules["module"]
-        unused_allowed = bool(getattr(model, "find_unused_parameters", False))
-        touched = [p for p in parameters if p.grad is not None or not unused_allowed]
+        module, partial = model._modules["module"], model.find_unused_parameters
+        touched = [p for p in parameters if p.grad is not None or not partial]
         model._modules["module"] = _Zero(touched)
         try:
             with torch.enable_grad():

@@ -2,7 +2,6 @@
 
 import math
 import operator
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -77,14 +76,10 @@ class NonFiniteLossError(MicroBatchError):
 
 
 _NAMED = {
-    batches.EmptyBatchError: EmptyBatchError,
-    batches.BatchSizeMismatchError: BatchSizeMismatchError,
-    batches.UnsplittableBatchError: UnsplittableBatchError,
-    batches.BatchError: MicroBatchError,
-    loss_parts.LossReductionError: LossReductionError,
-    loss_parts.LossShapeError: LossShapeError,
-    loss_parts.UnsupportedLossError: UnsupportedLossError,
-}
+    kind.__name__: kind
+    for kind in (EmptyBatchError, BatchSizeMismatchError, UnsplittableBatchError,
+                 LossReductionError, LossShapeError, UnsupportedLossError)
+}  # fmt: skip
 
 
 @contextmanager
@@ -94,9 +89,12 @@ def named_errors() -> Iterator[None]:
         yield
     except MicroBatchError:
         raise
-    except tuple(_NAMED) as error:
-        kind = next(ours for theirs, ours in _NAMED.items() if isinstance(error, theirs))
-        raise kind(str(error)) from None
+    except (
+        batches.BatchError,
+        loss_parts.LossShapeError,
+        loss_parts.UnsupportedLossError,
+    ) as error:
+        raise _NAMED.get(type(error).__name__, MicroBatchError)(str(error)) from None
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
@@ -126,30 +124,12 @@ def check_prefetch(prefetch: Any) -> None:
 
 def check_weights_usable(two_pass: bool, normalization: str) -> None:
     """Raise a `MicroBatchError` where weights were given and would not be used."""
-    if not two_pass and normalization == "exact":
-        return
-    raise MicroBatchError(
-        "weights are used by normalization='exact' in a single pass; "
-        + (
-            "a two-pass loss sees the whole mini-batch, weigh its samples there"
-            if two_pass
-            else f"normalization is {normalization!r}"
+    if two_pass or normalization != "exact":
+        raise MicroBatchError(
+            f"weights are used by normalization='exact' in a single pass; normalization is "
+            f"{normalization!r}, two_pass {two_pass} (a two-pass loss sees the whole mini-batch: "
+            f"weigh its samples there)"
         )
-    )
-
-
-def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise where what would be divided is a parameter of the model."""
-    if batch is None:
-        return
-    places = {id(parameter) for parameter in parameters}
-    for path, leaf in batch.tensors():
-        if id(leaf) in places:
-            name = ".".join(map(str, path))
-            raise UnsplittableBatchError(
-                f"{name} is a parameter, which an input cannot train; let the model use it itself, "
-                f"or give it as .detach(), named in shared= if it belongs to the whole mini-batch"
-            )
 
 
 def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
@@ -160,35 +140,19 @@ def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
-    """Say what is wrong with a micro-batch that a model or a loss could not compute.
-
-    Raises:
-        MixedSamplesError: It has another number of samples than what belongs to the whole.
-    """
+    """Add to an error of model or loss what a micro-batch may lack."""
     count = bound[1] - bound[0]
     try:
         yield
     except (ValueError, RuntimeError, IndexError) as error:
-        if isinstance(error, MicroBatchError) or count >= total:
-            raise
-        text = str(error)
-        if count == 1 and "more than 1 value per channel" in text:
+        if not isinstance(error, MicroBatchError) and count < total and not is_out_of_memory(error):
             error.add_note(
-                "this micro-batch has one sample, with which BatchNorm cannot train; give a "
-                "micro_batch_size of which none is left over (2 leaves one of an odd number)"
+                f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= "
+                f"what of the inputs or targets belongs to the whole mini-batch, and give in the "
+                f"targets what the loss knows of single samples (a teacher's outputs, weights of "
+                f"samples). BatchNorm cannot train on one sample: give a micro_batch_size of which "
+                f"none is left over (2 leaves one of an odd number)"
             )
-            raise
-        hint = (
-            f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= what "
-            f"of the inputs or targets belongs to the whole mini-batch, and give in the targets "
-            f"what the loss knows of single samples (a teacher's outputs, weights of samples)"
-        )
-        numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.]\d)", text)}
-        sizes = count in numbers and (total in numbers or "out of bounds" in text)
-        if sizes and not is_out_of_memory(error):
-            raise MixedSamplesError(f"{text}: {hint}") from error
-        if not is_out_of_memory(error):
-            error.add_note(hint)
         raise
 
 
@@ -200,8 +164,8 @@ def check_no_graph(tree: Any, what: str) -> None:
             raise InputGradientError(
                 f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
                 f"none: micro-batches are taken without the graph behind them. Put what computed "
-                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
-                f"generator's step, or give it as .detach()"
+                f"it, or a parameter, into the model, such as nn.Sequential(generator, "
+                f"discriminator) for a generator's step, or give it as .detach()"
             )
 
 

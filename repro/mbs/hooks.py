@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -42,11 +41,6 @@ class DeferredHooks:
                 if users:
                     self._held.append((parameter, name, users))
 
-    @property
-    def change_gradients(self) -> bool:
-        """Whether there are hooks that may change gradients before they are accumulated."""
-        return any(name == "_backward_hooks" for _, name, _ in self._held)
-
     def __enter__(self) -> "DeferredHooks":
         for parameter, name, held in self._held:
             hooks = getattr(parameter, name)
@@ -54,12 +48,7 @@ class DeferredHooks:
                 del hooks[key]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         for parameter, name, held in self._held:
             hooks = getattr(parameter, name)
             every = {**hooks, **held}

@@ -1,79 +1,92 @@
 """Smaller micro-batches after an out-of-memory error, in all processes alike."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro.mbs.batches import Piece, Plan, Values
-from repro.mbs.distributed import Processes, error_of_a_peer
+from repro.mbs.batches import Piece, Plan, uncounted_copy
+from repro.mbs.distributed import error_of_a_peer
 from repro.mbs.errors import NondeterministicModelError
 from repro.mbs.results import Totals
+from repro.mbs.setting import Setting
 from repro.mbs.sizing import AutoSizer, release_memory
-from repro.mbs.staging import Stager
-from repro.mbs.transaction import Ledger, version_of
-from repro.mbs.weighing import Weighing
+from repro.mbs.transaction import version_of
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import leaves_of
 from repro.measure.untouched import Snapshot
 
 
-@dataclass
 class Retries:
-    """Runs a mini-batch or a piece of it at a micro-batch size that fits."""
+    """Runs a mini-batch or a piece of it at a micro-batch size that fits.
 
-    module: nn.Module
-    device: torch.device
-    stager: Stager
-    processes: Processes
-    size: int | None  # None where the sizer chooses
-    sizer: AutoSizer | None
-    weighing: Weighing
-    ledger: Ledger
-    accumulate: Callable[[nn.Module, Plan, float], Any]
-    roots: Callable[[], Sequence[nn.Module]]  # the model and the modules of the loss
-    _too_large: int | None = None
+    Args:
+        setting: Of the streamer.
+        size: The micro-batch size, None where the sizer chooses.
+        accumulate: Computes the gradient of a plan's micro-batches, each weight over a divisor.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        size: int | None,
+        accumulate: Callable[[Plan, float], Any],
+    ) -> None:
+        self._setting, self._size, self._accumulate = setting, size, accumulate
+        self.sizer = AutoSizer(setting.device) if size is None else None
+        self._too_large: int | None = None
 
     def run(
-        self, piece: Piece, run: Callable[[int], Any], totals: Totals, together: bool = False
+        self,
+        piece: Piece,
+        run: Callable[[int], tuple[Totals, Any]],
+        totals: Totals,
+        roots: Sequence[nn.Module],
+        together: bool = False,
     ) -> Any:
         """Run at the size given or chosen, smaller where memory runs out; add to `totals`.
 
-        `run` takes a size and returns totals and the touched parameters; with `together` all
-        processes run the same size, and try again if one has to.
+        Args:
+            piece: The mini-batch, or a part of it.
+            run: Takes a size and returns totals, and what is to be returned.
+            totals: Of the mini-batch.
+            roots: The model and the modules of the loss, whose attributes probes put back.
+            together: Whether all processes run the same size, and try again if one has to.
         """
         if self.sizer is None:
-            assert self.size is not None
-            done, touched = run(self.size)
+            assert self._size is not None
+            done, touched = run(self._size)
             totals.merge(done)
             return touched
-        marks = len(self.stager.marks)
+        setting = self._setting
+        stager, device = setting.stager, setting.device
+        marks = len(stager.marks)
         self._too_large = None
         first = self.sizer.needs_probe(piece.num_samples)
         problem: Exception | None = None
         if first:
             try:
-                self.sizer.probe(piece.num_samples, partial(self._measure, piece))
+                self.sizer.probe(piece.num_samples, partial(self._measure, piece, roots))
             except Exception as error:
                 if not together:
                     raise
                 problem = error
         versions = _versions(piece)
         while True:
-            del self.stager.marks[marks:]  # what probes and failed tries left
+            del stager.marks[marks:]  # what probes and failed tries left
             size = self.sizer.size_for(piece.num_samples)
             if together:
-                size = self.processes.agreed_size(size, piece.num_samples, problem)
+                size = setting.processes.agreed_size(size, piece.num_samples, problem)
             try:
-                if first:
-                    with MemoryMeter(self.device, resident=self.module) as meter:
-                        done, touched = run(size)
-                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
-                else:
+                watched = MemoryMeter(device, resident=setting.module) if first else nullcontext()
+                with watched as meter:
                     done, touched = run(size)
+                if meter is not None:
+                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
                 break
             except Exception as error:
                 size = self._too_large or size  # in the process that ran out
@@ -87,35 +100,36 @@ class Retries:
                     "micro_batch_size"
                 )
             # Outside the except block: the error's traceback holds the failed try's tensors.
-            self.stager.release()
-            release_memory(self.device)
+            stager.release()
+            release_memory(device)
             self.sizer.failed(size)
             totals.retries += 1
         self.sizer.succeeded()
         totals.merge(done)
         return touched
 
-    def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
+    def _measure(self, piece: Piece, roots: Sequence[nn.Module], size: int) -> tuple[int, int, int]:
         """Measure the memory of micro-batches that leave no trace, see `AutoSizer.probe`.
 
         From the second on they find gradients in memory, as most of a mini-batch's do, and as
         many are streamed as are ever on the device at once.
         """
-        plan = self.weighing.plan(piece.without_weights(), size, as_in_paper=True)
-        count = max(2, self.stager.ring_length)
-        values = Values(next(plan.parts()), self.device)
-        attributes = Snapshot(*self.roots(), tensors=False)
-        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
+        setting = self._setting
+        plan = setting.weighing.plan(replace(piece, weights=None), size, as_in_paper=True)
+        count, part = max(2, setting.stager.ring_length), next(plan.parts())
+        attributes = Snapshot(*roots, tensors=False)
+        sample = Plan(
+            [(0, size)] * count, [1.0] * count, lambda _: uncounted_copy(part, setting.device)
+        )
         try:
             with (
-                MemoryMeter(self.device, resident=self.module) as meter,
-                self.ledger.transaction(keep=False),
+                MemoryMeter(setting.device, resident=setting.module) as meter,
+                setting.ledger.transaction(keep=False),
             ):
-                self.accumulate(self.module, sample, 1.0)
+                self._accumulate(sample, 1.0)
         finally:
-            values.restored()
             attributes.restore()
-        if names := self.ledger.buffers.changed_frozen():
+        if names := setting.ledger.buffers.changed_frozen():
             raise NondeterministicModelError(
                 f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "
                 f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
@@ -131,7 +145,9 @@ class Retries:
         except Exception as error:
             problem = error
         kind = 0 if problem is None else 1 if is_out_of_memory(problem) else 2
-        worst, negative = self.processes.most(kind, -largest if kind == 1 else -float("inf"))
+        worst, negative = self._setting.processes.most(
+            kind, -largest if kind == 1 else -float("inf")
+        )
         self._too_large = int(-negative) if worst == 1 else None
         if worst:
             raise problem if kind == worst and problem else error_of_a_peer(worst == 1)

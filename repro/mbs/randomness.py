@@ -31,15 +31,7 @@ class Randomness:
     def get(self) -> list[Any]:
         """Return the states."""
         states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
-        states.append(accelerator.get_rng(self._device))
-        for generator in self._generators:
-            if isinstance(generator, random.Random):
-                states.append(generator.getstate())
-            elif isinstance(generator, np.random.Generator):
-                states.append(generator.bit_generator.state)
-            else:
-                states.append(generator.get_state())
-        return states
+        return [*states, accelerator.get_rng(self._device), *map(_state_of, self._generators)]
 
     def set(self, states: list[Any]) -> None:
         """Set what `get` returned."""
@@ -53,3 +45,11 @@ class Randomness:
                 generator.bit_generator.state = state
             else:
                 generator.set_state(state)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()

@@ -10,8 +10,7 @@ from repro.mbs.errors import MicroBatchError, MicroBatchSizeError
 from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memory_state
 
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
-_PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
-_MOST_PATIENCE = 512
+_PATIENCE = 32  # mini-batches without an out-of-memory error before a halved size is doubled
 _HEADROOM = 0.05  # share of the free memory left unused, for fragmentation
 # What models and losses raise that take other numbers of samples.
 _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
@@ -56,7 +55,7 @@ class AutoSizer:
     each mini-batch the largest B that the memory free at that moment admits is computed anew, so
     that the size follows what else takes and returns memory. An out-of-memory error halves the
     size; after several mini-batches without another it doubles again, up to what the model
-    admits. Each failure after a doubling makes the next try wait twice as long.
+    admits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,9 +64,7 @@ class AutoSizer:
         self._start_bytes = 0
         self._overhead_bytes = 0
         self._cap: int | None = None
-        self._patience = _PATIENCE
         self._successes = 0
-        self._grew = False
         self._ran_out = False
         self.sizing: Sizing | None = None
 
@@ -153,10 +150,9 @@ class AutoSizer:
         if self._model is not None:
             fits = max(1, self._model.largest_batch(self._limit_bytes()))
         if self._cap is not None:
-            if self._successes >= self._patience:
+            if self._successes >= _PATIENCE:
                 self._cap *= 2
                 self._successes = 0
-                self._grew = True
             if self._model is not None and self._cap >= fits:
                 self._cap = None
             else:
@@ -165,18 +161,13 @@ class AutoSizer:
 
     def failed(self, size: int) -> None:
         """Note that `size` ran out of memory."""
-        if self._grew:
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
         self._cap = max(1, size // 2)
         self._successes = 0
-        self._grew = False
         self._ran_out = True
 
     def succeeded(self) -> None:
         """Note that a mini-batch went through."""
         self._successes += 1
-        if self._cap is None and self._successes >= 4 * self._patience:
-            self._patience = _PATIENCE
 
 
 def release_memory(device: torch.device) -> None:

@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from repro.mbs import errors
-from repro.mbs.batches import Piece, Plan, Reader, mark_last, zero_of
+from repro.mbs.batches import Piece, Plan, Reader, zero_of
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
-from repro.mbs.collecting import Collector
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
 from repro.mbs.oom_retry import Retries
-from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
-from repro.mbs.sizing import AutoSizer, Sizing
+from repro.mbs.setting import Precision, Setting
+from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
 from repro.mbs.transaction import Ledger
 from repro.mbs.two_pass import TwoPass
@@ -57,8 +56,9 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one. A
-            `DistributedDataParallel` model synchronises once per mini-batch; its gradient is the
-            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            `DistributedDataParallel` model is computed without its wrapper, which averages once
+            per mini-batch; its gradient is the mean over all processes' samples (weights), with
+            `two_pass` over their losses. A fully
             sharded model (FSDP) exchanges parameters with each micro-batch, of which all processes
             take as many; it needs a whole number as `micro_batch_size`.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
@@ -132,42 +132,29 @@ class MicroBatchStreamer:
         errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
         errors.check_choice("check", check, ("first", "always", "off"))
         errors.check_prefetch(prefetch)
-        self._size = errors.checked_size(micro_batch_size)
+        self._size = size = errors.checked_size(micro_batch_size)
         self._model, self.loss_fn = model, loss_fn
         self.device = device = errors.resolve_device(model, device)
         self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
-        self._collector: Collector | None = None
         self._state_due = self._connected = False
+        self._reader = Reader(shared, split)
         self._weighing = Weighing(normalization, two_pass, loss_fn)
         self._precision = Precision(device, autocast, scaler)
-        self._sizer = AutoSizer(device) if self._size is None else None
         self._stager = Stager(device, prefetch, trace)
-        self._reader = Reader(shared, split)
-        self._randomness = Randomness(device, generators)
-        self._processes = Processes(model, device)
-        self._module = self._processes.module
-        self._processes.check_shards(auto=self._sizer is not None)
-        sharded = self._processes.sharded
-        self._ledger = Ledger(self._randomness, self._processes.gradients_are_views, sharded)
-        undone = partial(self._ledger.transaction, keep=False)
-        self._compare = SelfCheck(
-            self._module, self._modules, self._call_loss, undone, device, self._precision
+        self._processes = processes = Processes(model, device)
+        processes.check_shards(free=size is None)
+        randomness = Randomness(device, generators)
+        self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
+        setting = Setting(
+            *(processes.module, device, self._precision, randomness, self._stager),
+            *(processes, self._ledger, self._weighing),
         )
-        self._verification = Verification(check, two_pass, sharded, self._weighing, self._compare)
-        parts = self._module, device, self._stager, self._processes
-        self._retries = Retries(
-            *(*parts, self._size, self._sizer, self._weighing, self._ledger),
-            self._accumulate,
-            self._roots,
-        )
-        self._passes = TwoPass(
-            *(*parts, self._randomness, self._precision, self._ledger),
-            self._loss,
-            self._check_finite,
-            self._look_for_state,
-        )
+        self._compare = SelfCheck(setting, self._modules, self._call_loss)
+        self._verification = Verification(check, two_pass, setting, self._compare)
+        self._retries = Retries(setting, size, self._accumulate)
+        self._passes = TwoPass(setting, self._loss, self._check_finite, self._look_for_state)
 
     @property
     def model(self) -> nn.Module:
@@ -183,7 +170,7 @@ class MicroBatchStreamer:
     @property
     def sizing(self) -> Sizing | None:
         """How ``"auto"`` chose its first size; None before the first mini-batch."""
-        return self._sizer.sizing if self._sizer else None
+        return self._retries.sizer.sizing if self._retries.sizer else None
 
     def timeline(self) -> list[Span]:
         """Return when each micro-batch of the last mini-batch was copied and computed.
@@ -210,9 +197,8 @@ class MicroBatchStreamer:
                 which no more than two are held at a time. A list may hold one item for each
                 sample. Inputs receive no gradient themselves, and are refused if they wait for one.
             targets: Likewise.
-            weights: What each sample, or each micro-batch, counts, such as its tokens; each
-                micro-batch then contributes by its share of their sum. One for each micro-batch
-                makes all but the last of the full size.
+            weights: What each sample counts, such as its tokens, or with `split` each
+                micro-batch, which then contributes by its share of their sum.
 
         Raises:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
@@ -232,98 +218,75 @@ class MicroBatchStreamer:
             raise errors.MicroBatchError(
                 "two_pass takes a whole mini-batch, not an iterable of pieces"
             )
-        self._processes.check_shards(pieces=pieces is not None)
+        self._processes.check_shards(free=pieces is not None)
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
         self._read_modules()
-        piece = None if pieces is not None else self._reader.read(inputs, targets, weights)
+        piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
-        if pieces is not None or self._local:
-            self._processes.check_divisible()
         self._connected = False
         totals = Totals()
         with self._hooks:
             if piece is not None:
                 self._check_inputs(piece)
-                run = partial(self._run_whole, piece)
-                touched = self._retries.run(piece, run, totals, self._local)
+                touched = self._run(piece, partial(self._run_whole, piece), totals, whole=True)
             elif pieces is not None:
                 with self._ledger.transaction():
                     self._run_pieces(pieces, totals)
                     touched = self._ledger.touched()
         self._ledger.end()
-        self._hooks.on_parameters(touched or [])
+        self._hooks.on_parameters(touched)
         if totals.num_micro_batches > 1:
             self._verification.warn()
         return totals.result(self._weighing.divisor(totals.weight))
 
-    def _accumulate(
-        self, model: nn.Module, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
-    ) -> Totals:
+    def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
         """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches that lines 1 to 6 cut.
 
         Args:
-            model: The model, with the wrapper that synchronises gradients.
             plan: Micro-batches and weights, see `Weighing.plan` (lines 1 to 6).
             divisor: Each loss counts by its weight over this: 1 / N_Sμ in the paper, n_μ / N_B
                 by default.
-            synchronize: Whether the last backward pass averages gradients over processes.
         """
         totals = Totals.over(plan.bounds)
-        # A sharded model computes in all processes, and so also where nothing counts.
-        counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
-        last = max((index for index, counted in enumerate(counts) if counted), default=-1)
-        synchronize = synchronize and not self._local
         # Lines 7, 8 and 13: micro-batch i, streamed to the device.
         for index, micro_batch in enumerate(self._stager.stream(plan.parts())):
-            is_last, weight = synchronize and index == last, plan.weights[index]
-            with self._processes.synchronization(is_last or not counts[index]):
-                # Lines 9 and 10: forward propagation, and the loss.
-                loss = self._pass(model, micro_batch, plan, index, counts[index])
-                if loss is not None and loss.requires_grad:
-                    leaves = self._ledger.meet([loss])
-                    if is_last:
-                        loss = self._processes.complete(loss, leaves)
-                    # Lines 11 and 12: normalise it, and accumulate gradients.
-                    self._precision.backward(loss * (weight / divisor))
+            weight = plan.weights[index]
+            # Lines 9 and 10: forward propagation, and the loss.
+            loss = self._pass(micro_batch, plan, index)
+            if loss is not None and loss.requires_grad:
+                self._ledger.meet([loss])
+                # Lines 11 and 12: normalise it, and accumulate gradients.
+                self._precision.backward(loss * (weight / divisor))
             if loss is not None:
                 totals.add(loss.detach(), weight)
             del loss, micro_batch  # with what its graph still holds
-        if last < 0:
+        if totals.loss is None:
             totals.add(torch.zeros((), device=self.device), 0.0)
-            if synchronize and self._processes.several:
-                self._processes.synchronize(self._ledger.parameters)
         return totals
 
-    def _pass(
-        self, model: nn.Module, micro_batch: Any, plan: Plan, index: int, counted: bool
-    ) -> torch.Tensor | None:
-        """Return the loss of a micro-batch, kept for comparison where that is due.
+    def _pass(self, micro_batch: Any, plan: Plan, index: int) -> torch.Tensor | None:
+        """Return the loss of a micro-batch.
 
         None of one that does not count, such as padding alone, whose loss would be 0 / 0:
         BatchNorm still sees its samples, and dropout draws.
         """
-        (inputs, targets), (start, stop) = micro_batch, plan.bounds[index]
-        weight = plan.weights[index]
-        with self._precision.forward(), errors.explained((start, stop), plan.bounds[-1][1]):
-            outputs = call_model(model if counted else self._module, inputs)
-            if self._collector is not None:
-                outputs = self._collector.watch(outputs, stop - start, weight)
-            if not counted:
+        (inputs, targets), weight = micro_batch, plan.weights[index]
+        with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
+            outputs = call_model(self._processes.module, inputs)
+            # A sharded model computes in all processes, and so also where nothing counts.
+            if weight == 0 and not self._processes.sharded:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
             if not loss.requires_grad:
                 loss = loss + zero_of(outputs)  # constant: no sample of these counts
-        if self._collector is not None:
-            self._collector.note(loss)
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
     def _check_inputs(self, piece: Piece) -> None:
-        errors.check_no_parameter(piece.batch, self._ledger.parameters)
         errors.check_no_graph(piece.inputs, "an input")
         if not self._two_pass:  # which takes the loss of them as a whole
             errors.check_no_graph(piece.targets, "a target")
@@ -340,8 +303,8 @@ class MicroBatchStreamer:
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let layers without parameters make them, as the first forward pass would."""
         if piece is not None and errors.lazy_layer(self._modules) is not None:
-            size = min(piece.num_samples, self._size or piece.num_samples)
-            self._compare.compute(next(self._weighing.plan(piece, size).parts())[0])
+            part = next(self._weighing.plan(piece, self._size or piece.num_samples).parts())
+            self._compare.compute(part[0])
         if (layer := errors.lazy_layer(self._modules)) is not None:
             raise errors.MicroBatchError(
                 f"the model has a {type(layer).__name__} that has no parameters yet; call the "
@@ -356,30 +319,22 @@ class MicroBatchStreamer:
 
     # A mini-batch, whole or piece by piece
 
-    @property
-    def _local(self) -> bool:
-        """Whether gradients are accumulated in each process by itself and averaged at the end.
-
-        So that a process that runs out of memory keeps none waiting, that hooks see gradients
-        before they are averaged, and that parameters may take part in either of two passes.
-        """
-        several = self._processes.several and not self._processes.sharded
-        in_parts = self._two_pass or self._sizer is not None or self._hooks.change_gradients
-        return several and in_parts
+    def _run(
+        self, piece: Piece, run: Callable[[int], tuple[Totals, Any]], totals: Totals, whole: bool
+    ) -> Any:
+        together = whole and self._processes.replicated
+        return self._retries.run(piece, run, totals, self._roots(), together)
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
-        fewest = self._agreed_count(piece, size)
-        plan = self._weighing.plan(piece, size, fewest=fewest)
+        plan = self._weighing.plan(piece, size, fewest=self._agreed_count(piece, size))
         self._state_due = len(plan.bounds) > 1
-        if len(plan.bounds) > 1:
-            self._processes.check_divisible()
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             if self._two_pass:
-                run = partial(self._passes.run, self.model, piece, plan, updates)
+                run = partial(self._passes.run, piece, plan, updates)
             else:
-                run = partial(self._accumulate_checked, piece, plan, divisor)
+                run = partial(self._accumulate, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._finish(totals, updates)
             touched = self._ledger.touched()
@@ -396,13 +351,9 @@ class MicroBatchStreamer:
     def _each_piece(
         self, pieces: Iterator[Piece], totals: Totals, updates: DeferredBatchNorm
     ) -> Totals:
-        # Only processes that synchronise have to know which piece is the last.
-        several = self._processes.several and not self._local
-        marked = mark_last(pieces) if several else ((piece, True) for piece in pieces)
-        for piece, is_last in marked:
-            first = totals.num_micro_batches == 0
-            run = partial(self._run_piece, piece, (first, is_last), updates, dict(updates.moments))
-            self._retries.run(piece, run, totals)
+        for piece in pieces:
+            run = partial(self._run_piece, piece, totals, updates, dict(updates.moments))
+            self._run(piece, run, totals, whole=False)
             del piece, run  # before the next one is made
         if totals.loss is None:
             raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
@@ -411,20 +362,19 @@ class MicroBatchStreamer:
     def _run_piece(
         self,
         piece: Piece,
-        ends: tuple[bool, bool],
+        before: Totals,
         updates: DeferredBatchNorm,
         moments: dict[nn.Module, Moments],
         size: int,
     ) -> tuple[Totals, None]:
         self._check_inputs(piece)
-        updates.moments = dict(moments)  # without what a failed try gathered
         self._verification.verify(piece, size, alone=False)
+        updates.moments = dict(moments)  # without what a check or a failed try gathered
         plan = self._weighing.plan(piece, size)
-        is_first, is_last = ends
-        self._state_due = len(plan.bounds) > 1 or not is_first
+        self._state_due = len(plan.bounds) > 1 or before.num_micro_batches > 0
         # Only a size that may shrink needs a piece that can be undone on its own.
-        with self._ledger.transaction() if self._sizer is not None else nullcontext():
-            return self._accumulate_checked(piece, plan, 1.0, is_last), None
+        with self._ledger.transaction() if self._retries.sizer is not None else nullcontext():
+            return self._accumulate(plan, 1.0), None
 
     # Several processes
 
@@ -433,18 +383,19 @@ class MicroBatchStreamer:
         if not self._processes.sharded:
             return 1
         count = len(self._weighing.plan(piece, size).bounds)
-        # With weights or micro-batches of the caller's their number is given.
-        free = self._weighing.normalization != "paper"
-        free = free and piece.batch is not None and not piece.weighed_by_part
+        # With micro-batches of the caller's their number is given.
+        free = self._weighing.normalization != "paper" and piece.batch is not None
         return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        return self._retries.together(run, largest) if self._local else run()
+        # A process that runs out of memory keeps none waiting, and hooks see gradients before they
+        # are averaged.
+        return self._retries.together(run, largest) if self._processes.replicated else run()
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
         self._hooks.on_gradients()
-        if self._local:
+        if self._processes.replicated:
             self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
         if not self._connected and totals.weight > 0:
@@ -453,21 +404,6 @@ class MicroBatchStreamer:
                 "outputs were detached, or no sample of the mini-batch takes part in the loss"
             )
         updates.update()
-
-    def _accumulate_checked(
-        self, piece: Piece, plan: Plan, divisor: float | torch.Tensor, synchronize: bool = True
-    ) -> Totals:
-        """Accumulate, and compare with the whole where that is due."""
-        self._collector = self._verification.collector()
-        try:
-            totals = self._accumulate(self.model, plan, divisor, synchronize)
-            collector = self._collector
-        finally:
-            self._collector = None
-        if collector is not None:
-            scale = self._precision.scale / float(divisor)
-            self._verification.conclude(piece, plan, collector, scale)
-        return totals
 
     def _call_loss(self, *arguments: Any) -> torch.Tensor:
         return self.loss_fn(*arguments)  # the one there is then
@@ -492,4 +428,6 @@ class MicroBatchStreamer:
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.
-        return DeferredBatchNorm(self._module if self._batchnorm == "deferred" else nn.Module())
+        return DeferredBatchNorm(
+            self._processes.module if self._batchnorm == "deferred" else nn.Module()
+        )

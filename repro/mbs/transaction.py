@@ -1,8 +1,8 @@
 """All-or-nothing gradients: what lets a mini-batch be tried again after it ran out of memory."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,94 +12,27 @@ from torch.utils.weak import TensorWeakRef
 
 from repro.mbs.randomness import Randomness
 
+_SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its gradient of before
 
-@dataclass(eq=False)
-class Transaction:
-    """Run a backward pass so that it either happens whole or leaves no trace.
 
-    On entry the gradients are set aside and new ones start from None, so that nothing is copied
-    when they are None already; `include` does so for one more tensor. Leaving normally adds the new
-    gradients to those set aside, in place. Leaving by an exception puts back the gradients (the
-    very tensors), the buffers (BatchNorm's running statistics among them; the very tensors, where a
-    module replaces its own) and the random number generators.
+class Ledger:
+    """The tensors that backward passes add gradients to, and the transactions under way.
 
-    A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
+    Args:
+        randomness: The random number generators.
+        copy_gradients: Whether copies are set aside, as the backward pass writes the gradients'
+            memory (views of `DistributedDataParallel`'s buckets).
+        gathered: Whether the leaves of graphs are parts that a fully sharded model has gathered.
 
     Attributes:
         parameters: Those known to accumulate gradients, each once.
         buffers: Those that a forward pass may change.
-        randomness: The random number generators.
-        leaves: Other tensors known to accumulate gradients.
-        active: The transactions that are under way, outermost first, of which this becomes one.
-        keep: Whether leaving normally keeps the gradients; a probe puts everything back.
-        copy_gradients: Whether copies are set aside, as the backward pass writes the gradients'
-            memory (views of `DistributedDataParallel`'s buckets).
     """
-
-    parameters: Sequence[nn.Parameter]
-    buffers: "Buffers"
-    randomness: Randomness
-    leaves: Sequence[TensorWeakRef]
-    active: list["Transaction"]
-    keep: bool = True
-    copy_gradients: bool = False
-
-    def __enter__(self) -> "Transaction":
-        # First what may run out of memory, while nothing has changed yet.
-        self._saved_buffers = self.buffers.copies()
-        self._gradients = [(p, self._gradient(p)) for p in self.parameters]
-        self._states = self.randomness.get()
-        self._included: list[tuple[TensorWeakRef, torch.Tensor | None]] = []
-        for parameter in self.parameters:
-            parameter.grad = None
-        for reference in self.leaves:
-            if (leaf := reference()) is not None:
-                self.include(leaf)
-        self.active.append(self)
-        return self
-
-    def changed_buffers(self) -> list[str]:
-        """Return the names of buffers outside batch normalisation that have changed since entry."""
-        return self.buffers.changed(self._saved_buffers)
-
-    def include(self, leaf: torch.Tensor) -> None:
-        """Set aside the gradient of one more tensor, before the first backward pass adds to it."""
-        # Weakly: what a forward pass makes for itself is to be freed with its graph.
-        self._included.append((TensorWeakRef(leaf), self._gradient(leaf)))
-        leaf.grad = None
-
-    def _gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        return leaf.grad.clone() if self.copy_gradients and leaf.grad is not None else leaf.grad
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self.active.remove(self)
-        kept = kind is None and self.keep
-        sums, terms = [], []
-        leaves: list[tuple[torch.Tensor, torch.Tensor | None]] = [*self._gradients]
-        leaves += [
-            (leaf, g) for reference, g in self._included if (leaf := reference()) is not None
-        ]
-        for leaf, before in leaves:
-            if kept and before is None:
-                continue
-            if kept and before is not None and leaf.grad is not None:
-                sums.append(before)
-                terms.append(leaf.grad)
-            leaf.grad = before
-        if sums:
-            torch._foreach_add_(sums, terms)
-        if not kept:
-            self.buffers.write(self._saved_buffers)
-            self.randomness.set(self._states)
-        del self._gradients, self._saved_buffers, self._included
-
-
-class Ledger:
-    """The tensors that backward passes add gradients to, and the transactions under way."""
 
     def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
         self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered
-        self._active: list[Transaction] = []
+        # Of each transaction under way, outermost first: buffers, and gradients set aside.
+        self._active: list[tuple[list[torch.Tensor], list[_SetAside]]] = []
         self.begin([])
 
     def begin(self, modules: Sequence[nn.Module]) -> None:
@@ -111,25 +44,65 @@ class Ledger:
         """Forget the tensors that no module has as a parameter."""
         self._others = []
 
-    def transaction(self, keep: bool = True) -> Transaction:
-        """Return a transaction on all tensors that are known now."""
-        given = self.parameters, self.buffers, self._randomness, self._others, self._active
-        return Transaction(*given, keep, self._copy)
+    @contextmanager
+    def transaction(self, keep: bool = True) -> Iterator[None]:
+        """Run a backward pass so that it either happens whole or leaves no trace.
 
-    def meet(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the leaves of a backward pass; those not known yet join all transactions."""
+        On entry the gradients are set aside and new ones start from None, so that nothing is copied
+        when they are None already. Leaving normally adds the new gradients to those set aside, in
+        place, unless `keep` is False. Leaving by an exception puts back the gradients (the very
+        tensors), the buffers (BatchNorm's running statistics among them; the very tensors, where a
+        module replaces its own) and the random number generators.
+
+        A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
+        """
+        # First what may run out of memory, while nothing has changed yet.
+        copies, states = self.buffers.copies(), self._randomness.get()
+        known = [*self.parameters, *(leaf for one in self._others if (leaf := one()) is not None)]
+        aside = [self._aside(leaf) for leaf in known]
+        for leaf in known:
+            leaf.grad = None
+        del known
+        entry = copies, aside
+        self._active.append(entry)
+        kept = False
+        try:
+            yield
+            kept = keep
+        finally:
+            self._active.pop()
+            sums, terms = [], []
+            for reference, before in aside:
+                if (leaf := reference()) is None or (kept and before is None):
+                    continue
+                if kept and before is not None and leaf.grad is not None:
+                    sums.append(before)
+                    terms.append(leaf.grad)
+                leaf.grad = before
+            if sums:
+                torch._foreach_add_(sums, terms)
+            if not kept:
+                self.buffers.write(copies)
+                self._randomness.set(states)
+
+    def _aside(self, leaf: torch.Tensor) -> "_SetAside":
+        gradient = leaf.grad.clone() if self._copy and leaf.grad is not None else leaf.grad
+        # Weakly: what a forward pass makes for itself is to be freed with its graph.
+        return TensorWeakRef(leaf), gradient
+
+    def meet(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let the leaves of a backward pass that are not known yet join all transactions."""
         if self._gathered:
-            return []  # the leaves are parts that a fully sharded model has gathered
+            return
         self._others = [reference for reference in self._others if reference() is not None]
         known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
-        leaves = leaves_of_graph(tensors)
-        for leaf in leaves:
+        for leaf in leaves_of_graph(tensors):
             if id(leaf) not in known:
                 known.add(id(leaf))
                 self._others.append(TensorWeakRef(leaf))
-                for transaction in self._active:
-                    transaction.include(leaf)
-        return leaves
+                for _, aside in self._active:
+                    aside.append(self._aside(leaf))
+                    leaf.grad = None
 
     def divide(self, divisor: float | torch.Tensor) -> None:
         """Divide all gradients."""
@@ -144,7 +117,7 @@ class Ledger:
 
     def changed_buffers(self) -> list[str]:
         """Return the names of what has changed since the outermost transaction began."""
-        return self._active[0].changed_buffers()
+        return self.buffers.changed(self._active[0][0])
 
 
 class Buffers:
@@ -168,7 +141,7 @@ class Buffers:
 
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the values."""
-        return copy_tensors(self._tensors)
+        return [tensor.clone() for tensor in self._tensors]
 
     def write(self, copies: Sequence[torch.Tensor]) -> None:
         """Put back the buffers of before, with these values."""
@@ -178,7 +151,15 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        write_tensors(self._tensors, copies)
+        # A call for each kind of tensor: a mixed list is copied one by one.
+        pairs = sorted(
+            zip(self._tensors, copies, strict=True),
+            key=lambda p: (str(p[0].device), str(p[0].dtype)),
+        )
+        with torch.no_grad():
+            for _, group in itertools.groupby(pairs, lambda p: (p[0].device, p[0].dtype)):
+                targets, sources = zip(*group, strict=True)
+                torch._foreach_copy_(targets, sources)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
@@ -257,24 +238,3 @@ def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
             leaves.append(leaf)
     return leaves
-
-
-def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies, made by a few kernels however many tensors there are."""
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    write_tensors(copies, tensors)
-    return copies
-
-
-@torch.no_grad()
-def write_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy `sources` into `targets`."""
-    # One call per kind of tensor: a mixed list is copied tensor by tensor.
-    alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]]
-    alike = defaultdict(lambda: ([], []))
-    for target, source in zip(targets, sources, strict=True):
-        group = alike[target.device, target.dtype]
-        group[0].append(target)
-        group[1].append(source)
-    for group in alike.values():
-        torch._foreach_copy_(*group)

@@ -1,71 +1,67 @@
 """The two passes of a loss that needs the outputs of the whole mini-batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from repro.mbs.batches import Piece, Plan, concatenate, joined_targets, own_memory
 from repro.mbs.batchnorm import DeferredBatchNorm
-from repro.mbs.distributed import Processes
 from repro.mbs.errors import NondeterministicModelError, explained
-from repro.mbs.precision import Precision
-from repro.mbs.randomness import Randomness
 from repro.mbs.results import Totals
-from repro.mbs.staging import Stager
-from repro.mbs.transaction import Ledger
+from repro.mbs.setting import Setting
 from repro.measure.batches import call_model, leaves_of, to_device
 
 # Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
 # computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_TOLERANCE: dict[torch.dtype | None, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 3e-2,
+}
 
 
-@dataclass
 class TwoPass:
-    """Computes outputs first, the loss of all of them next, and the parameters' gradients last."""
+    """Computes outputs first, the loss of all of them next, and the parameters' gradients last.
 
-    module: nn.Module  # in no wrapper of processes
-    device: torch.device
-    stager: Stager
-    processes: Processes
-    randomness: Randomness
-    precision: Precision
-    ledger: Ledger
-    loss: Callable[[Any, Any], torch.Tensor]
-    check_finite: Callable[[Totals], None]  # before the first backward pass
-    forward_ended: Callable[[], None]
-    _sketches: dict[torch.dtype | None, "Sketch"] = field(default_factory=dict)
+    Args:
+        setting: Of the streamer.
+        loss: Of outputs and targets.
+        check_finite: Called before the first backward pass.
+        forward_ended: Called after each forward pass.
+    """
 
-    def run(
+    def __init__(
         self,
-        model: nn.Module,
-        piece: Piece,
-        plan: Plan,
-        updates: DeferredBatchNorm,
-    ) -> Totals:
+        setting: Setting,
+        loss: Callable[[Any, Any], torch.Tensor],
+        check_finite: Callable[[Totals], None],
+        forward_ended: Callable[[], None],
+    ) -> None:
+        self._setting, self._loss = setting, loss
+        self._check_finite, self._forward_ended = check_finite, forward_ended
+
+    def run(self, piece: Piece, plan: Plan, updates: DeferredBatchNorm) -> Totals:
         """Accumulate the gradient of a mini-batch, each process that of its own samples.
 
         Raises:
             NondeterministicModelError: The second pass had other outputs.
         """
+        setting, precision, ledger = self._setting, self._setting.precision, self._setting.ledger
         # First pass: all outputs, without a graph.
-        buffers = self.ledger.buffers.copies()
+        buffers = ledger.buffers.copies()
         states, outputs, sketches = [], [], []
-        dtype = self.precision.dtype
-        sketch = self._sketches.setdefault(dtype, Sketch(dtype))
-        stream = zip(self.stager.stream(plan.parts()), plan.bounds, strict=True)
-        with torch.no_grad(), self.precision.forward():
+        stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
+        with torch.no_grad(), precision.forward():
             for (inputs, _), bound in stream:
-                states.append(self.randomness.get())
+                states.append(setting.randomness.get())
                 with explained(bound, plan.bounds[-1][1]):
-                    outputs.append(own_memory(call_model(self.module, inputs), inputs))
-                self.forward_ended()
-                sketches.append(sketch.of(outputs[-1]))
+                    outputs.append(own_memory(call_model(setting.module, inputs), inputs))
+                self._forward_ended()
+                sketches.append(_sketch(outputs[-1], precision.dtype))
         # The second pass updates buffers and moments, and needs weights cast with a graph.
-        self.ledger.buffers.write(buffers)
+        ledger.buffers.write(buffers)
         updates.moments.clear()
         torch.clear_autocast_cache()
 
@@ -75,44 +71,39 @@ class TwoPass:
         targets = piece.targets
         if piece.split is not None:  # in the order of the outputs
             targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
-        with self.precision.forward():
-            loss = self.loss(whole, to_device(targets, self.device))
+        with precision.forward():
+            loss = self._loss(whole, to_device(targets, setting.device))
         totals = Totals.over(plan.bounds)
         totals.add(loss.detach(), 1.0)
-        if not self.processes.several:
-            self.check_finite(totals)
+        if not setting.processes.several:
+            self._check_finite(totals)
         if loss.requires_grad:
-            self.ledger.meet([loss])
-            with self.processes.synchronization(False):  # parameters may take part in the loss
-                self.precision.backward(loss)
+            ledger.meet([loss])
+            precision.backward(loss)  # parameters may take part in it
         gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
         del whole, loss
 
         # Second pass: from there to the parameters, one micro-batch after the other.
-        after = self.randomness.get()
+        after = setting.randomness.get()
         differences = []
-        for index, (inputs, _) in enumerate(self.stager.stream(plan.parts())):
-            self.randomness.set(states[index])  # so that dropout repeats
-            # A sharded model synchronises with each micro-batch, others at the end.
-            with self.processes.synchronization(False):
-                with self.precision.forward():
-                    again = call_model(model, inputs)
-                    differences.append(sketch.differ(sketches[index], sketch.of(again)))
-                    leaves = leaves_of(again)
-                    del again
-                pairs = [
-                    (leaf, gradient[slice(*plan.bounds[index])])
-                    for leaf, gradient in zip(leaves, gradients, strict=True)
-                    if gradient is not None and leaf.requires_grad
-                ]
-                if pairs:
-                    self.ledger.meet([pair[0] for pair in pairs])
-                    with self.precision.without_autocast():
-                        torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
-                del leaves, pairs
-        self.randomness.set(after)  # the loss drew its numbers after the first pass
-        worst = [difference for difference in differences if difference is not None]
-        if worst and float(torch.stack(worst).max()) > 1:
+        for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
+            setting.randomness.set(states[index])  # so that dropout repeats
+            with precision.forward():
+                again = call_model(setting.module, inputs)
+            differences += _differences(sketches[index], _sketch(again, precision.dtype))
+            pairs = [
+                (leaf, gradient[slice(*plan.bounds[index])])
+                for leaf, gradient in zip(leaves_of(again), gradients, strict=True)
+                if gradient is not None and leaf.requires_grad
+            ]
+            del again
+            if pairs:
+                ledger.meet([pair[0] for pair in pairs])
+                with precision.without_autocast():
+                    torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
+            del pairs
+        setting.randomness.set(after)  # the loss drew its numbers after the first pass
+        if differences and float(torch.stack(differences).max()) > 1:
             raise NondeterministicModelError(
                 "the second pass computed other outputs than the first, so that gradients would "
                 "be wrong: the model draws from a random number generator of its own, which "
@@ -123,47 +114,35 @@ class TwoPass:
         return totals
 
 
-class Sketch:
-    """A few numbers for each sample of an output, by which a second one is compared.
+# The outputs of the first pass are gone when the second computes them again. A random projection of
+# each sample's outputs shows any difference but by a chance like that of a random vector being
+# orthogonal to a given one, and takes two numbers a sample.
 
-    The outputs of the first of two passes are gone when the second is computed. A random
-    projection of each sample's outputs shows any difference but by a chance like that of a random
-    vector being orthogonal to a given one, and takes two numbers a sample.
-    """
+_Sketch = tuple[torch.Tensor, torch.Tensor, float]  # projection, size of each sample; tolerance
 
-    def __init__(self, autocast: torch.dtype | None) -> None:
-        self._least = _TOLERANCE.get(autocast, 0.0) if autocast is not None else 0.0
-        self._signs: dict[Any, torch.Tensor] = {}
 
-    def of(self, outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-        """Return projection and size of each sample, (n,) each, and the tolerance, by leaf."""
-        sketches = []
-        for leaf in leaves_of(outputs):
-            tensor = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-            if not tensor or leaf.dim() == 0:
-                continue
-            value = leaf.detach()
-            tolerance = max(_TOLERANCE.get(value.dtype, 1e-9), self._least)
-            value = torch.view_as_real(value) if value.is_complex() else value
-            wide = torch.promote_types(value.dtype, torch.float32)
-            rows = value.reshape(len(value), -1).to(wide)
-            key = (rows.shape[1], rows.dtype, rows.device)
-            if key not in self._signs:
-                kind: Any = {"dtype": rows.dtype, "device": rows.device}
-                generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
-                self._signs[key] = torch.randn(rows.shape[1], generator=generator, **kind)
-            sketches.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
-        return sketches
+@torch.no_grad()
+def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
+    """Return the sketch of each tensor that has samples."""
+    sketches = []
+    for leaf in leaves_of(outputs):
+        tensor = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+        if not tensor or leaf.dim() == 0:
+            continue
+        value = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+        rows = value.reshape(len(value), -1).to(torch.promote_types(value.dtype, torch.float32))
+        generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
+        signs = torch.empty_like(rows[0]).normal_(generator=generator)
+        tolerance = max(_TOLERANCE.get(kind, 1e-9) for kind in (leaf.dtype, autocast))
+        sketches.append(((rows * signs).sum(1), rows.norm(dim=1), tolerance))
+    return sketches
 
-    def differ(
-        self,
-        one: list[tuple[torch.Tensor, torch.Tensor, float]],
-        other: list[tuple[torch.Tensor, torch.Tensor, float]],
-    ) -> torch.Tensor | None:
-        """Return the largest difference over its tolerance, None where there is nothing."""
-        worst = []
-        for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
-            difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)
-            same = (a == b) | (a.isnan() & b.isnan())
-            worst.append(torch.where(same, 0.0, difference).nan_to_num(torch.inf).max())
-        return torch.stack([value.double() for value in worst]).max() if worst else None
+
+def _differences(one: list[_Sketch], other: list[_Sketch]) -> list[torch.Tensor]:
+    """Return the largest difference of each tensor, over its tolerance."""
+    worst = []
+    for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
+        difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)
+        same = (a == b) | (a.isnan() & b.isnan())
+        worst.append(torch.where(same, 0.0, difference).nan_to_num(torch.inf).max().double())
+    return worst

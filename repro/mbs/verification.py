@@ -3,16 +3,16 @@
 import itertools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
-from repro.mbs.batches import Piece, Plan, joined_targets
+from repro.mbs.batches import Piece, joined_targets
 from repro.mbs.checking import Sample, SelfCheck
-from repro.mbs.collecting import Collector, room_for_outputs
-from repro.mbs.errors import LossCheckError
+from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
-from repro.mbs.weighing import Weighing
-from repro.measure import is_out_of_memory
+from repro.measure import is_out_of_memory, memory_state
 from repro.measure.telling import Novelty, telling_samples
 
+_MOST_BYTES = 2**28  # of outputs that are kept for a comparison
 _CHECKED = {
     "loss": "that the loss of a mini-batch is the mean over its samples",
     "mixing": "that the model treats samples one by one",
@@ -22,14 +22,11 @@ _CHECKED = {
 class Verification:
     """Checks mini-batches where that is due, and remembers what has been checked."""
 
-    def __init__(
-        self, check: str, two_pass: bool, sharded: bool, weighing: Weighing, compare: SelfCheck
-    ) -> None:
-        self._check, self._two_pass, self._sharded = check, two_pass, sharded
-        self._weighing, self._compare = weighing, compare
+    def __init__(self, check: str, two_pass: bool, setting: Setting, compare: SelfCheck) -> None:
+        self._check, self._two_pass = check, two_pass
+        self._setting, self._compare, self._weighing = setting, compare, setting.weighing
         self._checked: set[str] = set()
         self._novelty: Novelty[bool] = Novelty(wait=True)
-        self._loss_due = False
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
         self._warned_of_state = False
@@ -45,9 +42,11 @@ class Verification:
         self._checked.clear()
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check what can be checked before the micro-batches: model, and loss of one micro-batch.
+        """Check model and loss where that is due; with `alone` the piece is a whole mini-batch.
 
-        With `alone` the piece is a whole mini-batch.
+        Raises:
+            LossCheckError: The losses of micro-batches do not add up to that of the whole.
+            MixedSamplesError: The model's outputs depend on how samples are divided.
         """
         # What `split` makes of a mini-batch is known to the user alone.
         unknown = self._weighing.known is None or piece.weights is not None or piece.batch is None
@@ -56,87 +55,49 @@ class Verification:
         # The paper's algorithm to the letter, but for what was divided by mistake.
         mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
         number = piece.num_samples
-        self._loss_due = False
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
-        if number < 2 or self._sharded:  # whose processes would all have to check
+        if number < 2 or self._setting.processes.sharded:  # whose processes would all have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.newest(piece.batch, True)
-        due = self._check == "always" or "loss" not in self._checked or bool(new)
-        self._loss_due = loss and due
-        mixing = mixing and (self._check == "always" or "mixing" not in self._checked)
-        alone_in_piece = self._loss_due and size >= number
-        if mixing or alone_in_piece:
-            made = self._small(piece, size, alone_in_piece, mixing)
-            if alone_in_piece:
-                self._loss_due = False
-                self._mark(made, "loss")
-            if mixing:
-                self._mark(made, "mixing")
-                if self._compare.hidden_state:
-                    self._stateful.append("something outside the model's buffers")
+        always = self._check == "always"
+        if mixing and (always or "mixing" not in self._checked):
+            self._mark(self._small(piece, size, self._compare.samples_stay_apart), "mixing")
+            if self._compare.hidden_state:
+                self._stateful.append("something outside the model's buffers")
+        if loss and (always or "loss" not in self._checked or new):
+            made = size < number and self._of_micro_batches(piece, size)
+            self._mark(made or self._small(piece, size, self._compare.loss_adds_up), "loss")
 
-    def collector(self) -> Collector | None:
-        """Return a keeper of the micro-batches' outputs, None where nothing is to compare."""
-        return Collector(room_for_outputs(self._compare.device)) if self._loss_due else None
+    def _of_micro_batches(self, piece: Piece, size: int) -> bool:
+        """Compare the losses of micro-batches with that of all; return whether that was done."""
+        device = self._setting.device
+        if memory_state(device).simulated:
+            return False  # a budget counts every byte, so that a size that fits would seem not to
+        host = memory_state("cpu")
+        room = min(_MOST_BYTES, max(0, host.limit_bytes - host.live_bytes) // 16)
+        plan, batch = self._weighing.plan(piece, size), piece.batch
 
-    def conclude(self, piece: Piece, plan: Plan, collector: Collector | None, scale: float) -> None:
-        """Compare the micro-batches' losses with that of the whole.
+        def targets(count: int) -> Any:
+            if batch is not None:
+                return batch.slice(0, plan.bounds[count - 1][1])[1]
+            return joined_targets([part[1] for part in itertools.islice(plan.parts(), count)])
 
-        `scale` is the factor of a loss in the backward pass, over its weight.
-
-        Raises:
-            LossCheckError: The losses do not add up.
-        """
-        if collector is None:
-            return
-        made = False
-        while collector.usable and len(collector.parts) > 1:
-            try:
-                with self._compare.undone():
-                    made = self._compare_collected(piece, plan, collector, scale)
-                break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            release_memory(self._compare.device)
-            del collector.parts[len(collector.parts) // 2 :]
-        through = bool(collector.parts) and not made
-        collector.parts.clear()
-        if not made:
-            size = max(stop - start for start, stop in plan.bounds)
-            made = self._small(piece, size, True, False, through)
-        self._mark(made, "loss")
-
-    def _compare_collected(
-        self, piece: Piece, plan: Plan, collector: Collector, scale: float
-    ) -> bool:
-        count = len(collector.parts)
-        targets = [part[1] for part in itertools.islice(plan.parts(), count)]
-        if piece.batch is not None:
-            whole = piece.batch.slice(0, plan.bounds[count - 1][1])[1]
-        else:
-            try:
-                whole = joined_targets(targets)
-            except ValueError:
-                return False
+        counts = [stop - start for start, stop in plan.bounds]
+        inputs = None if batch is None else batch.inputs
+        sample = Sample(
+            *(plan.parts(), counts, plan.weights, self._weighing.normalization == "exact"),
+            *(targets, inputs),
+            weighted=piece.weights is not None,
+        )
         try:
-            return self._compare.compare_collected(
-                collector,
-                targets,
-                whole,
-                exact=self._weighing.normalization == "exact",
-                scale=scale,
-                weighted=piece.weights is not None,
-                uneven=piece.batch is None,
-            )
-        except LossCheckError:
-            raise
+            return self._compare.outputs_add_up(sample, room)
         except Exception as error:
-            if is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            return False  # the loss takes what only the micro-batches' own passes have
+        release_memory(device)
+        return False
 
     def _mark(self, made: bool, kind: str) -> None:
         (self._checked if made else self._unmade).add(kind)
@@ -176,9 +137,7 @@ class Verification:
                 stacklevel=3,
             )
 
-    def _small(
-        self, piece: Piece, size: int, loss: bool, mixing: bool, through: bool = False
-    ) -> bool:
+    def _small(self, piece: Piece, size: int, check: Callable[[Sample], bool]) -> bool:
         """Check on a few samples, with forward passes of their own; return whether that ran.
 
         Two groups of as many samples as micro-batches have, and of half as many where memory runs
@@ -191,13 +150,13 @@ class Verification:
             out_of_memory = False
             try:
                 sample = self._sample(piece, size, count)
-                if sample is not None and self._compare.run(sample, loss, mixing, through):
+                if sample is not None and check(sample):
                     return True
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 out_of_memory = True
-            release_memory(self._compare.device)
+            release_memory(self._setting.device)
             if count <= half and not out_of_memory:
                 return False
             count = half if count > half else count // 2
@@ -205,32 +164,28 @@ class Verification:
 
     def _sample(self, piece: Piece, size: int, count: int) -> Sample | None:
         """Return two groups of samples, None where there are none or they weigh nothing."""
-        if piece.batch is None or piece.weighed_by_part:
+        batch, twice = piece.batch, None
+        if batch is None:
             plan = self._weighing.plan(piece, size)
             if len(plan.bounds) < 2:
                 return None
             every = zip(plan.parts(), plan.bounds, plan.weights, strict=True)
             chosen = sorted(every, key=lambda part: part[2] == 0)[:2]
-            (one, other), bounds, weights = zip(*chosen, strict=True)
-            counts, twice = (bounds[0][1] - bounds[0][0], bounds[1][1] - bounds[1][0]), None
-            if piece.batch is not None:
-                whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
-            else:
-                try:
-                    whole = None, joined_targets([one[1], other[1]])
-                except ValueError:
-                    return None
+            parts, bounds, weights = zip(*chosen, strict=True)
+            counts = [stop - start for start, stop in bounds]
+            try:
+                inputs, targets = None, joined_targets([part[1] for part in parts])
+            except ValueError:
+                return None
         else:
-            first, second = telling_samples(piece.batch, count)
-            whole = piece.batch.take([*first, *second])
-            one, other = piece.batch.take(first), piece.batch.take(second)
-            twice = piece.batch.take([*first, *first])[0]
-            counts, weights = (count, count), (float(count), float(count))
+            first, second = telling_samples(batch, count)
+            inputs, targets = batch.take([*first, *second])
+            parts = batch.take(first), batch.take(second)
+            twice = batch.take([*second, *second])[0]
+            counts, weights = [count, count], (float(count), float(count))
             if piece.weights is not None:
                 weights = float(piece.weights[first].sum()), float(piece.weights[second].sum())
-        factors = 1.0, 1.0
-        if self._weighing.normalization == "exact":
-            if sum(weights) == 0:
-                return None
-            factors = weights[0] / sum(weights), weights[1] / sum(weights)
-        return Sample((one, other), whole, twice, counts, factors, piece.weights is not None)
+        exact, weighted = self._weighing.normalization == "exact", piece.weights is not None
+        if exact and sum(weights) == 0:
+            return None
+        return Sample(parts, counts, weights, exact, lambda _: targets, inputs, twice, weighted)

@@ -1,6 +1,7 @@
 """The weight of each micro-batch's loss, and the divisor of their sum."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Weighing:
         plan = piece.plan(size, as_in_paper, self.known if exact else None, fewest)
         if len(plan.bounds) < fewest:
             raise unequal_counts(len(plan.bounds), fewest)
-        return plan if exact else Plan(plan.bounds, [1.0] * len(plan.bounds), plan._part)
+        return plan if exact else replace(plan, weights=[1.0] * len(plan.bounds))
 
     def divisor(self, weight: float) -> float:
         """Return the divisor of the sum of this process's losses, `weight` in all."""

@@ -1,9 +1,7 @@
 """What the runs of Micro-Batch Streaming compute and measure."""
 
 import gc
-import os
 import threading
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -99,11 +97,6 @@ class TestSmokeRecords:
 
 
 class TestTraining:
-    def test_data_that_does_not_serve_the_task(self):
-        config = runs.training("smoke", "U-Net", CHOSEN, 16, None).config
-        with pytest.raises(ValueError, match="no masks"):
-            training.train(config, 0, datasets.load("digits", image_size=48), "cpu")
-
     @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
     @pytest.mark.parametrize("micro", [8, None])
     def test_in_low_precision_weights_and_gradients_stay_float32(self, role, micro):
@@ -147,13 +140,6 @@ class TestMeasuring:
             measuring.step(whole, 0, data, "cpu")
         outcome = measuring.step(whole | {"micro_batch": 4}, 0, data, "cpu")
         assert 0 < outcome.peak_bytes <= 2**20 == outcome.metrics["limit_bytes"]
-
-    def test_without_a_limit_no_size_is_made_up(self):
-        run = runs.sizes("smoke", CHOSEN)[1]
-        config = run.config | {"limit_fits": None, "largest": 8}
-        metrics = measuring.size(config, 0, data_of(config), "cpu").metrics
-        names = ("limit_bytes", "largest_that_fits", "predicted_largest")
-        assert {metrics[name] for name in names} == {None}
 
     def test_epochs_in_turns_are_whole_epochs_of_each_way(self, monkeypatch):
         made: dict[str, list[int]] = {}
@@ -206,18 +192,6 @@ class TestFiles:
         threads.clear()
         assert len(list(datasets.Ahead(files, "cpu", count=1, always=True))) == 3
         assert len(threads) == 3 and threading.main_thread() not in threads
-
-    def test_the_page_cache_is_left_and_asked(self, written):
-        paths, _, _ = written
-        measuring.decode(paths[:1], 16)
-        # A file system in memory has no cache to leave.
-        assert measuring.uncached_share(paths[:1]) in (0, 1, None)
-        for error, share in ((BlockingIOError, 1.0), (OSError, None)):
-            with (
-                mock.patch.object(os, "RWF_NOWAIT", 8, create=True),
-                mock.patch.object(os, "preadv", mock.Mock(side_effect=error), create=True),
-            ):
-                assert measuring.uncached_share(paths) == share
 
     def test_an_epoch_of_every_way_trains_alike(self, monkeypatch):
         (run,), seen = PAPER.artefacts["files"].runs("smoke", CHOSEN), {}

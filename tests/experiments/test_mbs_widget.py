@@ -1,14 +1,11 @@
 """Planning a mini-batch from the measured models, against a simulation sample by sample."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import FAILED
-from made_mbs import results
 
-from repro.experiments.mbs.widget import draw_plan, plan_streaming, size_records
+from repro.experiments.mbs.widget import default_limit_mib, draw_plan, plan_streaming
 from repro.report import figure_png
 
 MIB = 2**20
@@ -48,35 +45,16 @@ def test_against_a_simulation(make_record):
         step_s, sample_s = map(float, random.integers(1, 9, 2) / 8)
         limit, mini_batch = map(int, random.integers(1, [9000, 130]))
         record = size_record(make_record, float(fixed), float(each), step_s, sample_s)
-        plan = plan_streaming(record, limit, mini_batch)
+        plan = plan_streaming(record, limit / MIB, mini_batch)
         sizes, seconds = simulate(fixed, each, step_s, sample_s, limit, mini_batch)
-        assert plan.num_micro_batches == len(sizes)
-        assert plan.micro_batch_size == (sizes[0] if sizes else 0)
-        assert plan.undivided_bytes == fixed + each * mini_batch
-        assert plan.streamed_bytes == fixed + each * max(1, plan.micro_batch_size)
-        assert plan.streamed_s == pytest.approx(seconds, nan_ok=True)
-        undivided = seconds if len(sizes) == 1 else math.nan
-        assert plan.undivided_s == pytest.approx(undivided, nan_ok=True)
-        assert not sizes or plan.streamed_bytes <= limit
-
-
-def test_noise_gives_no_negative_time_and_constant_memory_fits_anything(make_record):
-    timings = {str(n): {"samples_s": [1.0 / n], "warmup": 0} for n in (2, 4, 8)}
-    plan = plan_streaming(size_record(make_record, each=0.0, timings=timings), 1000, 64)
-    assert (plan.micro_batch_size, plan.num_micro_batches) == (64, 1) and plan.streamed_s >= 0
-
-
-def test_wrong_numbers_and_records(make_record):
-    record = size_record(make_record)
-    for limit, mini_batch in ((0, 16), (0.5, 16), (-1, 16), (4000, 0)):
-        with pytest.raises(ValueError, match="must be at least 1") as caught:
-            plan_streaming(record, limit, mini_batch)
-        assert str(limit) in str(caught.value) and str(mini_batch) in str(caught.value)
-    for changes in ({"experiment": "train"}, {"status": "failed"}):
-        with pytest.raises(ValueError, match=r"give one of 'size' that ran: python -m repro run"):
-            plan_streaming(replace(record, **changes), 4000, 16)
-    found = results("table2", lambda run, _: FAILED if run.config["role"] == "U-Net" else {})
-    assert set(size_records(found)) == {"ResNet-50", "ResNet-101", "AmoebaNet-D"}
+        each_ms = 1e3 * seconds / mini_batch
+        assert (plan.number, plan.size) == (len(sizes), sizes[0] if sizes else 0)
+        assert plan.undivided_mib * MIB == fixed + each * mini_batch
+        assert plan.streamed_mib * MIB == fixed + each * max(1, plan.size)
+        assert plan.streamed_ms == pytest.approx(each_ms, nan_ok=True)
+        undivided = each_ms if len(sizes) == 1 else math.nan
+        assert plan.undivided_ms == pytest.approx(undivided, nan_ok=True)
+        assert not sizes or plan.streamed_mib * MIB <= limit
 
 
 @pytest.mark.parametrize(
@@ -110,6 +88,6 @@ def test_the_drawing_says_what_fits_on_axes_that_stay(make_record, limit_mib, ba
 def test_on_the_smoke_records(smoke):
     for record in smoke.store.load("mbs"):
         if record.experiment == "size":
-            plan = plan_streaming(record, record.metrics["limit_bytes"], 64)
-            assert math.isnan(plan.undivided_s) and plan.streamed_s > 0
-            assert plan.micro_batch_size == record.metrics["predicted_largest"]
+            plan = plan_streaming(record, default_limit_mib(record), 64)
+            assert math.isnan(plan.undivided_ms) and plan.streamed_ms > 0
+            assert plan.size == record.metrics["predicted_largest"]

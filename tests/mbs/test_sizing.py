@@ -1,5 +1,4 @@
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from torch import nn
 
 from repro.mbs import MicroBatchSizeError, MicroBatchStreamer, NondeterministicModelError
 from repro.mbs.sizing import AutoSizer
-from repro.measure import BudgetExceededError, LinearMemoryModel, MemoryBudget, is_out_of_memory
+from repro.measure import BudgetExceededError, MemoryBudget
 
 CPU = torch.device("cpu")
 
@@ -166,7 +165,7 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, ex
         for p in m.parameters():
             p.grad = torch.ones_like(p) if existing else None
     before = scalers[0].state_dict() if scalers[0] else None
-    streamer._sizer._cap, streamer._sizer._patience = 16, 10**6  # 16 + 16: fails in the second
+    streamer._retries.sizer._cap = 16  # 16 + 16: fails in the second
     fragile.countdown[direction] = 2
     result, rng = run(streamer)
     assert (result.retries, result.num_samples) == (1, 32)
@@ -180,21 +179,6 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, ex
     assert torch.equal(rng, expected_rng)
     for a, b in zip(tensors_of(model), tensors_of(plain), strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_pieces_retry_piece_by_piece(direction):
-    model, plain, fragile = fragile_pair()
-    x, y = make_batch(32)
-    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
-    streamer._sizer._model = LinearMemoryModel(0, 1)  # as if probed: everything fits
-    fragile.countdown[direction] = 2  # the second piece's first micro-batch
-    result = streamer.backward(iter([(x[:16], y[:16]), (x[16:], y[16:])]))
-    assert result.retries == 1
-    for a, b in ((0, 16), (16, 24), (24, 32)):  # 16, then 8 + 8
-        (F.cross_entropy(plain(x[a:b]), y[a:b]) * ((b - a) / 32)).backward()
-    for a, b in zip(tensors_of(model), tensors_of(plain), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_size_shrinks_and_grows_back_with_the_memory():
@@ -218,21 +202,6 @@ def test_size_shrinks_and_grows_back_with_the_memory():
         assert tight < small
     with MemoryBudget(240_000, resident=model):
         assert size() > first
-
-
-def test_optimizer_state_is_accounted_for():
-    model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
-    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", normalization="paper")
-    batch = make_batch(400)
-    with MemoryBudget(110_000, resident=model):
-        results = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            results.append(streamer.backward(*batch))
-            optimizer.step()
-    assert [r.retries for r in results] == [0, 0, 0]
-    assert results[0].micro_batch_size > results[1].micro_batch_size == results[2].micro_batch_size
 
 
 @pytest.mark.parametrize("existing", [False, True])
@@ -353,7 +322,7 @@ def test_sizer_compares_what_is_held_with_the_limit():
         assert sizer.sizing.limit_bytes == 900
 
 
-def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
+def test_sizer_halves_then_doubles_after_a_while():
     with MemoryBudget(10_000):
         sizer = AutoSizer(CPU)
         sizer.probe(64, simulated(10_000))
@@ -362,43 +331,12 @@ def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
         assert sizer.size_for(64) == 32
         sizer.failed(32)
         sizes = []
-        for _ in range(60):  # 32 is too much, although the model says otherwise
+        for _ in range(100):  # 32 is too much, although the model says otherwise
             size = sizer.size_for(64)
             sizes.append(size)
             if size > 16:
                 sizer.failed(size)
             else:
                 sizer.succeeded()
-    failures = [i for i, size in enumerate(sizes) if size > 16]
-    gaps = [b - a for a, b in zip([-1, *failures], failures, strict=False)]
-    assert gaps == [9, 17, 33]  # 8, 16, 32 successes before each try
+    assert [i for i, size in enumerate(sizes) if size > 16] == [32, 65, 98]
     assert set(sizes) == {16, 32}
-
-
-def test_sizer_without_a_model_grows_from_what_fitted():
-    with MemoryBudget(125):
-        sizer = AutoSizer(CPU)
-        sizer.probe(64, simulated(125))  # only 2 fits
-        assert sizer.sizing.model is None
-        assert not sizer.needs_probe(64)
-        for _ in range(8):
-            assert sizer.size_for(64) == 2
-            sizer.succeeded()
-        assert sizer.size_for(64) == 4
-
-
-def test_errors_are_recognised_by_what_they_say():
-    model, _, fragile = fragile_pair()
-    fragile.tick = partial(_not_supported, [])
-    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
-    streamer._sizer._model = LinearMemoryModel(0, 1)
-    result = streamer.backward(*make_batch(32))
-    assert (result.retries, result.micro_batch_size) == (1, 16)
-
-
-def _not_supported(calls, direction):
-    calls.append(direction)
-    if len(calls) == 1:
-        error = RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if")
-        assert is_out_of_memory(error)
-        raise error

@@ -137,10 +137,7 @@ def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
 
 
 FASTER = "ResNet-101, 128"
-SLOWER = (
-    "ResNet-50, 128",
-    "AmoebaNet-D, 256",
-)  # the paper's best above the initial
+SLOWER = ("ResNet-50, 128", "AmoebaNet-D, 256")  # the paper's best above the initial
 
 
 def resnet101_faster(results: Results) -> Cases:

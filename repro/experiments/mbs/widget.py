@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,60 +19,37 @@ SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
 LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
 
 
-@dataclass(frozen=True)
-class StreamingPlan:
-    """A mini-batch on a device with limited memory; bytes and seconds.
+class StreamingPlan(NamedTuple):
+    """A mini-batch undivided, and in `number` micro-batches of at most `size`; MiB, ms per sample.
 
-    Attributes:
-        micro_batch_size: The largest that fits, at most the mini-batch; 0 where not even one
-            sample does.
-        num_micro_batches: How many of them, the last may be smaller.
-        undivided_bytes: p + B a of the whole mini-batch.
-        streamed_bytes: The same of one micro-batch, of a single sample where none fits.
-        undivided_s: Time of the mini-batch at once, NaN where it does not fit.
-        streamed_s: Time of the micro-batches one after the other, NaN where none fits.
+    The time of what does not fit is NaN. Where not even one sample fits, `size` and `number` are 0
+    and `streamed_mib` is a sample's.
     """
 
-    micro_batch_size: int
-    num_micro_batches: int
-    undivided_bytes: float
-    streamed_bytes: float
-    undivided_s: float
-    streamed_s: float
+    size: int
+    number: int
+    undivided_mib: float
+    streamed_mib: float
+    undivided_ms: float
+    streamed_ms: float
 
 
-def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> StreamingPlan:
-    """Plan a mini-batch by a ``size`` record: M(B) = p + B a and t(B) = c + B d.
-
-    Raises:
-        ValueError: The limit or the mini-batch is below 1, or the record holds no models.
-    """
-    if mini_batch < 1 or limit_bytes < 1:
-        raise ValueError(
-            f"mini_batch is {mini_batch}, limit_bytes {limit_bytes}; both must be at least 1"
-        )
-    if record.experiment != "size" or record.status != "ok":
-        raise ValueError(
-            f"the record is of {record.experiment!r} with status {record.status!r}; give one of "
-            f"'size' that ran: python -m repro run mbs/table2"
-        )
+def plan_streaming(record: Record, limit_mib: float, mini_batch: int) -> StreamingPlan:
+    """Plan a mini-batch by a ``size`` record: M(B) = p + B a and t(B) = c + B d."""
     memory = LinearMemoryModel(record.metrics["fixed_bytes"], record.metrics["bytes_per_sample"])
     sizes = [int(size) for size in record.timings]
     medians = [float(np.median(timing["samples_s"])) for timing in record.timings.values()]
     per_sample_s, per_step_s = (max(0.0, float(value)) for value in np.polyfit(sizes, medians, 1))
-
-    def duration(samples: int) -> float:
-        return per_step_s + per_sample_s * samples if samples else 0.0
-
-    micro = min(mini_batch, memory.largest_batch(limit_bytes))
-    full, rest = divmod(mini_batch, micro) if micro else (0, 0)
+    micro = min(mini_batch, memory.largest_batch(limit_mib * MIB))
+    count = math.ceil(mini_batch / micro) if micro else 0
+    each_ms = max(1e3 * (per_step_s * count / mini_batch + per_sample_s), 1e-6)
     return StreamingPlan(
-        micro_batch_size=micro,
-        num_micro_batches=full + bool(rest),
-        undivided_bytes=memory.fixed_bytes + memory.bytes_per_sample * mini_batch,
-        streamed_bytes=memory.fixed_bytes + memory.bytes_per_sample * max(1, micro),
-        undivided_s=duration(mini_batch) if micro == mini_batch else math.nan,
-        streamed_s=full * duration(micro) + duration(rest) if micro else math.nan,
+        micro,
+        count,
+        undivided_mib=memory.predict(mini_batch) / MIB,
+        streamed_mib=memory.predict(max(1, micro)) / MIB,
+        undivided_ms=each_ms if count == 1 else math.nan,
+        streamed_ms=each_ms if count else math.nan,
     )
 
 
@@ -89,9 +66,8 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
 
     def computed(role: str, percent: int, mini_batch: int) -> tuple[str, Figure]:
         limit_mib = percent / 100 * default_limit_mib(records[role])
-        plan = plan_streaming(records[role], limit_mib * MIB, mini_batch)
-        said = f"limit {limit_mib:,.0f} MiB; {mini_batch} samples, {_told(plan)}"
-        return said, draw_plan(records[role], limit_mib, mini_batch)
+        figure = draw_plan(records[role], limit_mib, mini_batch)
+        return f"limit {limit_mib:,.0f} MiB: {figure.get_suptitle()}", figure
 
     first = next(iter(records))
     sizes = {f"{size:,}": size for size in SIZES}
@@ -115,37 +91,22 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     The axes are the record's alone, so that moving the limit or the mini-batch moves the lines.
     """
     sizes = sorted({*SIZES, mini_batch})
-    plans = {size: plan_streaming(record, limit_mib * MIB, size) for size in sizes}
-    memory = {
-        WITHOUT: [plan.undivided_bytes / MIB for plan in plans.values()],
-        WITH: [plan.streamed_bytes / MIB for plan in plans.values()],
-    }
-    times = {
-        WITHOUT: [_each_ms(plan.undivided_s, size) for size, plan in plans.items()],
-        WITH: [_each_ms(plan.streamed_s, size) for size, plan in plans.items()],
-    }
-    unlimited = 2 * MIB * memory[WITHOUT][-1]
-    slowest, fastest = (
-        _each_ms(plan_streaming(record, unlimited, n).undivided_s, n) for n in (sizes[0], sizes[-1])
-    )
+    plans = [plan_streaming(record, limit_mib, size) for size in sizes]
+    memory = {WITHOUT: [p.undivided_mib for p in plans], WITH: [p.streamed_mib for p in plans]}
+    times = {WITHOUT: [p.undivided_ms for p in plans], WITH: [p.streamed_ms for p in plans]}
     least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
+    unlimited = 2 * memory[WITHOUT][-1]
+    slowest, fastest = (
+        plan_streaming(record, unlimited, size).undivided_ms for size in (sizes[0], sizes[-1])
+    )
     extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
-    summary = _told(plans[mini_batch])
+    chosen = plans[sizes.index(mini_batch)]
+    summary = f"in {chosen.number} micro-batches of at most {chosen.size}"
+    if chosen.number < 2:
+        summary = "which fit undivided" if chosen.number else "of which not one fits"
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
     figure = plots.streaming_plan(
         sizes, memory, times, limit_mib, mini_batch, styles(), extent, title
     )
     plots.sign(figure, f"Modelled from measurements on {device_name(record)}; SIMULATED limit.")
     return figure
-
-
-def _each_ms(seconds: float, samples: int) -> float:
-    return max(1e3 * seconds / samples, 1e-6)  # NaN stays NaN
-
-
-def _told(plan: StreamingPlan) -> str:
-    if not plan.micro_batch_size:
-        return "of which not one fits"
-    if not math.isnan(plan.undivided_s):
-        return "which fit undivided"
-    return f"in {plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size}"

@@ -145,12 +145,8 @@ def _timed(
     config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
 ) -> dict[str, Timing]:
     reference()  # its optimizer makes its state
-    steps, warmup, repeats = (
-        {"step": step, "reference": reference},
-        config["warmup"],
-        config["repeats"],
-    )
-    return time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
+    steps, turns = {"step": step, "reference": reference}, config["repeats"]
+    return time_interleaved(steps, warmup=config["warmup"], repeats=turns, device=device)
 
 
 def _errors(

@@ -134,10 +134,8 @@ class Method:
                 int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
                 device=self.device,
                 swap_folder=folder,
-                exclude=(
-                    self.problem.inputs,
-                    self.problem.targets,
-                ),  # in host memory for all methods
+                # In host memory for all methods.
+                exclude=(self.problem.inputs, self.problem.targets),
                 model=self.model,
                 optimizer=self.optimizer,
             )

@@ -1,10 +1,17 @@
-"""Autocast around forward passes, and scaled losses in backward passes."""
+"""What the parts of a streamer share: model and device, precision, and how losses are weighed."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
+from repro.mbs.distributed import Processes
+from repro.mbs.randomness import Randomness
+from repro.mbs.staging import Stager
+from repro.mbs.transaction import Ledger
+from repro.mbs.weighing import Weighing
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,6 @@ class Precision:
         ambient = torch.is_autocast_enabled(self.device.type)
         return torch.get_autocast_dtype(self.device.type) if ambient else self.autocast
 
-    @property
-    def scale(self) -> float:
-        """The factor of losses in backward passes."""
-        return self.scaler.get_scale() if self.scaler is not None else 1.0
-
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
         if self.autocast is None:
@@ -49,3 +51,17 @@ class Precision:
         """Run the backward pass of a loss, scaled."""
         with self.without_autocast():
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A streamer's model, where and how it computes, and what is put back where that fails."""
+
+    module: nn.Module  # in no `DistributedDataParallel`
+    device: torch.device
+    precision: Precision
+    randomness: Randomness
+    stager: Stager
+    processes: Processes
+    ledger: Ledger
+    weighing: Weighing
