@@ -7,7 +7,6 @@ Tables 1, 7, 9.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -131,12 +130,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
 
         A worker that comes first in its epoch starts the next one with a part of an epoch done,
         and already takes that one's setting. After the end it is the last epoch's.
-
-        Raises:
-            ValueError: It is no number.
         """
-        if not isinstance(epochs_done, Real) or math.isnan(epochs_done):
-            raise ValueError(f"epochs_done is {epochs_done!r}; give a number of at least 0")
         index = math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))
         return self._settings[index]
 

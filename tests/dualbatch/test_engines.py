@@ -33,7 +33,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
-from repro.measure import TimeModel, load_checkpoint, save_checkpoint
+from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
@@ -357,8 +357,7 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize("where", ["on_epoch", "evaluate"])
-    @pytest.mark.parametrize("at", [1, 2, 4])
+    @pytest.mark.parametrize(("where", "at"), [("on_epoch", 2), ("evaluate", 1), ("evaluate", 4)])
     @pytest.mark.parametrize("options", SYNCS)
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
@@ -437,9 +436,11 @@ class TestResume:
             ({"merge": "delta"}, "merge"),
             ({"count": 3}, "schedule"),
             ({"plan": make_plan(1, 2)}, "plan"),
-            ({"plan": make_plan(1, 1)}, "plan"),
-            ({"loss_fn": nn.functional.multi_margin_loss}, "loss and optimizer"),
-            ({"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))}, "model"),
+            (
+                {"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))},
+                r"model.* model\S*",
+            ),
+            ({"data": (make_data()[0] + 1, make_data()[1])}, r"data\[0\]"),
         ],
     )
     def test_checkpoints_of_another_training(self, change, tmp_path):
@@ -461,16 +462,6 @@ class TestResume:
         message = rf"is of another training: ({named})(, \S+)* differ; give the same"
         with pytest.raises(CheckpointError, match=message):
             train(checkpoint=path, count=1, **{what: make(other)})
-
-    def test_checkpoints_that_know_functions_by_name_alone_are_taken(self, tmp_path):
-        path = tmp_path / "training.pt"
-        whole = train(checkpoint=path, count=1)
-        content = load_checkpoint(path)
-        del content["fingerprint"]["functions"]  # as it was before
-        save_checkpoint(path, content)
-        assert same(train(checkpoint=path, count=1).state, whole.state)
-        with pytest.raises(CheckpointError, match=r"loss and optimizer differ"):
-            train(checkpoint=path, count=1, loss_fn=nn.functional.multi_margin_loss)
 
     def test_checkpoints_of_a_loss_that_logs_to_a_list(self, tmp_path):
         seen = []
@@ -595,12 +586,11 @@ class TestSettings:
 
 class TestFollow:
     @pytest.mark.slow
-    @pytest.mark.parametrize("merge", [None, "delta"])
     @pytest.mark.parametrize("options", SYNCS)
-    def test_the_same_weights(self, options, merge):
+    def test_the_same_weights(self, options):
         # Two machines: one has a cost per sample alone, the other one per step alone.
         plan = replace(make_plan(), small_samples=14, large_samples=32, small_batch=2)
-        options = options | {"merge": merge, "count": 5}
+        options = options | {"count": 5}
         one = train(plan, time_models={None: TimeModel(1e-3, 0.0)}, **options)
         other = train(plan, time_models={None: TimeModel(1e-9, 1.0)}, **options)
         if options["sync"] != "bsp":
@@ -610,7 +600,7 @@ class TestFollow:
             followed = train(plan, follow=result.log, **options)
             assert same(followed.state, result.state)
             assert followed.log == result.log
-            assert followed.history == []
+            assert without_wall_time(followed) == without_wall_time(result)
 
     def test_random_orders(self):
         # Orders that no virtual clock gives; the log's staleness follows.

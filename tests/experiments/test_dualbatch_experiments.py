@@ -164,7 +164,7 @@ def test_trainings_that_cannot_be():
     with pytest.raises(FloatingPointError, match="diverged"):
         training.train(_DUAL | {"stages": [[1, 1e30]]}, 0, digits(_DUAL), "cpu")
     subs = [entry | {"resolution": 9} for entry in _HYBRID["sub_stages"]]
-    with pytest.raises(ValueError, match="resolution 9, and the images have 8x8 pixels"):
+    with pytest.raises(ValueError, match="resolution 9, and the inputs are"):
         training.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
     config = shorter(runs.section51("smoke", DIGITS, 1.1, 2), samples=10**6)
     with pytest.raises(ValueError, match="1000000 samples of"):
