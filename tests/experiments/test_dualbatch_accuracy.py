@@ -19,11 +19,9 @@ from made_dualbatch import (
     rows,
 )
 
-from repro.experiments.design import Run
 from repro.experiments.dualbatch import accuracy, cells
 from repro.experiments.dualbatch.runs import KEPT, RATES, K
 from repro.experiments.judge import NotRun
-from repro.experiments.query import Results
 from repro.report import DASH
 
 
@@ -55,7 +53,6 @@ def test_factors():
 @pytest.mark.parametrize(
     ("artefact", "title", "gains", "ends"),
     [
-        ("table3", "2 small, 2 large", [0.3, 0.7], [70.5, 70.9, 70.2]),
         ("table5", "k = 1.1", [0.7, 2.7, 2.9, 2.7], [67.8, 68.5, 70.5, 70.7, 70.5]),
         ("table8", "hybrid", [0, 1.9, 3, 3.3, 3.2], [68, 69.9, 71, 71.3, 71.2]),
     ],
@@ -122,31 +119,6 @@ def test_one_too_few_and_the_best():
         assert judge(f"table5/{key}", **status)[0] == "not run"
 
 
-def test_extra_time():
-    def row(virtual):
-        return made.check_row("dualbatch/table5", 0, results("table5", World(virtual=virtual)))
-
-    holds = row(lambda c: 100.0 * c["k"])
-    assert holds["holds"] == "yes" and "k = 1.05, n_S = 4: 1.050" in holds["evidence"]
-    slower = row(lambda c: 100.0 * (c["k"] + (0.02 if c["n_small"] == 2 else 0)))
-    assert slower["holds"] == "NO" and "1.070" in slower["evidence"]
-
-
-def test_on_a_cluster_there_is_no_virtual_time():
-    local = results("table5", profile="quick")
-    planned = [
-        Run(run.experiment, run.config | {"engine": "ray"})
-        for run in dict.fromkeys(run for run, _ in local.expected)
-    ]
-    records = [
-        make_record("train", paper="dualbatch", config=run.config, **World()(run, 0))
-        for run in planned
-    ]
-    found = Results(planned, (0,), records)
-    assert made.check_row("dualbatch/table5", 0, found)["holds"] == "not run"
-    assert made.verdict("dualbatch/table5/gain", found).word == "undecided"
-
-
 def test_table_5():
     found = rows("table5")
     assert len(found) == 10
@@ -210,12 +182,6 @@ def test_imagenet():
 
 
 # Equal updates, and momentum kept.
-
-
-def test_gains_on_one_picture():
-    paper, ours = drawn_gains(figure("gains", World(spread=0.0)), "paper and ours: resolution")
-    assert paper == pytest.approx([1.9, 3.0, 3.3, 3.2]) == ours
-    assert [row["gain, paper (points)"] for row in rows("gains")[-2:]] == ["+3.3", "+3.2"]
 
 
 def test_plans_of_one_k_make_as_many_updates():

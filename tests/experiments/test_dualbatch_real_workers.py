@@ -78,14 +78,10 @@ def test_workers_that_share_a_core_say_nothing():
     assert len(rows("own_plan", world)) == 2
 
 
-def test_figures_draw_both_ratios():
+def test_the_figure_draws_both_ratios():
     lines = figure("table10", World(noise=0.0)).axes[0].get_lines()
     values = {round(line.get_xdata()[0], 6) for line in lines}
     assert {round(22_161 / 33_975, 6), round(1385 / 1541, 6)} <= values
-    lines = figure("own_plan", World(noise=0.0)).axes[0].get_lines()
-    for label in ("paper", "ours"):
-        drawn = [line.get_xdata()[0] for line in lines if line.get_label() == label]
-        assert drawn == pytest.approx([1.05, 1.1])
 
 
 # A plan for times measured here.
@@ -197,22 +193,12 @@ def test_convergence_by_the_same_rule():
         assert "left out, since neither learned anything: delta" in evidence
 
 
-def test_all_end_at_the_same_virtual_time():
-    def late(metrics, config):
-        if config["sync"] == "asp":
-            metrics["virtual_time_s"] = [4.0, 8.4]
-
-    found = results("synchronisation", World(edit={"synchronise": late}))
-    assert made.check_row("dualbatch/synchronisation", 0, found)["holds"] == "NO"
-
-
 def test_table_of_synchronisation():
     found = rows("synchronisation")
     assert [row["merge"] for row in found[:10]] == [merge for _, merge in SYNCS]
     assert found[-1]["synchronisation"].startswith("ASP, two real workers")
     stale = ["0.00"] * 4 + ["3.00"] * 3 + ["1.00"] * 3
     assert [row["staleness, mean"] for row in found[:10]] == stale
-    assert [row["shares ahead, most"] for row in found[:10]] == [0] * 4 + [1] * 6
     slow = [row["synchronisation"].split(", one")[0] for row in found[10:14]]
     assert slow == [*(f"SSP, s = {bound}" for bound in range(3)), "ASP"]
     # Of large batches alone, k = 1.05 and k = 1.1: 3.15 s in turns at a barrier, 2.5 without.
@@ -222,9 +208,6 @@ def test_table_of_synchronisation():
 
 
 def test_figures_of_synchronisation():
-    (axis,) = figure("synchronisation", World(noise=0.0)).axes
-    accuracy = axis.containers[0].lines[0].get_ydata()
-    assert list(accuracy) == pytest.approx([70.0] * 4 + [67.0] * 3 + [69.0] * 3)
     bars = panel(figure("figure2"), "ASP").patches  # shares begin with their pull
     assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
     bars = panel(figure("figure2"), "BSP").patches

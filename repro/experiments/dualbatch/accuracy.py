@@ -49,7 +49,6 @@ from repro.report import Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
 UNTUNED = "untuned (edge of the grid)"
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = Mapping[str, Lines]  # by title, then by a name of `drawing.STYLES`
@@ -154,25 +153,6 @@ def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     return with_colons(cases(names, best))
 
 
-def extra_time(results: Results) -> tuple[bool, str]:
-    """Ask whether a training takes k times the baseline's by the virtual clock."""
-    ratios = {}
-    for k, n in itertools.product(K, range(1, WORKERS + 1)):
-        ours, base = (virtual_times(section51(results, k, m)) for m in (n, 0))
-        if ours and base:
-            ratios[k, n] = float(np.mean(ours) / np.mean(base))
-    if not ratios:
-        raise NotRun("no records with a virtual time")
-    said = ", ".join(f"k = {k:g}, n_S = {n}: {ratio:.3f}" for (k, n), ratio in ratios.items())
-    return all(abs(ratio / k - 1) <= SAME_TIME for (k, _), ratio in ratios.items()), said
-
-
-def virtual_times(records: Records) -> list[float]:
-    """The virtual seconds of whole trainings; a cluster has none."""
-    series = [record.metrics["virtual_time_s"] for record in records]
-    return [seconds[-1] for seconds in series if seconds]
-
-
 TABLE5 = artefact(
     "table5",
     partial(table, of=by_k, columns="k, workers"),
@@ -183,7 +163,6 @@ TABLE5 = artefact(
         "three_best": partial(over_best, metric="accuracy", wanted=3, sign=1),
         "lowest_loss": partial(over_best, metric="test_loss", wanted=1, sign=-1),
     },
-    checks={"extra_time": extra_time},
 )
 
 # Tables 8 and 10: the resolution cycled as well.
