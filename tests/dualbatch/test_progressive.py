@@ -55,22 +55,6 @@ class TestPapersTables:
         assert found == expected
         assert [s.epoch for s in schedule] == list(range(1, ends[-1] + 1))
 
-    def test_rows_of_table_1(self):
-        """Cyclic progressive learning has one batch size in a sub-stage, the hybrid scheme two."""
-        for n_small, smalls in ((0, (None, None)), (1, (130, 102))):
-            sub_stages = [
-                SubStage(r, p, plan(ratio, b, 50_000, n_small)) for r, p, ratio, b, _ in CIFAR_SUB
-            ]
-            schedule = CyclicProgressiveSchedule(stages([(4, 0.5), (2, 0.05)]), sub_stages)
-            first, second = (24, 0.1, 600, smalls[0]), (32, 0.2, 560, smalls[1])
-            found = [
-                (s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch) for s in schedule
-            ]
-            assert found == [
-                (0.5, *first), (0.5, *first), (0.5, *second), (0.5, *second),
-                (0.05, *first), (0.05, *second),
-            ]  # fmt: skip
-
     def test_warm_up_of_section_5_1_3(self):
         pairs = [(80, 0.1), (40, 0.02), (20, 0.004)]
         schedule = CyclicProgressiveSchedule(stages(pairs), warmup_epochs=5)
@@ -104,14 +88,6 @@ class TestDivision:
         # A sum of shares of an epoch is one epoch, though not to the last bit.
         assert schedule.at_progress(0.1 + 0.2 + 0.7).epoch == 2
         assert schedule.at_progress(sum([1 / 49] * 49)).epoch == 2
-
-    def test_sequence(self):
-        schedule = CyclicProgressiveSchedule([Stage(3, 0.1)], warmup_epochs=2, warmup_start=0.5)
-        assert schedule[-1] == list(schedule)[2]
-        assert [s.lr for s in schedule[:2]] == pytest.approx([0.05, 0.075])
-        assert schedule[1] in schedule
-        with pytest.raises(IndexError):
-            schedule[3]
 
 
 class TestSetDropout:
