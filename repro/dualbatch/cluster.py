@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -221,8 +220,6 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address is not None and "ray" not in sys.modules and _has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for "auto" alone
     try:
         import ray
     except ImportError as error:
@@ -278,13 +275,6 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
             "'ray start --head', or leave the address out; one that asks for a token needs "
             "RAY_AUTH_MODE=token in the environment"
         ) from error
-
-
-def _has_token() -> bool:
-    try:
-        return (Path.home() / ".ray" / "auth_token").is_file()
-    except (OSError, RuntimeError):  # a home that may not be read, or none
-        return False
 
 
 def _answers(ray: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Guards around a worker's steps: refused losses and optimizers, and buffers that no state has."""
+"""Guards around a worker's steps: refused optimizers, and buffers that no state has."""
 
 from typing import Any
 
@@ -50,30 +50,6 @@ def buffers_of(module: Any) -> dict[str, Tensor]:
         return {}
     saved = module.state_dict()
     return {n: b.detach().clone() for n, b in module.named_buffers() if n in saved}
-
-
-def is_mean(loss: Any) -> bool:
-    """Whether a loss is one real number."""
-    return isinstance(loss, Tensor) and not loss.dim() and loss.is_floating_point()
-
-
-def described(loss: Any) -> str:
-    """Type and shape of a loss, in words."""
-    return f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else str(type(loss))
-
-
-def check_loss(loss: Any) -> None:
-    """Raise a ValueError where a loss is not one real number that depends on the weights."""
-    if not is_mean(loss):
-        raise ValueError(
-            f"loss_fn returns {described(loss)}; give the mean over the samples, one number as a "
-            "floating tensor of shape (), such as with reduction='mean' or .mean()"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss_fn returns a loss that depends on no weight which is trained; leave detach(), "
-            "item() and no_grad() out of forward and loss"
-        )
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:

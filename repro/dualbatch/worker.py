@@ -26,15 +26,7 @@ from torch.nn import functional
 
 from repro.dualbatch.checks import NonFiniteError, choice, function, not_finite, whole
 from repro.dualbatch.functions import Parts, Seen, differing
-from repro.dualbatch.guards import (
-    UnsavedBuffers,
-    buffers_of,
-    check_loss,
-    check_optimizer,
-    described,
-    is_mean,
-    storages,
-)
+from repro.dualbatch.guards import UnsavedBuffers, buffers_of, check_optimizer, storages
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
@@ -194,11 +186,10 @@ class Worker:
         self._loss_state = buffers_of(self._loss_fn)
         self._parts = self.parts()
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
-        self._passes = self._ordinary
+        self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
-            self._own_passes = recipe.passes_fn(self.model, self._loss_fn)
-            function("what passes_fn returns", self._own_passes)
-            self._passes = self._own
+            self._passes = recipe.passes_fn(self.model, self._loss_fn)
+            function("what passes_fn returns", self._passes)
 
     def train(
         self,
@@ -233,8 +224,13 @@ class Worker:
             return NonFiniteError(what, number, setting.epoch, step, setting.lr)
 
         # 1. The pulled weights, and the epoch's dropout and learning rate.
-        self.load(state)
-        self._set_dropout(setting.dropout)
+        self.model.load_state_dict(state)
+        self._unsaved.restore()
+        self.model.train()
+        for layer, own in self._dropout.items():  # a setting before may have changed it
+            layer.p = own
+        if setting.dropout is not None:
+            set_dropout(self.model, setting.dropout)
         optimizer = self._make_optimizer(setting.lr, optimizer_state)
         options = _options(optimizer)
         # 2. The worker's d_S or d_L samples of the pass, in mini-batches of B_S or B_L.
@@ -248,10 +244,8 @@ class Worker:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
                 # 3. A step by the mean gradient of the mini-batch (equation 1).
                 optimizer.zero_grad(set_to_none=True)
-                loss = self._passes(inputs, targets)
+                loss = self._gradients(inputs, targets)
                 losses.append(loss)
-                if not samples:
-                    self._check_gradients()
                 if at_once and not math.isfinite(loss):
                     raise diverged(f"the loss is {float(loss)}", len(losses))
                 optimizer.step()
@@ -270,12 +264,6 @@ class Worker:
         factor = plan.factor_of(plan.kinds[number], recipe.factor)
         return Trained(trained, factor, total / samples, self._left_by(optimizer, options))
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take the weights of a state, and the unsaved buffers as at first."""
-        self.model.load_state_dict(state)
-        self._unsaved.restore()
-        self.model.train()
-
     def parts(self) -> Parts:
         """Visible parts of the functions, without those that are kept from share to share."""
         kept = {f"loss_fn.{name}" for name in self._loss_state}
@@ -292,43 +280,34 @@ class Worker:
             "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
         )
 
-    def _set_dropout(self, rate: float | None) -> None:
-        if rate is not None:
-            set_dropout(self.model, rate)
-            return
-        for layer, own in self._dropout.items():  # a setting before may have changed it
-            layer.p = own
-
-    def _ordinary(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        recipe = self.recipe
-        kind, low = torch.device(recipe.device).type, recipe.autocast
+    def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
+        kind, low = torch.device(self.recipe.device).type, self.recipe.autocast
         with torch.autocast(kind, low) if low is not None else nullcontext():
             loss = self._loss_fn(self.model(inputs), targets)
-        check_loss(loss)
-        loss.backward()
-        return loss.detach()
-
-    def _own(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self._own_passes(inputs, targets)
-        if isinstance(loss, Tensor):
-            loss = loss.detach().clone()  # a graph's is another one after its next replay
-        elif isinstance(loss, float):
-            loss = torch.tensor(loss, device=self.recipe.device)
-        if not is_mean(loss):
-            raise ValueError(
-                f"what passes_fn made returns {described(loss)}; give the mini-batch's mean loss"
-            )
+        if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
+            loss.backward()
         return loss
 
-    def _check_gradients(self) -> None:
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Make the gradients of a mini-batch; its mean loss, ()."""
+        who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
+        loss = self._passes(inputs, targets)
+        if isinstance(loss, float) and self.recipe.passes_fn is not None:
+            loss = torch.tensor(loss, device=self.recipe.device)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            is_tensor = isinstance(loss, Tensor)
+            kind = f"{loss.dtype} {tuple(loss.shape)}" if is_tensor else str(type(loss))
+            raise ValueError(
+                f"{who} returns {kind}; give the mean over the samples of the mini-batch, one "
+                "number as a floating tensor of shape (), such as with reduction='mean' or .mean()"
+            )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                "loss_fn returns a loss that depends on no weight of the model which is trained; "
-                "leave detach() and other models out of it"
-                if self.recipe.passes_fn is None
-                else "what passes_fn made leaves no gradient in the model; call backward() in it, "
-                "or give loss_fn alone"
+                f"{who} leaves no gradient in the model: its loss depends on no weight which is "
+                "trained, or backward() was not called; leave detach(), item(), no_grad() and "
+                "other models out of forward and loss"
             )
+        return loss.detach().clone()  # a graph's is another one after its next replay
 
     def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
         """Make a share's optimizer and load the state of the share before, the loss's too."""
