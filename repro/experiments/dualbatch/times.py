@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repro.experiments.dualbatch import runs
 from repro.experiments.dualbatch.cells import (
     ROLE,
     artefact,
@@ -291,12 +290,9 @@ def _shares(record: Record) -> list[dict[str, Any]]:
 def table4(results: Results) -> list[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
     shares = [(f"paper, {AUTHORS}", "", row) for row in PAPER["table4"]["rows"]]
-    missing = []
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
     for record in _timed(results)[:1]:
         shares += [(f"here, {row['kind']}", "_s", row) for row in _shares(record)]
-        lacking = [row for row in record.metrics["shares"] if "error" in row]
-        missing = [{"where": f"here, {runs.mix(row['n_small'])}: no plan"} for row in lacking]
     timed = []
     for where, end, row in shares:
         measured, predicted = row[f"measured{end}"], row[f"predicted{end}"]
@@ -304,7 +300,7 @@ def table4(results: Results) -> list[dict[str, Any]]:
         cells |= {"samples": row["samples"], "measured (s)": f"{measured:.4g}"}
         error = f"{100 * (measured / predicted - 1):+.1f} %"
         timed.append(cells | {"predicted (s)": f"{predicted:.4g}", "error": error})
-    return timed + missing
+    return timed
 
 
 def shares_predicted(results: Results) -> Cases:
