@@ -45,12 +45,6 @@ def paper_loss(config: Config) -> float:
     return paper_result(config)["loss"]
 
 
-def paper_virtual(config: Config) -> float:
-    if "scheme" not in config:
-        return 100.0 * config["k"]
-    return 1385.0 if config["scheme"] == "hybrid" else 1541.0
-
-
 def line(side: int, batch: int) -> float:
     """Return the seconds of a step."""
     return 1e-6 * side**2 * batch + 1e-4 * side
@@ -74,7 +68,6 @@ class World:
     Attributes:
         accuracy: Final percent of a training, given its configuration.
         loss: Final test loss.
-        virtual: Seconds by the virtual clock.
         spread: Points of accuracy between one seed and the next; a hundredth of it in loss and in
             shares of the wall time.
         step: Seconds of a step, given resolution and batch size.
@@ -88,7 +81,6 @@ class World:
 
     accuracy: Callable[[Config], float] = paper_accuracy
     loss: Callable[[Config], float] = paper_loss
-    virtual: Callable[[Config], float] = paper_virtual
     spread: float = 0.02
     step: Callable[[int, int], float] = line
     epoch: Callable[[int, int], float] = lambda side, batch: 1.0
@@ -101,7 +93,7 @@ class World:
         off = self.spread * wobble(config, seed)
         accuracy = self.accuracy(config) + off
         loss = self.loss(config) * (1 + off / 100)
-        virtual, wall = self.virtual(config), 100.0 * (1 + off / 100)
+        virtual, wall = 100.0 * config["k"], 100.0 * (1 + off / 100)
         ray = config.get("engine") == "ray"
         return {
             "accuracy": [accuracy - 9, accuracy - 4, accuracy],

@@ -212,7 +212,7 @@ def test_figures_of_synchronisation():
     assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
     bars = panel(figure("figure2"), "BSP").patches
     assert [bar.get_x() for bar in bars] == [0] * 4 + [4] * 4
-    assert [row["of version"] for row in rows("figure2")] == [0] * 12
+    assert [row["merge"] for row in rows("figure2")] == ["average", "journal", "journal"]
 
 
 def test_engines():

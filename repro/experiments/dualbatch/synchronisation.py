@@ -57,10 +57,11 @@ def table(results: Results) -> list[dict[str, Any]]:
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
-        if records := results.ok("synchronise", **config):
-            cells.append((slow, runs.RULES[0], records))
+        cells.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
     rows: list[dict[str, Any]] = []
     for name, merge, records in cells:
+        if not records:
+            continue
         stale = [value for record in records for value in record.metrics["staleness"]]
         losses = final(results, records, "test_loss")
         finite = all(map(math.isfinite, losses))
@@ -71,7 +72,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
                 "loss": Summary.of(losses).text(3) if finite else "not finite",
                 "n": len(records),
-                "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
+                "staleness, mean": f"{np.mean(stale):.2f}",
             }
         )
     try:
@@ -128,23 +129,6 @@ SYNCHRONISATION = artefact(
 )
 
 
-def figure2_table(results: Results) -> list[dict[str, Any]]:
-    """The first commits of each training: which version a worker pulled, and when."""
-    return [
-        {
-            "synchronisation": _name(sync),
-            "worker": worker,
-            "pulls at (s)": f"{pull:.3f}",
-            "of version": record.metrics["pulled"][number],
-            "pushes at (s)": f"{merge:.3f}",
-            "staleness": record.metrics["staleness"][number],
-        }
-        for sync, rule in runs.SHOWN
-        for record in _of(results, sync, rule)[:1]
-        for number, (worker, pull, merge) in enumerate(_shares(record)[: runs.WORKERS])
-    ]
-
-
 def figure2(results: Results) -> "Figure":
     """Draw the shares of every worker, from pull to push, under each synchronisation."""
     from repro.experiments.dualbatch import drawing
@@ -171,7 +155,7 @@ def figure2(results: Results) -> "Figure":
     return figure
 
 
-FIGURE2 = artefact("figure2", figure2_table, figure2)
+FIGURE2 = artefact("figure2", table, figure2)
 
 # Real processes and the simulation (our question, not the paper's).
 
