@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from trainings import (
-    SAMPLES,
     SYNCS,
     TIMES,
     Recorder,
@@ -59,25 +58,6 @@ class TestRepeats:
             (worker, iteration) for worker in range(3) for iteration in range(4)
         ]
 
-    def test_training_learns(self):
-        images = torch.zeros(SAMPLES, 2, 6, 6)
-        labels = torch.arange(SAMPLES) % 3
-        images[labels == 1, 0] += 2
-        images[labels == 2, 1] += 2
-
-        def accuracy(model):
-            assert not model.training
-            with torch.no_grad():
-                return {"accuracy": float((model(images).argmax(1) == labels).float().mean())}
-
-        result = train(data=(images, labels), count=12, evaluate=accuracy)
-        losses = [entry.train_loss for entry in result.history]
-        assert losses[-1] < 0.7 * losses[0]
-        assert result.history[-1].metrics["accuracy"] > 0.9
-        model = make_model()
-        model.load_state_dict(result.state)
-        assert accuracy(model.eval()) == result.history[-1].metrics
-
 
 class TestDataParallel:
     @pytest.mark.parametrize("plan", [EQUAL, replace(EQUAL, n_small=0, n_large=4)])
@@ -104,27 +84,6 @@ class TestDataParallel:
             assert torch.allclose(result.state[name], tensor, rtol=1e-10, atol=1e-12)
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
         assert [entry.lr for entry in result.history] == pytest.approx(rates)
-
-    def test_factors_weigh_the_round(self):
-        # One epoch, and its shares trained by hand.
-        data = Recorder(40)
-        data.images = data.images.double()
-        options = {"model_fn": make_double, "data": data, "sync": "bsp", "count": 1}
-        for scheme, factor in [("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)]:
-            data.shares.clear()
-            result = train(EQUAL, factor=scheme, optimizer_fn=plain_sgd, **options)
-            factors = [c.factor for c in sorted(result.log, key=lambda c: c.worker)]
-            assert factors == [factor, factor, 1.0, 1.0]
-            total, expected = 0.0, 0.0
-            for commit, share in zip(result.log, data.shares, strict=True):
-                with torch.random.fork_rng():
-                    torch.manual_seed(0)
-                    model = make_double()
-                inputs, targets = data.images[share.indices], data.labels[share.indices]
-                functional.cross_entropy(model(inputs), targets).backward()
-                trained = model[1].weight.detach() - 0.1 * model[1].weight.grad
-                total, expected = total + commit.factor, expected + commit.factor * trained
-            assert torch.allclose(result.state["1.weight"], expected / total, rtol=1e-10)
 
 
 class TestShares:
@@ -173,18 +132,6 @@ class TestClock:
         # k times as long as four workers with large batches alone.
         baseline = DualBatchPlan.solve(GTX_1080, 1, 0, 4, 500, 50_000)
         assert result.virtual_time_s == pytest.approx(3 * k * baseline.time_of("large"), rel=0.01)
-
-    def test_the_barrier_waits_for_the_slowest(self):
-        plan = replace(make_plan(1, 1), large_samples=30, small_samples=30)
-        slow = plan.time_of("small")
-        result = train(plan, sync="bsp", count=3)
-        assert slow > plan.time_of("large")
-        assert [entry.virtual_time_s for entry in result.history] == pytest.approx(
-            [slow, 2 * slow, 3 * slow]
-        )
-        first = [c.time_s for c in result.log if c.worker == 1]
-        fast = plan.time_of("large")
-        assert first == pytest.approx([fast, slow + fast, 2 * slow + fast])
 
     def test_time_models_by_resolution(self):
         plan = make_plan(0, 2)
@@ -350,16 +297,6 @@ class TestResume:
         assert again.history == resumed.history and same(again.state, whole.state)
         assert len(ended) == 5 - done
 
-    @pytest.mark.parametrize("options", SYNCS)
-    def test_with_sub_stages_that_leave_dropout(self, options, tmp_path):
-        # that a share depends on what the same process trained before.
-        schedule = CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(6, 0.6), SubStage(6)])
-        options = options | {"schedule": schedule}
-        whole = train(**options)
-        path = tmp_path / "training.pt"
-        interrupt(path, 4, **options)
-        assert same(train(checkpoint=path, **options).state, whole.state)
-
     def test_damaged_checkpoints(self, tmp_path):
         path = tmp_path / "training.pt"
         train(checkpoint=path, count=1)
@@ -476,18 +413,6 @@ class TestSettings:
         assert rates == [by_version.get(c.pulled, 0.2) for c in result.log]
         assert [c.worker for c in result.log[:3]] == [0, 0, 0]
 
-    def test_autocast_and_channels_last(self):
-        seen = []
-
-        def loss_fn(outputs, targets):
-            seen.append(outputs.dtype)
-            return functional.cross_entropy(outputs.float(), targets)
-
-        result = train(loss_fn=loss_fn, autocast=torch.bfloat16, channels_last=True, count=1)
-        assert set(seen) == {torch.bfloat16}
-        weight = result.state["0.weight"]
-        assert weight.dtype == torch.float32
-
 
 class TestFollow:
     @pytest.mark.slow
@@ -506,25 +431,6 @@ class TestFollow:
             assert same(followed.state, result.state)
             assert followed.log == result.log
             assert without_wall_time(followed) == without_wall_time(result)
-
-    def test_random_orders(self):
-        # Orders that no virtual clock gives; the log's staleness follows.
-        plan = make_plan()
-        generator = torch.Generator().manual_seed(0)
-        log = train(plan).log
-        for _ in range(3):
-            pending = [c.worker for c in log]
-            order = [pending[i] for i in torch.randperm(len(pending), generator=generator)]
-            done, pulled, made = [0, 0, 0], [0, 0, 0], []
-            for number, worker in enumerate(order):
-                of = {"number": number, "worker": worker}
-                made.append(replace(log[0], iteration=done[worker], pulled=pulled[worker], **of))
-                done[worker] += 1
-                pulled[worker] = number + 1
-            followed = train(plan, follow=made)
-            assert [c.worker for c in followed.log] == order
-            assert [c.staleness for c in followed.log] == [c.number - c.pulled for c in made]
-            assert same(train(plan, follow=followed.log).state, followed.state)
 
     @pytest.mark.parametrize(
         "change",

@@ -155,25 +155,6 @@ class TestWithoutACluster:
         with pytest.raises(ClusterError, match=r"no Ray cluster at address '127.0.0.1:9' \("):
             train(engine="ray", plan=make_plan(1, 1), address="127.0.0.1:9")
 
-    def test_damaged_checkpoint(self, tmp_path):
-        path = tmp_path / "training.pt"
-        path.write_bytes(b"nonsense")
-        with pytest.raises(CheckpointError, match=r"cannot be read"):
-            train(engine="ray", checkpoint=path)
-        assert path.read_bytes() == b"nonsense"
-        assert not ray.is_initialized()
-
-    def test_no_loopback_interface(self, monkeypatch):
-        def fail(*arguments):
-            raise OSError("Cannot assign requested address")
-
-        monkeypatch.setattr(own_cluster.socket, "create_server", fail)
-        with pytest.raises(
-            ClusterError, match=r"Ray does not start .*assign.*; it needs the loopb"
-        ):
-            train(engine="ray", plan=make_plan(1, 1))
-        assert not ray.is_initialized()
-
     @pytest.mark.parametrize(
         "error", [Exception("timed out\nat last"), KeyError("x"), SystemExit(1)]
     )
@@ -187,12 +168,6 @@ class TestWithoutACluster:
         with pytest.raises(ClusterError, match=rf"{message}") as caught:
             train(engine="ray", plan=make_plan(1, 1), address=address)
         assert f"({type(error).__name__}: " in str(caught.value)
-        assert not ray.is_initialized()
-
-    def test_a_model_that_is_shared_is_refused_before(self, monkeypatch):
-        model = trainings.make_model()
-        with pytest.raises(ValueError, match=r"shares tensors"):
-            train(engine="ray", plan=make_plan(1, 1), model_fn=lambda: model)
         assert not ray.is_initialized()
 
 
@@ -291,18 +266,6 @@ class TestFailures:
         with pytest.raises(ClusterError, match=r"worker [01] died 1 times; the last time: \w+Err"):
             train(make_plan(1, 1), engine="ray", data=deadly)
         assert ray.is_initialized()
-
-    @pytest.mark.exhaustive
-    def test_an_exception_of_the_model_function(self, started):
-        driver = os.getpid()
-
-        def model_fn():
-            if os.getpid() != driver:
-                raise OwnError("of a model function")
-            return trainings.make_model()
-
-        with pytest.raises(OwnError, match=r"of a model function"):
-            train(make_plan(1, 1), engine="ray", model_fn=model_fn)
 
     @pytest.mark.exhaustive
     def test_a_loss_that_is_not_finite(self, started, tmp_path):

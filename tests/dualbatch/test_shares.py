@@ -304,14 +304,6 @@ class TestModels:
         finally:
             torch.set_grad_enabled(True)
 
-    def test_metrics_of_numpy_and_torch_are_kept(self, tmp_path):
-        found = {"a": np.float64(0.5), "b": torch.tensor(2.0), "c": np.array([1, 2])}
-        options = {"count": 1, "checkpoint": tmp_path / "run.pt", "evaluate": lambda model: found}
-        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
-        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
-        with pytest.raises(ValueError, match=r"evaluate returns <class 'float'>; give a dict"):
-            train(evaluate=lambda model: 0.5)
-
     def test_all_generators_follow_the_share(self):
         def data(share):
             for images, labels in batches(share):
@@ -439,18 +431,6 @@ class TestWhatFunctionsKeep:
         with pytest.raises(CheckpointError, match=rf"of epoch 1: {path} changed .*buffers of a m"):
             train(PLAN, checkpoint=file, **make())
         assert not file.exists()
-
-    def test_what_on_epoch_changes_of_a_loss_is_no_secret(self, tmp_path):
-        scale = [1.0]
-
-        def loss_fn(outputs, targets):
-            return functional.cross_entropy(outputs, targets) * scale[0]
-
-        def halve(entry):
-            scale[0] /= 2
-
-        with pytest.raises(CheckpointError, match=r"of epoch 2: loss_fn.scale\[0\] changed"):
-            train(checkpoint=tmp_path / "run.pt", loss_fn=loss_fn, on_epoch=halve)
 
     def test_a_method_of_an_object_that_holds_a_model_is_refused(self):
         class Trainer:

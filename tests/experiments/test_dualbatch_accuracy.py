@@ -181,14 +181,6 @@ def test_imagenet():
 # Equal updates, and momentum kept.
 
 
-def test_plans_of_one_k_make_as_many_updates():
-    records = [r for r in results("updates").ok("train") if r.config["n_small"]]
-    for k, updates in zip(K, (2.07, 3.13), strict=True):
-        found = [accuracy.updates_over_baseline(r) for r in records if r.config["k"] == k]
-        # Batch sizes are whole numbers.
-        assert found and found == pytest.approx([updates] * len(found), rel=0.005)
-
-
 def test_what_mixing_gains_is_over_four_small_workers():
     (row,) = (
         row

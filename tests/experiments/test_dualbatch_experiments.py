@@ -343,40 +343,6 @@ def test_metrics_of_times(toys):
         assert "feasible k" in row["error"] if "error" in row else row["measured_s"] > 0
 
 
-def test_where_smaller_batches_look_slower_all_is_measured_again(monkeypatch):
-    asked = []
-
-    def busy(functions, *, warmup, repeats, device):
-        asked.append(repeats)
-        times = growing(functions, warmup=warmup, repeats=repeats, device=device)
-        slow = dict(zip(times, reversed(times.values()), strict=True))
-        return times if len(asked) > quiet else slow
-
-    monkeypatch.setattr(measuring, "time_interleaved", busy)
-    monkeypatch.setattr(measuring, "_pass", lambda *arguments: lambda: None)
-    quiet = 1
-    fit, _ = measuring.fitted(_TIMES, 8, {}, 5, "cpu")
-    assert fit.a > 0 and asked == [5, 10]
-    asked, quiet = [], 9
-    with pytest.raises(ValueError, match="do not increase"):
-        measuring.fitted(_TIMES, 8, {}, 5, "cpu")
-    assert asked == [5, 10, 20]
-
-
-def test_published_times(toys):
-    found = toys["published"].metrics["frameworks"]
-    for fit in found.values():
-        assert (fit["a"], fit["b"]) == pytest.approx((5e-4, 0.01))
-        assert fit["largest_error"] == pytest.approx(0, abs=1e-9)
-        assert len(fit["table2"]) == 8 and fit["batches"] == list(range(20, 501, 20))
-        assert fit["epoch_s"] == pytest.approx(fit["predicted_s"])
-        assert {"38", "83", "500"} < set(fit["plan_errors"])
-    bent = measuring.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]["TensorFlow"]
-    assert 0.04 < bent["median_error"] <= bent["largest_error"] < 0.1
-    assert 0.9 < bent["share_beyond"] <= 1
-    assert bent["plan_errors"]["83"] > 0 > bent["plan_errors"]["38"]
-
-
 # Memory.
 
 

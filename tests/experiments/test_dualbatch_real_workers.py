@@ -127,16 +127,6 @@ def test_gain_by_our_own_plan():
     assert judge("own_plan/gain", "quick")[0] == "undecided"
 
 
-def test_table_of_our_own_plan():
-    found = rows("own_plan", World(noise=0.0))
-    assert found[1]["plan"] == "trained, times measured here"
-    assert found[1]["b / a (samples)"] == "30.0" and found[0]["gain, paper"] == "+2.7"
-    own = [row for row in found if "times measured here, 32 px" in row["plan"]]
-    assert [row.get("time over large batches", "")[:6] for row in own] == ["", "×1.050", "×1.100"]
-    none = rows("own_plan", World(edit={"wall": no_plans, "own_plan": no_plan}))
-    assert sum("no plan" in row["plan"] for row in none) == 2
-
-
 # Synchronisation.
 
 
@@ -205,14 +195,6 @@ def test_table_of_synchronisation():
     bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[14:])
     assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
     assert len(rows("synchronisation", profile="paper")) == 12
-
-
-def test_figures_of_synchronisation():
-    bars = panel(figure("figure2"), "ASP").patches  # shares begin with their pull
-    assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
-    bars = panel(figure("figure2"), "BSP").patches
-    assert [bar.get_x() for bar in bars] == [0] * 4 + [4] * 4
-    assert [row["merge"] for row in rows("figure2")] == ["average", "journal", "journal"]
 
 
 def test_engines():

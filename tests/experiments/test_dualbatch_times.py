@@ -3,7 +3,7 @@
 import made
 import numpy as np
 import pytest
-from made_dualbatch import PAPER, World, figure, judge, legend_of, line, only, panels, results, rows
+from made_dualbatch import PAPER, World, figure, judge, line, only, panels, results, rows
 
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.runs import CIFAR
@@ -144,23 +144,6 @@ def test_a_round_counts_no_more_than_its_process():
 # Figure 4.
 
 
-def test_table_and_figure_of_epochs():
-    found = rows("figure4", World(epoch=lambda side, n: 1.1, noise=0.0))
-    assert [row["error, median"] for row in found[1:3]] == ["10.0 %", "10.0 %"]
-    assert found[-1]["seconds"] == "63.3 to 29.7"  # by the world's a and b
-    drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
-    assert legend_of(drawn) == [
-        "ours: measured",
-        "ours: equation 2",
-        "paper's: measured",
-        "paper's: equation 2",
-    ]
-    points, _ = panels(drawn)[RAW[0]].get_lines()
-    assert points.get_markerfacecolor() == "none"
-    measured, predicted = panels(drawn)[OURS[0]].get_lines()
-    assert measured.get_ydata() == pytest.approx(1.01 * np.array(predicted.get_ydata()))
-
-
 def test_falls():
     assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
     mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
@@ -241,12 +224,3 @@ def test_the_largest_batch(error, word):
     assert [row["error, paper"] for row in found] == ["3.5 %", "3.7 %"]
     assert [row["error"] for row in found] == [f"{error:+.1f} %"] * 2
     assert [row["limit (MiB)"] for row in found] == ["24,576"] * 2
-
-
-def test_one_of_two_decides_nothing_of_both_and_nothing_may_fit():
-    lacking = {"status": lambda run: {} if run.config["role"] == CIFAR else made.OUT_OF_MEMORY}
-    row = checked("figure13", **lacking)
-    assert row["holds"] == "yes" and row["evidence"].endswith("ImageNet: no records")
-    none = {"memory": lambda metrics, config: metrics.update(measured_max=0)}
-    assert checked("figure13", edit=none)["holds"] == "NO"
-    assert [row["error"] for row in rows("figure13", World(edit=none))] == ["–", "–"]
