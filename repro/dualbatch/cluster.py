@@ -24,7 +24,7 @@ import numpy as np
 from repro.dualbatch import own_cluster
 from repro.dualbatch.actors import WorkerActor, to_arrays, to_tensors
 from repro.dualbatch.checks import ClusterError as ClusterError
-from repro.dualbatch.checks import is_number, positive
+from repro.dualbatch.checks import positive
 from repro.dualbatch.engines import Engine, Job, first_line
 from repro.dualbatch.functions import differing
 from repro.dualbatch.server import Pull
@@ -46,10 +46,8 @@ class RayEngine(Engine):
         address: Of a running cluster (``auto`` finds this machine's), which has to guard itself;
             None starts one here, for the time of the run, which listens on the loopback interface
             alone and asks for a token that only the run knows.
-        cpus_per_worker: Cores for each worker, above 0; None is 1.
-        gpus_per_worker: GPUs for each worker; workers may share one, such as with 0.25; above 1 a
-            whole number. None: for a recipe on CUDA all that there are, at most one each; else
-            none.
+        cpus_per_worker: Cores for each worker, above 0; None is 1. For a recipe on CUDA workers
+            share all GPUs that there are, at most one each.
 
     Raises:
         ValueError: An argument is out of range.
@@ -63,19 +61,11 @@ class RayEngine(Engine):
         job: Job,
         address: str | None = None,
         cpus_per_worker: float | None = None,
-        gpus_per_worker: float | None = None,
     ) -> None:
         if address is not None and not (isinstance(address, str) and address):
             raise ValueError(f"address is {address!r}; give HOST:PORT, 'auto', or None")
-        gpus = 0.0 if gpus_per_worker is None else gpus_per_worker
-        if not is_number(gpus) or gpus < 0 or (gpus > 1 and gpus % 1):
-            raise ValueError(
-                f"gpus_per_worker is {gpus_per_worker!r}; give 0 to 1, a whole number, or None"
-            )
-        self._address, self._gpus = address, gpus_per_worker
+        self._address = address
         self._cpus = positive("cpus_per_worker", 1 if cpus_per_worker is None else cpus_per_worker)
-        if not accelerator.is_accelerator(job.recipe.device):
-            self._gpus = gpus
         self._sent = job.recipe
         if not accelerator.count(job.recipe.device):  # a head node that has none
             job = replace(job, recipe=replace(job.recipe, device="cpu"))
@@ -98,15 +88,13 @@ class RayEngine(Engine):
         state_bytes = sum(tensor.nbytes for tensor in self.server.state.values())
         if not callable(data):
             state_bytes += sum(tensor.nbytes for tensor in data) // 8
-        gpus = n * (self._gpus or 0.0)
-        if self._address is None and self._gpus is None:
-            gpus = accelerator.count(device)
+        gpus = accelerator.count(device) if self._address is None else 0
         needed = {"CPU": n * self._cpus, "GPU": gpus}
         with connected(self._address, needed, state_bytes) as self._ray, self._errors_named():
-            ray = self._ray
-            if self._gpus is None:
-                self._gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / n)
-            self._kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
+            ray, gpus = self._ray, 0.0
+            if accelerator.is_accelerator(device):
+                gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / n)
+            self._kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus)
             try:
                 self._puts = ray.put(self._sent), ray.put(self.job.plan)
             except Exception as error:  # whatever pickling raises
@@ -178,11 +166,10 @@ class RayEngine(Engine):
             up = [actor.prepare.remote(*self._puts) for actor in made.values()]
             self._ray.get(up, timeout=PLACE_S)
         except self._ray.exceptions.GetTimeoutError as error:
-            held = self._ray.available_resources()
+            free = {k: v for k, v in self._ray.available_resources().items() if k in ("CPU", "GPU")}
             raise ClusterError(
-                f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU and {self._gpus:g} GPU "
-                f"each; free are {held.get('CPU', 0):g} CPU and {held.get('GPU', 0):g} GPU; end "
-                "what else runs there, or lower cpus_per_worker or gpus_per_worker"
+                f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU each, or a share of a "
+                f"GPU; free are {free}; end what else runs there, or lower cpus_per_worker"
             ) from error
 
     @contextlib.contextmanager
@@ -237,8 +224,8 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
             if resources.get(kind, 0) < amount:
                 raise ClusterError(
                     f"the workers need {amount:g} {kind}, the cluster has "
-                    f"{resources.get(kind, 0):g}; add machines, or lower cpus_per_worker or "
-                    "gpus_per_worker"
+                    f"{resources.get(kind, 0):g}; add machines, or lower "
+                    "cpus_per_worker"
                 )
         yield ray
 

@@ -3,7 +3,6 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3 to 5.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,16 +38,6 @@ class DualBatchResult:
     log: list[Commit]
     engine: str
 
-    @property
-    def virtual_time_s(self) -> float:
-        """Seconds by the time model, as if every worker had a device; NaN on a cluster."""
-        return self.history[-1].virtual_time_s if self.history else math.nan
-
-    @property
-    def wall_time_s(self) -> float:
-        """Measured seconds without evaluations; on the local engine of all workers in turn."""
-        return self.history[-1].wall_time_s if self.history else math.nan
-
 
 def train_dual_batch(
     model_fn: Callable[[], nn.Module],
@@ -69,7 +58,6 @@ def train_dual_batch(
     follow: Sequence[Commit] | None = None,
     address: str | None = None,
     cpus_per_worker: float | None = None,
-    gpus_per_worker: float | None = None,
     **recipe: Any,
 ) -> DualBatchResult:
     """Train with small-batch and large-batch workers on a parameter server.
@@ -117,10 +105,8 @@ def train_dual_batch(
         follow: Commit log of another run; the local engine then trains in its order, for the same
             weights (on a CPU with the same number of threads: a worker on Ray has as many as
             `cpus_per_worker`).
-        address: Of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`, as for
-            `cpus_per_worker` and `gpus_per_worker`.
+        address: Of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`.
         cpus_per_worker: Cores for each worker on Ray; None is 1.
-        gpus_per_worker: GPUs for each worker on Ray.
         **recipe: How workers train: the other options of `Recipe`, such as `loss_fn`,
             `optimizer_fn`, `factor`, `seed` and `device`.
 
@@ -144,7 +130,6 @@ def train_dual_batch(
     _check_data(data, plan, schedule)
     of_the_clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
     of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
-    of_ray["gpus_per_worker"] = gpus_per_worker
     if engine == "ray":
         _check_unused({"follow": follow, **of_the_clock}, "engine='ray'")
     else:
@@ -167,7 +152,7 @@ def train_dual_batch(
     if engine == "ray":
         from repro.dualbatch.cluster import RayEngine
 
-        carried = RayEngine(job, address, cpus_per_worker, gpus_per_worker)
+        carried = RayEngine(job, address, cpus_per_worker)
     else:
         carried = LocalEngine(job, time_models or {}, jitter, slowdowns, follow)
     carried.run()

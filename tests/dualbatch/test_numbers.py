@@ -77,10 +77,8 @@ NUMBERS = {
     "dropout": (lambda v: schedule(sub=(8, v)), (-0.1, 1, 1.5, INF), (0, 0.5, np.float16(0.5)),
                 True),
     "set_dropout": (lambda v: set_dropout(nn.Dropout(), v), (-0.1, 1, INF), (0, 0.5), False),
-    "warmup_start": (lambda v: schedule(warmup_start=v), (0, -0.1, 1.5, INF), (1, 0.5), False),
     "factor": (lambda v: pulled().push(0, 0, STATE, v), (0, -1.0, INF), (1, np.float16(2)), False),
     "cpus_per_worker": (lambda v: engine(cpus_per_worker=v), (0, -1, INF), (1, 0.5), True),
-    "gpus_per_worker": (lambda v: engine(gpus_per_worker=v), (-1, 1.5, INF), (0, 0.25, 2), True),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The engine with real processes. Each run takes seconds, for its processes import torch."""
 
+import math
 import os
 import signal
 import socket
@@ -81,8 +82,8 @@ def run(**options):
     assert [entry.epoch for entry in result.history] == list(range(1, count + 1))
     times = [c.time_s for c in result.log]
     assert times == sorted(times)
-    assert result.engine == "ray" and result.virtual_time_s != result.virtual_time_s
-    assert result.wall_time_s >= times[-1] > 0
+    assert result.engine == "ray" and math.isnan(result.history[-1].virtual_time_s)
+    assert result.history[-1].wall_time_s >= times[-1] > 0
     return result
 
 
@@ -389,8 +390,6 @@ class TestRuns:
     def test_a_small_cluster(self, started):
         with pytest.raises(ClusterError, match=r"the workers need 18 CPU, the cluster has 16; add"):
             train(make_plan(1, 1), engine="ray", cpus_per_worker=9)
-        with pytest.raises(ClusterError, match=r"the workers need 0.5 GPU, the cluster has 0;"):
-            train(make_plan(1, 1), engine="ray", gpus_per_worker=0.25)
 
     def test_a_cluster_without_room(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "PLACE_S", 5.0)
