@@ -88,7 +88,7 @@ class RayEngine(Engine):
         state_bytes = sum(tensor.nbytes for tensor in self.server.state.values())
         if not callable(data):
             state_bytes += sum(tensor.nbytes for tensor in data) // 8
-        gpus = accelerator.count(device) if self._address is None else 0
+        gpus = float(accelerator.count(device)) if self._address is None else 0.0
         needed = {"CPU": n * self._cpus, "GPU": gpus}
         with connected(self._address, needed, state_bytes) as self._ray, self._errors_named():
             ray, gpus = self._ray, 0.0
