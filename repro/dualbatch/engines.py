@@ -233,10 +233,9 @@ class Engine:
                 "the same, another file, or move this one away to start anew"
             )
         self.server.load_state_dict(content["server"])
-        self.running = dict(content["ends"])
         self.wall_s = content["wall_s"]
         if self.pauses:  # a cluster has no virtual clock
-            self.now_s = content["now_s"]
+            self.now_s, self.running = content["now_s"], dict(content["ends"])
         self.history = [EpochResult(**entry) for entry in content["history"]]
 
 

@@ -455,12 +455,3 @@ class TestFollow:
             train(plan, sync="bsp", follow=log)
         with pytest.raises(ValueError, match="of the log"):
             train(plan, sync="ssp", staleness=0, follow=log)
-
-
-def test_what_a_function_raises_comes_through():
-    def fail(*arguments):
-        raise Stop
-
-    for name in ("loss_fn", "optimizer_fn", "model_fn", "evaluate", "on_epoch", "data"):
-        with pytest.raises(Stop):
-            train(**{name: fail})

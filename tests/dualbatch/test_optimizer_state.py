@@ -139,12 +139,8 @@ OTHER = make_model()
 WRONG = {
     "of another model": (lambda p, lr: torch.optim.SGD(OTHER.parameters(), lr),
                          r"SGD of parameters that are not the worker's"),
-    "of copies": (lambda p, lr: torch.optim.SGD([q.detach().clone() for q in p], lr),
-                  r"parameters that are not the worker's"),
     "of the head": (lambda p, lr: torch.optim.SGD(p[-2:], lr),
                     r"leaves parameters out .*\(0.weight, 0.bias, 1.weight, 1.bias\)"),
-    "of no biases": (lambda p, lr: torch.optim.SGD([q for q in p if q.dim() > 1], lr),
-                     r"leaves parameters out .*6.bias"),
     "with a scheduler": (scheduled, r"attaches a learning-rate scheduler.*\(Stage, warmup_epochs"),
     "and a scheduler": (lambda p, lr: (torch.optim.SGD(p, lr), None), r"returns tuple; give one"),
     "nothing": (lambda p, lr: None, r"returns NoneType; give one optimizer"),
@@ -159,20 +155,6 @@ def test_an_optimizer_that_does_not_train_the_worker_is_refused(name):
     optimizer_fn, message = WRONG[name]
     with pytest.raises(ValueError, match=rf"optimizer_fn .*{message}"):
         train(optimizer_fn=optimizer_fn)
-
-
-def test_frozen_parameters_may_be_left_out():
-    def frozen():
-        model = make_model()
-        model[0].requires_grad_(False)
-        return model
-
-    options = {"model_fn": frozen, "count": 1}
-    of_all = train(optimizer_fn=torch.optim.SGD, **options)
-    left_out = train(
-        optimizer_fn=lambda p, lr: torch.optim.SGD([q for q in p if q.requires_grad], lr), **options
-    )
-    assert same(left_out.state, of_all.state)
 
 
 def test_options_that_an_optimizer_changes_are_refused_where_they_would_be_lost():

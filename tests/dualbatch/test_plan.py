@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from repro.dualbatch import FACTORS, DualBatchPlan, InfeasiblePlan, largest_k
+from repro.dualbatch import DualBatchPlan, InfeasiblePlan, largest_k
 from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
@@ -81,14 +81,6 @@ class TestPapersTables:
                 assert (plan.small_samples, plan.large_samples) == shares[n_small]
                 times = [plan.time_of(kind) for kind in set(plan.kinds)]
                 assert max(times) <= 1.01 * min(times)
-
-    def test_table_3_factors(self):
-        for n_small, linear, root in [(1, 0.636, 0.797), (2, 0.818, 0.904), (3, 0.879, 0.938)]:
-            plan = solve(1.1, n_small, 4 - n_small, rounding="floor")
-            assert plan.factor_of("small") == pytest.approx(linear, abs=0.0006)
-            assert plan.factor_of("small", "sqrt") == pytest.approx(root, abs=0.001)
-            assert plan.factor_of("small", "none") == 1
-            assert {plan.factor_of("large", scheme) for scheme in FACTORS} == {1.0}
 
 
 class TestEquations:

@@ -19,7 +19,8 @@ from trainings import make_data, make_plan, same, train
 
 ray = pytest.importorskip("ray")
 
-from repro.dualbatch import CheckpointError, NonFiniteError, cluster, own_cluster  # noqa: E402
+from repro.dualbatch import CheckpointError, Commit, NonFiniteError, cluster  # noqa: E402
+from repro.dualbatch import own_cluster as own  # noqa: E402
 from repro.dualbatch.cluster import ClusterError, connected  # noqa: E402
 from repro.measure import load_checkpoint  # noqa: E402
 
@@ -294,7 +295,7 @@ class TestFailures:
 
 class TestStrangers:
     def test_only_this_machine_and_only_with_the_token(self, started):
-        assert own_cluster.open_ports() == set()
+        assert own.open_ports() == set()
         address = ray.get_runtime_context().gcs_address
         assert address.startswith("127.0.0.1:")
         command = [sys.executable, "-c", textwrap.dedent(STRANGER), address]
@@ -306,13 +307,13 @@ class TestStrangers:
     def test_a_port_for_others_is_seen(self):
         with socket.create_server(("0.0.0.0", 0)) as listening:
             port = listening.getsockname()[1]
-            assert [one for one in own_cluster.open_ports() if one == f"0.0.0.0 port {port}"]
+            assert [one for one in own.open_ports() if one == f"0.0.0.0 port {port}"]
         with socket.create_server(("127.0.0.1", 0)):
-            assert own_cluster.open_ports() == set()
+            assert own.open_ports() == set()
         if socket.has_dualstack_ipv6():
             options = {"family": socket.AF_INET6, "dualstack_ipv6": True}
             with socket.create_server(("::ffff:127.0.0.1", 0), **options):
-                assert own_cluster.open_ports() == set()
+                assert own.open_ports() == set()
 
 
 class TestRuns:
@@ -356,7 +357,7 @@ class TestRuns:
         losses = [entry.train_loss for entry in whole.history]
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
 
-    def test_an_interrupted_run_goes_on_with_the_shares_that_were_in_work(self, started, tmp_path):
+    def test_shares_that_were_in_work_are_done_again(self, started, tmp_path):
         path = tmp_path / "training.pt"
 
         def stop(entry):
@@ -364,10 +365,11 @@ class TestRuns:
                 raise InterruptedError
 
         with pytest.raises(InterruptedError):
-            run(data=slow_data, checkpoint=path, on_epoch=stop)
-        done = load_checkpoint(path)["server"]["log"]
-        result = run(data=slow_data, checkpoint=path)
-        assert [c.worker for c in result.log[: len(done)]] == [c["worker"] for c in done]
+            train(make_plan(1, 1), checkpoint=path, on_epoch=stop)
+        server = load_checkpoint(path)["server"]
+        assert server["pulls"]
+        result = run(checkpoint=path)
+        assert repr(result.log[:4]) == repr([Commit(**entry) for entry in server["log"]])
         assert same(follow(result).state, result.state)
 
     def test_a_worker_that_dies_is_replaced(self, started, tmp_path):

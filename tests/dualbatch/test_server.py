@@ -131,13 +131,6 @@ class TestMergeRules:
                     server.push(pull.worker, number, {"count": pull.state["count"] + 4}, 0.3)
             assert server.state["count"] == 5 + 3 * 2 * 4
 
-    def test_a_buffer_of_truth_values(self):
-        state = {"mask": torch.tensor([True, False]), "weight": torch.ones(2)}
-        for sync in ("asp", "bsp"):
-            server = ParameterServer(state, 1, sync)
-            server.push(0, 0, server.pull(0).state | {"mask": torch.tensor([False, True])})
-            assert server.state["mask"].tolist() == [False, True]
-
 
 class TestSynchronisation:
     def test_bsp(self):

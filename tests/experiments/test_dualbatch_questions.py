@@ -95,16 +95,6 @@ def test_the_raw_measurements_plan():
     assert row["holds"] == "NO" and "39 for 38" in row["evidence"]
 
 
-@pytest.mark.parametrize(("table", "count"), [("table2", 8), ("table6", 25), ("table7", 9)])
-def test_ours_equal_the_papers(table, count):
-    found = rows(table)
-    assert len(found) == count
-    for row in found:
-        for name in row:
-            if f"{name}, paper" in row and name != "d_S/d_L":
-                assert row[name] == row[f"{name}, paper"]
-
-
 @pytest.mark.parametrize(("table", "count"), [("table7", 18), ("table9", 24)])
 def test_schedules(table, count):
     def edit(metrics, config):

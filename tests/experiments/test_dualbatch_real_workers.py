@@ -78,12 +78,6 @@ def test_workers_that_share_a_core_say_nothing():
     assert len(rows("own_plan", world)) == 2
 
 
-def test_the_figure_draws_both_ratios():
-    lines = figure("table10", World(noise=0.0)).axes[0].get_lines()
-    values = {round(line.get_xdata()[0], 6) for line in lines}
-    assert {round(22_161 / 33_975, 6), round(1385 / 1541, 6)} <= values
-
-
 # A plan for times measured here.
 
 

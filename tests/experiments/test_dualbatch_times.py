@@ -116,18 +116,6 @@ def verdict(target, found):
     return judged.word, judged.evidence
 
 
-def test_a_slow_process_is_slow_in_all():
-    def slow(seed, name, seconds):
-        return seconds * 1.5**seed
-
-    found = by_processes("figure4", slow, noise=0.0)
-    word, evidence = verdict("figure4/equation2", found)
-    assert word == "reproduced" and evidence.count("farthest of 9: ") == 2
-    assert verdict("figure4/falls", found)[0] == "reproduced"
-    word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
-    assert word == "reproduced" and "[-0.0, +0.0" in evidence
-
-
 def test_a_round_counts_no_more_than_its_process():
     def one_is_odd(seed, name, seconds):
         return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
