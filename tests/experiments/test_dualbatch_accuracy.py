@@ -12,7 +12,6 @@ from made_dualbatch import (
     only,
     panel,
     paper_accuracy,
-    paper_loss,
     results,
     rows,
 )
@@ -20,10 +19,6 @@ from made_dualbatch import (
 from repro.experiments.dualbatch import accuracy, cells
 from repro.experiments.dualbatch.runs import KEPT, RATES, K
 from repro.report import DASH
-
-
-def mirrored(config):
-    return 140 - paper_accuracy(config)
 
 
 def drawn_gains(drawn, title):
@@ -36,8 +31,13 @@ def drawn_gains(drawn, title):
     return list(paper.get_ydata()), ours
 
 
+def test_the_best_of_some_is_not_the_best_of_all():
+    for key, lost in (("three_best", 4), ("lowest_loss", 3), ("gain", 0)):
+        status = {"status": lambda run, n=lost: {} if run.config["n_small"] != n else None}
+        assert judge(f"table5/{key}", **status)[0] == "not run"
+
+
 def test_factors():
-    assert judge("table3/factor_gains", accuracy=mirrored)[0] == "not reproduced"
     _, evidence = judge("table3/factor_gains")
     assert "√(d_S/d_L), n_S = 3" in evidence and "√(d_S/d_L), n_S = 1" not in evidence
     assert judge("table3/factor_gains", spread=3.0)[0] == "undecided"
@@ -66,22 +66,6 @@ def test_figures_of_gains_and_curves(artefact, title, gains, ends):
     assert drawn_gains(none, f"paper and ours, {title}") == (pytest.approx(gains), [])
 
 
-def test_gain():
-    def none(config):
-        return paper_accuracy(config) if config["n_small"] == 0 else 60.0
-
-    def mixed(config):
-        return none(config) if config["k"] == 1.05 else paper_accuracy(config)
-
-    assert judge("table5/gain", accuracy=none)[0] == "not reproduced"
-    assert judge("table5/gain", accuracy=mixed)[0] == "partly"
-    assert judge("table5/gain", spread=3.0)[0] == "undecided"
-    assert judge("table5/gain", seeds=(0,))[0] == "undecided"
-    # A baseline that is missing leaves nothing to compare with.
-    no_base = judge("table5/gain", status=lambda run: {} if run.config["n_small"] else None)
-    assert no_base[0] == "not run"
-
-
 def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
     """The first three were looked at before others were added."""
     for seeds, word in (((0, 1, 2), "partly"), (range(8), "reproduced")):
@@ -94,26 +78,6 @@ def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
         assert row["gain"].startswith("+52.7" if word == "partly" else "+2.7")
         gain, _ = cells.gains(found, accuracy.by_mix(found, K[1]))["4 small"]
         assert str(gain) == row["gain"]  # one number has one interval
-
-
-def test_one_too_few_and_the_best():
-    def falling(config):
-        return 80.0 - config["n_small"]
-
-    def low_loss(config):
-        falls = config["k"] == 1.1
-        return 2.0 - config["n_small"] / 10 if falls else paper_loss(config)
-
-    assert judge("table5/one_too_few", accuracy=falling)[0] == "not reproduced"
-    word, evidence = judge("table5/three_best", accuracy=lambda c: 60.0 + c["n_small"])
-    assert word == "not reproduced" and "n_S = 3 over 4" in evidence
-    assert judge("table5/three_best", spread=1.0)[0] == "undecided"
-    assert judge("table5/lowest_loss", loss=low_loss)[0] == "partly"
-    assert judge("table5/lowest_loss", spread=9.0)[0] == "undecided"
-    # The best of some is not the best of all.
-    for key, lost in (("three_best", 4), ("lowest_loss", 3)):
-        status = {"status": lambda run, n=lost: {} if run.config["n_small"] != n else None}
-        assert judge(f"table5/{key}", **status)[0] == "not run"
 
 
 def test_table_5():
@@ -131,20 +95,6 @@ def test_table_5():
 
 
 def test_the_hybrid_scheme():
-    def one_worse(config):
-        worse = config["scheme"] == "hybrid" and config["n_small"] == 2
-        return 50.0 if worse else paper_accuracy(config)
-
-    def none_gain(config):
-        return 68.0 if config["scheme"] == "hybrid" else paper_accuracy(config)
-
-    assert judge("table8/accuracy", accuracy=mirrored)[0] == "not reproduced"
-    word, evidence = judge("table8/accuracy", accuracy=one_worse)
-    assert word == "partly" and "n_S = 2: -20.00" in evidence
-    assert judge("table8/gain", accuracy=lambda c: 70.0)[0] == "not reproduced"
-    word, evidence = judge("table8/gain", spread=20.0)
-    assert word == "undecided" and "paper +3.30" in evidence
-    assert judge("table8/over_cyclic", accuracy=none_gain)[0] == "not reproduced"
     *found, saving = rows("table8")
     assert [row["scheme"] for row in found[:10]] == ["dual-batch"] * 5 + ["hybrid"] * 5
     assert found[8]["gain, paper"] == "+3.3" and found[8]["gain"].startswith("+3.30 [")
@@ -153,19 +103,6 @@ def test_the_hybrid_scheme():
 
 
 def test_imagenet():
-    def imagenet(worse=(), **world):
-        def accuracy(config):
-            return 60.0 if config["n_small"] in worse else paper_accuracy(config)
-
-        return judge("table10/imagenet_accuracy", "paper", accuracy=accuracy, **world)
-
-    assert imagenet((3, 4))[0] == "not reproduced"
-    assert imagenet((4,))[0] == "partly"
-    assert imagenet((1, 2))[0] == "reproduced"  # which the claim leaves out
-    assert imagenet(spread=1.0)[0] == "undecided"
-    assert "margin -0.5 points" in imagenet()[1]
-    same = judge("table10/imagenet_loss", "paper", accuracy=lambda config: 65.0)
-    assert same[0] == "not reproduced"
     # It is trained under the profile paper alone.
     word, evidence = judge("table10/imagenet_accuracy", "gpu")
     assert word == "not run" and "ImageNet" in evidence

@@ -55,14 +55,6 @@ def test_the_farthest_is_widened_for_the_choice():
 # Figure 3.
 
 
-def test_line():
-    def bent(off):
-        return {"step": lambda side, n: line(side, n) * (1 + off * (n / 600) ** 2)}
-
-    assert judge("figure3/line", **bent(0.9))[0] == "not reproduced"
-    assert judge("figure3/line", noise=0.5)[0] == "undecided"
-
-
 def test_without_the_raw_data():
     for artefact, here in (("figure3", ["line"]), ("figure4", ["falls", "equation2"])):
         found = results(artefact, NO_RAW_DATA, "long")
@@ -132,18 +124,10 @@ def test_a_round_counts_no_more_than_its_process():
 # Figure 4.
 
 
-def test_falls():
-    assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
-    mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
-    assert mixed[0] == "partly"
-    assert judge("figure4/falls", step=lambda side, n: 1e-3 * n, noise=0.05)[0] == "undecided"
-
-
 def test_equation_2():
     def off(far):
         return {"epoch": lambda side, n: 1.1 if (side, n) in far or not far else 1.0}
 
-    assert judge("figure4/equation2", "long", **off(()))[0] == "not reproduced"
     word, evidence = judge("figure4/equation2", "long", **off([(12, 8)]))
     assert word == "partly" and "12 px, batch size 8: ×1.098" in evidence
     assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
