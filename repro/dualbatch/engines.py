@@ -99,7 +99,8 @@ class Engine:
         self.job = job
         # A model of its own, for `evaluate` may change it. Made in any case: by the second one
         # make_model sees whether models share tensors.
-        self._evaluated = job.recipe.make_model()
+        own = job.recipe.make_model()
+        self._evaluated = model if job.evaluate is None else own
         self._unsaved = UnsavedBuffers(self._evaluated)
         self.server = job.make_server(model.state_dict())
         self._fingerprint = self._parts(model)

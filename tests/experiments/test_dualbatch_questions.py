@@ -188,12 +188,6 @@ def test_the_schemes_have_the_papers_symbols():
     assert [row["batches"] for row in found[:2]] == ["102, 560"] * 2
     assert [row["rate, paper"] for row in found[-4:]] == ["η1", "η1", "η2", "η2"]
 
-    def mixed(metrics, config):
-        metrics["rows"][-1]["resolution"] = 24
-
-    row = checked("table1", edit={"schemes": mixed})
-    assert row["holds"] == "NO" and "11 of 12: not hybrid scheme, resolution" in row["evidence"]
-
 
 def test_times_of_the_papers_devices():
     """They give the times of Tables 8 and 10; the hybrid scheme's on ImageNet follows."""

@@ -275,24 +275,12 @@ def _over_small(lines: Lines) -> Lines:
     }
 
 
-def updates_over_baseline(record: Record) -> float:
-    """The updates of an epoch over those of large batches alone."""
-    plan, asked = record.metrics["plans"][-1], record.config["sub_stages"][-1]["plan"]
-    n, large = record.config["n_small"], asked["large_batch"]
-    small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
-    rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
-    return float((small + rest) / (asked["samples"] / large))
-
-
 def gain_table(results: Results, of: Callable[[Results], Groups]) -> list[dict[str, Any]]:
-    """Gains by group and mix, and the number of updates."""
+    """Gains by group and mix."""
     return [
         {
             "trained with": title,
             "workers": name,
-            "updates over large batches'": Summary.of(
-                map(updates_over_baseline, lines[name].records[:1])
-            ).text(),
             "gain, paper (points)": f"{paper:+.1f}",
             "gain (points)": gain_text(gain),
             "n": len(lines[name].records),
