@@ -1,13 +1,15 @@
 """Any plan, live: its batch sizes and shares, and every worker's steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.dualbatch import DualBatchPlan
+from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
-from repro.experiments.dualbatch.runs import PAPER, WORKERS
+from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
 from repro.measure import TimeModel
 
 # Ends of the widget's sliders, and of its axes, so that the plan alone moves.
@@ -62,29 +64,13 @@ def describe(plan: DualBatchPlan | str) -> str:
 
 
 def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figure:
-    """Draw every worker's steps in an epoch, and when one with large batches alone would end.
+    """Draw a plan among all others: on the left its workers' steps, on the right small batches.
 
     Axes are the same for whatever the widget's sliders are set to.
     """
-    figure, axes = plots.new_axes(1, 1, 9.8, 3.2)
-    axis = axes[0, 0]
-    titled(axis, f"predicted for the paper's device: {setting.name}", 60)
-    axis.set_xlim(0, 1.02 * setting.longest_s)
-    axis.set_ylim(WORKERS - 0.5, -0.5)
-    axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
-    axis.set_xlabel("time of one epoch (s)")
-    axis.grid(axis="y", visible=False)
-    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
-    for kind, colour in colours.items():  # named even where no worker has such batches
-        axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
-    if isinstance(plan, str):
-        axis.text(0.5, 0.5, "no such plan", transform=axis.transAxes, ha="center", fontsize=12)
-    else:
-        for row, kind in enumerate(plan.kinds):
-            steps, lane = steps_of(plan, row), (row - 0.36, 0.72)
-            axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
-    baseline = setting.times.pass_time(large_batch, round(setting.samples / WORKERS))
-    axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
+    figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
+    _draw_workers(axes[0, 0], setting, large_batch, plan)
+    _draw_choices(axes[0, 1], setting, large_batch, plan)
     plots.legend_below(figure, 4)
     plots.sign(figure, "SIMULATED: arithmetic of equations 4 to 8; nothing was trained or timed.")
     return figure
@@ -100,3 +86,59 @@ def steps_of(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
         spans.append((now, seconds))
         now, left = now + seconds, left - batch
     return spans
+
+
+def _draw_workers(
+    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
+) -> None:
+    titled(axis, f"predicted for the paper's device: {setting.name}", 60)
+    axis.set_xlim(0, 1.02 * setting.longest_s)
+    axis.set_ylim(WORKERS - 0.5, -0.5)
+    axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
+    axis.set_xlabel("time of one epoch (s)")
+    axis.grid(axis="y", visible=False)
+    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
+    for kind, colour in colours.items():  # named even where no worker has such batches
+        axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
+    if isinstance(plan, str):
+        axis.text(0.5, 0.5, "no such plan", transform=axis.transAxes, ha="center", fontsize=12)
+    else:
+        for row, kind in enumerate(plan.kinds):
+            lane = (row - 0.36, 0.72)
+            steps = steps_of(plan, row)
+            axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
+    baseline = setting.times.pass_time(large_batch, round(setting.samples / WORKERS))
+    axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
+
+
+def _draw_choices(
+    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
+) -> None:
+    for n_small, points in choices(setting, large_batch).items():
+        ks, sizes = zip(*points, strict=True) if points else ((), ())
+        axis.plot(ks, sizes, lw=1.8, label=mix(n_small), color=STYLES[mix(n_small)]["color"])
+    chosen = [] if isinstance(plan, str) or not plan.small_batch else [(plan.k, plan.small_batch)]
+    ks, sizes = zip(*chosen, strict=True) if chosen else ((), ())
+    axis.plot(ks, sizes, "o", color="#b3261e", ms=9, label="this plan")
+    titled(axis, f"every plan with large batches of {large_batch}", 60)
+    axis.set(xlabel="time over that of large batches alone (k)", ylabel="small batch size")
+    axis.set_xlim(1, MOST_TIME)
+    axis.set_yscale("log")
+    axis.set_ylim(1, BATCHES[1])
+    ticks = [1, 3, 10, 30, 100, 300, 1000]
+    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+
+
+def choices(setting: Setting, large_batch: int) -> Mapping[int, list[tuple[float, float]]]:
+    """The time k and the small batch size of every plan, by the number of small-batch workers."""
+    by_workers: dict[int, list[tuple[float, float]]] = {}
+    for n_small in range(1, WORKERS + 1):
+        top = largest_k(setting.times, n_small, WORKERS - n_small, large_batch)
+        by_workers[n_small] = []
+        for step in range(1, 61):
+            k = 1 + (min(MOST_TIME, top) - 1) * step / 60
+            plan = solve(setting, k, n_small, large_batch)
+            if isinstance(plan, DualBatchPlan) and plan.small_batch:
+                by_workers[n_small].append((k, float(plan.small_batch)))
+    return by_workers
