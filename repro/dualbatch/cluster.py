@@ -160,17 +160,23 @@ class RayEngine(Engine):
 
     def _make_actors(self, numbers: Iterable[int]) -> None:
         """Start workers, and wait until they are up."""
+        ray, since = self._ray, time.monotonic()
+        if not _answers(ray):  # workers die with their cluster
+            raise ClusterError(f"the cluster does not answer; {_GO_ON}")
         made = {number: self._kind.remote() for number in numbers}
         self._actors |= made
-        try:
-            up = [actor.prepare.remote(*self._puts) for actor in made.values()]
-            self._ray.get(up, timeout=PLACE_S)
-        except self._ray.exceptions.GetTimeoutError as error:
-            free = {k: v for k, v in self._ray.available_resources().items() if k in ("CPU", "GPU")}
-            raise ClusterError(
-                f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU each, or a share of a "
-                f"GPU; free are {free}; end what else runs there, or lower cpus_per_worker"
-            ) from error
+        up = [actor.prepare.remote(*self._puts) for actor in made.values()]
+        while ray.wait(up, num_returns=len(up), timeout=CHECK_S)[1]:
+            if not _answers(ray):
+                raise ClusterError(f"the cluster does not answer; {_GO_ON}")
+            if time.monotonic() - since > PLACE_S:
+                held = ray.available_resources().items()
+                free = {k: v for k, v in held if k in ("CPU", "GPU")}
+                raise ClusterError(
+                    f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU each, or a share of "
+                    f"a GPU; free are {free}; end what else runs there, or lower cpus_per_worker"
+                )
+        ray.get(up)
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:
