@@ -62,10 +62,17 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     return int(value)
 
 
-def plain(value: Any) -> Any:
+def positive(name: str, value: Any) -> float | int:
+    """A finite number above 0 as Python's own; anything else raises a ValueError."""
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"{name} is {value!r}; give a finite number above 0")
+    return plain(value)
+
+
+def plain(value: Any) -> float | int:
     """A number as Python's own int or float: checkpoints are compared by text."""
     if type(value) in (int, float):
-        return value
+        return value  # type: ignore[no-any-return]
     return int(value) if is_whole(value) else float(value)
 
 
@@ -73,9 +80,7 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """Raise a ValueError where a value is none of those that are allowed."""
     known = list(allowed)
     if value not in known:
-        last = " and None" * (None in known)
-        texts = ", ".join(str(one) for one in known if one is not None)
-        raise ValueError(f"{name} is {value!r}; choose among {texts}{last}")
+        raise ValueError(f"{name} is {value!r}; choose among {', '.join(map(str, known))}")
 
 
 def instance(name: str, value: Any, kind: type) -> None:
@@ -87,13 +92,11 @@ def instance(name: str, value: Any, kind: type) -> None:
 def function(name: str, value: Any, optional: bool = False) -> None:
     """Raise a ValueError where a value cannot be called."""
     if not callable(value) and not (optional and value is None):
-        raise ValueError(
-            f"{name} is of type {type(value).__name__}; give a function{' or None' * optional}"
-        )
+        raise ValueError(f"{name} is of type {type(value).__name__}; give a function")
 
 
-def largest(state: Mapping[str, Tensor]) -> float:
-    """The largest magnitude in a state's floating tensors; NaN or inf where there is one.
+def not_finite(state: Mapping[str, Tensor]) -> str | None:
+    """Name of the first tensor that holds NaN or an infinity, None where none does.
 
     One reduction for each tensor, and the device is waited for once.
     """
@@ -103,12 +106,6 @@ def largest(state: Mapping[str, Tensor]) -> float:
             # Ten times as fast on a CPU as isfinite; NaN comes through.
             two = torch.aminmax(tensor.detach())
             ends.setdefault((tensor.dtype, tensor.device), []).extend(two)
-    maxima = [float(torch.stack(of_kind).abs().max()) for of_kind in ends.values()]
-    return next((value for value in maxima if not math.isfinite(value)), max(maxima, default=0.0))
-
-
-def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the first tensor that holds NaN or an infinity, None where none does."""
-    if math.isfinite(largest(state)):
+    if all(bool(torch.stack(of_kind).isfinite().all()) for of_kind in ends.values()):
         return None
     return next(n for n, t in state.items() if t.is_floating_point() and not t.isfinite().all())

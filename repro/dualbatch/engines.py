@@ -1,13 +1,14 @@
-"""The engine in one process: workers take turns on one device, ordered by a virtual clock.
+"""The training loop, and the engine in one process: workers in turn, ordered by a virtual clock.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4.
-Each worker's share takes the time that the time model predicts, and the worker that ends first
-commits first, ties by number. So a run repeats bit for bit, and the engine with real processes is
-compared with it. Plans balance the workers, so that without jitter rounding alone decides who
-commits first, the same way in every epoch and for every seed.
+On the virtual clock each worker's share takes the time that the time model predicts, and the worker
+that ends first commits first, ties by number. So a run repeats bit for bit, and the engine with
+real processes (`cluster`) is compared with it. Plans balance the workers, so that without jitter
+rounding alone decides who commits first, the same way in every epoch and for every seed.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,14 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from repro.dualbatch.checks import is_number, not_finite
-from repro.dualbatch.functions import Seen, differing
+from repro.dualbatch.checks import is_number
+from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.guards import UnsavedBuffers
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
-from repro.dualbatch.server import Commit, ParameterServer, Pull, states_of
-from repro.dualbatch.shares import Data
-from repro.dualbatch.worker import Recipe, Worker
+from repro.dualbatch.server import Commit, ParameterServer, Pull
+from repro.dualbatch.worker import Recipe, Trained, Worker
 from repro.measure import (
     CheckpointError,
     TimeModel,
@@ -34,7 +34,6 @@ from repro.measure import (
 )
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
-Fingerprint = dict[str, Any]  # texts, and under "functions" their parts
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class EpochResult:
         resolution: Side of its images, None for their own.
         train_loss: Mean over the epoch's commits.
         virtual_time_s: By the time model, from the start; NaN on a cluster.
-        wall_time_s: Measured, from the start, without the evaluations; on a cluster, where they
-            run during the training, until the epoch's last commit.
+        wall_time_s: Measured, from the start, without the evaluations; on a cluster, where workers
+            go on meanwhile, with them.
         metrics: Result of `evaluate`.
     """
 
@@ -73,57 +72,143 @@ class Job:
     on_epoch: Callable[[EpochResult], None] | None = None
     checkpoint: Path | None = None
 
-    def setting_at(self, version: int) -> EpochSetting:
-        """Setting of work that starts with so many commits merged."""
-        return self.schedule.at_progress(version / self.plan.n)
 
-    def do_share(self, worker: Worker, server: ParameterServer, number: int, time_s: float) -> None:
-        """Train the share that worker `number` pulled, and push the result."""
-        pull, before = server.pulls[number], server.optimizers.get(number)
-        setting = self.setting_at(pull.version)
-        done = worker.train(number, pull.iteration, pull.state, setting, before)
-        server.push(
-            number,
-            pull.iteration,
-            done.state,
-            done.factor,
-            time_s=time_s,
-            loss=float(done.loss),
-            optimizer=done.optimizer,
+class Engine:
+    """The training loop; engines differ in where shares are trained, and which one ends next.
+
+    Args:
+        job: The training.
+        model: Made by its recipe.
+
+    Attributes:
+        server: The parameter server.
+        history: One entry for each epoch.
+        running: By busy worker, what its engine knows of the share in work.
+        now_s: The virtual clock.
+
+    Raises:
+        CheckpointError: The job's checkpoint cannot be read, is of another training, or of one
+            that diverged.
+    """
+
+    pauses = True  # no worker goes on while the model is evaluated
+    now_s = 0.0
+    _warned = False
+
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.job = job
+        # A model of its own, for `evaluate` may change it. Made in any case: by the second one
+        # make_model sees whether models share tensors.
+        own = job.recipe.make_model()
+        self._evaluated = model if job.evaluate is None else own
+        self._unsaved = UnsavedBuffers(self._evaluated)
+        self.server = job.make_server(model.state_dict())
+        self._fingerprint = self._parts(model)
+        self.history: list[EpochResult] = []
+        self.running: dict[int, Any] = {}
+        self.wall_s = self._begun = 0.0
+        if job.checkpoint is not None and job.checkpoint.exists():
+            self._resume(job.checkpoint)
+
+    def start(self, number: int, pull: Pull) -> None:
+        """Put the share that a worker pulled among the running ones."""
+        raise NotImplementedError
+
+    def next_end(self) -> tuple[int, Trained, float]:
+        """Remove the running share that ends next: its worker, result, and when it ended."""
+        raise NotImplementedError
+
+    def changed(self) -> str | None:
+        """Say which functions changed since the start; None: none."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Train to the end of the schedule (section 2.3): workers pull, train and push.
+
+        Raises:
+            NonFiniteError: A worker's loss or weights became infinite or NaN.
+            ValueError: The data function does not give the samples of its shares.
+            CheckpointError: A function keeps a state that no checkpoint holds.
+        """
+        job, server, n = self.job, self.server, self.job.plan.n
+        self._begun = time.perf_counter() - self.wall_s
+        while len(self.history) < len(job.schedule):
+            # 1. Every worker pulls the global weights as soon as it may start (section 2.4).
+            for number in range(n):
+                left = server.iterations[number] < len(job.schedule)
+                if number not in self.running and left and server.may_start(number):
+                    # One that the checkpoint has is done again.
+                    self.start(number, server.pulls.get(number) or server.pull(number))
+            # 2. The worker that ends first pushes its share; the server merges.
+            number, done, time_s = self.next_end()
+            server.push(
+                number,
+                server.pulls[number].iteration,
+                done.state,
+                done.factor,
+                time_s=time_s,
+                loss=float(done.loss),
+                optimizer=done.optimizer,
+            )
+            # 3. n commits are an epoch.
+            if server.version >= (len(self.history) + 1) * n:
+                synchronize(job.recipe.device)
+                self.wall_s = time.perf_counter() - self._begun
+                self._end_epoch()
+                if self.pauses:
+                    self._begun = time.perf_counter() - self.wall_s
+
+    def setting_of(self, pull: Pull) -> EpochSetting:
+        """Setting of a share: that of the epoch that the training as a whole was in."""
+        return self.job.schedule.at_progress(pull.version / self.job.plan.n)
+
+    def _end_epoch(self) -> None:
+        job, epoch, n = self.job, len(self.history) + 1, self.job.plan.n
+        metrics: Any = {}
+        if job.evaluate is not None:
+            self._evaluated.load_state_dict(self.server.state)
+            self._unsaved.restore()
+            metrics = job.evaluate(self._evaluated.eval()) or {}
+            if not isinstance(metrics, Mapping):
+                raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers")
+            # Python's numbers for numpy's and tensors, as a checkpoint keeps them.
+            metrics = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in metrics.items()}
+        setting = job.schedule[epoch - 1]
+        loss = sum(commit.loss for commit in self.server.log[(epoch - 1) * n : epoch * n]) / n
+        result = EpochResult(
+            epoch, setting.lr, setting.resolution, loss, self.now_s, self.wall_s, metrics
         )
+        self.history.append(result)
+        if changed := self.changed():
+            if job.checkpoint is not None or not self.pauses:
+                raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
+            if not self._warned:
+                warnings.warn(changed, stacklevel=4)  # the caller of `train_dual_batch`
+            self._warned = True
+        if job.checkpoint is not None:
+            content = {
+                "fingerprint": self._fingerprint,
+                "server": self.server.state_dict(),
+                # By the virtual clock; what a cluster has in work is done again.
+                "ends": {n: end for n, end in self.running.items() if isinstance(end, float)},
+                "now_s": self.now_s if self.pauses else 0.0,
+                "wall_s": self.wall_s,
+                "history": [asdict(result) for result in self.history],
+            }
+            save_checkpoint(job.checkpoint, content)
+        if job.on_epoch is not None:
+            job.on_epoch(result)
 
-    def end_epoch(
-        self, model: nn.Module, log: Sequence[Commit], epoch: int, virtual_s: float, wall_s: float
-    ) -> EpochResult:
-        """Evaluate the global model in `model`, and sum the epoch up."""
-        metrics: dict[str, float] = {}
-        if self.evaluate is not None:
-            model.eval()
-            metrics = _plain_metrics(self.evaluate(model))
-        n = self.plan.n
-        commits = log[(epoch - 1) * n : epoch * n]
-        setting = self.schedule[epoch - 1]
-        loss = sum(commit.loss for commit in commits) / len(commits)
-        return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
-
-    def fingerprint(self, server: ParameterServer, model: nn.Module) -> Fingerprint:
+    def _parts(self, model: nn.Module) -> Parts:
         """Parts that a checkpoint and the training that resumes from it must have in common."""
-        recipe = self.recipe
-        settings = [
-            (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
-            for s in self.schedule
-        ]
-        names = [
-            getattr(f, "__qualname__", type(f).__name__)
-            for f in (recipe.loss_fn, recipe.optimizer_fn)
-        ]
-        shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()]
+        recipe, server = self.job.recipe, self.server
         parts = {
-            "model": shapes,
-            "data": _some_of(recipe.data),
-            "plan": _numbers(self.plan),
-            "schedule": settings,
-            "loss and optimizer": names,
+            "model": [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()],
+            "plan": _numbers(self.job.plan),
+            "schedule": [
+                (s.lr, s.resolution, s.dropout, s.plan and _numbers(s.plan))
+                for s in self.job.schedule
+            ],
             "autocast": recipe.autocast,
             "factor": recipe.factor,
             "seed": recipe.seed,
@@ -131,46 +216,43 @@ class Job:
             "merge": server.merge,
             "optimizer_state": recipe.optimizer_state,
         }
-        if recipe.aspect is not None:  # else images are squares, or stay as they are
-            parts["aspect"] = recipe.aspect
         seen = recipe.parts() | Seen("model", model, tensors=False).parts
-        return {name: repr(part) for name, part in parts.items()} | {"functions": seen}
+        return seen | {name: repr(part) for name, part in parts.items()}
+
+    def _resume(self, path: Path) -> None:
+        try:
+            content = load_checkpoint(path, self.job.recipe.device)
+            other = differing(content["fingerprint"], self._fingerprint)
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or "
+                "move this one away to start anew"
+            ) from error
+        if other:
+            raise CheckpointError(
+                f"checkpoint {path} is of another training: {', '.join(other[:5])} differ; give "
+                "the same, another file, or move this one away to start anew"
+            )
+        self.server.load_state_dict(content["server"])
+        self.wall_s = content["wall_s"]
+        if self.pauses:  # a cluster has no virtual clock
+            self.now_s, self.running = content["now_s"], dict(content["ends"])
+        self.history = [EpochResult(**entry) for entry in content["history"]]
 
 
-def _plain_metrics(metrics: Any) -> dict[str, Any]:
-    """The result of `evaluate`, with Python's numbers for numpy's and tensors."""
-    if not isinstance(metrics, Mapping | None):
-        raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers by name")
-    return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in (metrics or {}).items()}
-
-
-def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
-    # Without the fitted times, which differ whenever they are measured anew.
-    kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
-    return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
-
-
-def _some_of(data: Data) -> object:
-    if callable(data):
-        return getattr(data, "__qualname__", type(data).__name__)
-    chosen = torch.linspace(0, len(data[0]) - 1, min(16, len(data[0]))).long()
-    return [
-        (tuple(t.shape), str(t.dtype), t[chosen.to(t.device)].double().sum().item()) for t in data
-    ]
-
-
-class LocalEngine:
-    """Carries a job out in this process.
+class LocalEngine(Engine):
+    """Carries a job out in this process, worker after worker.
 
     Args:
         job: The training.
-        time_models: Seconds of a step by resolution, for the virtual clock.
-        jitter: See `train_dual_batch`, as for `slowdowns`.
+        time_models: Seconds of a step by resolution, for the virtual clock; else the plans' own.
+        jitter: See `train_dual_batch`, as for `slowdowns` and `follow`.
         slowdowns: One number for each worker.
+        follow: Commit log whose order counts in the place of the virtual clock.
 
     Raises:
         ValueError: Jitter or slowdowns are out of range.
-        CheckpointError: The job's checkpoint cannot be read or is of another training.
+        CheckpointError: See `Engine`.
     """
 
     def __init__(
@@ -179,170 +261,71 @@ class LocalEngine:
         time_models: TimeModels,
         jitter: float = 0.0,
         slowdowns: Sequence[float] | None = None,
+        follow: Sequence[Commit] | None = None,
     ) -> None:
         if not is_number(jitter) or not 0 <= jitter < 1:
             raise ValueError(f"jitter is {jitter!r}; give a share from 0 up to below 1")
-        self.slowdowns = [1.0] * job.plan.n if slowdowns is None else list(slowdowns)
-        if len(self.slowdowns) != job.plan.n or not all(
-            is_number(factor) and factor > 0 for factor in self.slowdowns
-        ):
+        n = job.plan.n
+        self._slowdowns = [1.0] * n if slowdowns is None else list(slowdowns)
+        if len(self._slowdowns) != n or not all(is_number(s) and s > 0 for s in self._slowdowns):
+            raise ValueError(f"slowdowns is {slowdowns!r}; give {n} numbers above 0, or None")
+        unknown = time_models.keys() - {setting.resolution for setting in job.schedule}
+        if unknown or not all(isinstance(model, TimeModel) for model in time_models.values()):
             raise ValueError(
-                f"slowdowns is {slowdowns!r}; give {job.plan.n} numbers above 0, one for each "
-                "worker, or None"
+                f"time_models is {time_models!r}; give a TimeModel for resolutions of the schedule"
             )
-        self.job, self.time_models, self.jitter = job, time_models, jitter
-        self.worker = Worker(job.recipe, job.plan)
-        # A second model, for `evaluate` may change it. Made in any case: by it make_model sees
-        # whether models share tensors.
-        self._evaluated = job.recipe.make_model()
-        if job.evaluate is None:
-            self._evaluated = self.worker.model
-        self._unsaved = UnsavedBuffers(self._evaluated)
-        self.server = job.make_server(self.worker.model.state_dict())
-        self._fingerprint = job.fingerprint(self.server, self.worker.model)
-        self.history: list[EpochResult] = []
-        self.now_s = 0.0
-        self.wall_s = 0.0
-        self._ends: dict[int, float] = {}  # by busy worker, in virtual seconds
-        if job.checkpoint is not None and job.checkpoint.exists():
-            self._resume(job.checkpoint)
+        self._time_models, self._jitter, self._follow = time_models, jitter, follow
+        self._worker = Worker(job.recipe, job.plan)
+        super().__init__(job, self._worker.model)
 
-    def run(self) -> None:
-        """Train to the end of the schedule (section 2.3): workers pull, train and push.
+    def start(self, number: int, pull: Pull) -> None:
+        """Note when the share ends by the virtual clock."""
+        setting = self.setting_of(pull)
+        plan = setting.plan or self.job.plan
+        seconds = plan.time_of(plan.kinds[number], self._time_models.get(setting.resolution))
+        seconds *= self._slowdowns[number]
+        if self._jitter:
+            # Of the share alone, so that a resumed training draws the same.
+            drawn = np.random.default_rng([self.job.recipe.seed, pull.iteration, number])
+            seconds *= 1 + self._jitter * drawn.uniform(-1, 1)
+        self.running[number] = self.now_s + seconds
+
+    def next_end(self) -> tuple[int, Trained, float]:
+        """Train the share that ends first, or is the next one of the log that is followed.
 
         Raises:
-            NonFiniteError: A worker's loss or weights became infinite or NaN.
-            ValueError: The data function does not give the samples of its shares.
+            ValueError: The log is not one of a training with this plan.
         """
-        job, server, n = self.job, self.server, self.job.plan.n
-        start = time.perf_counter() - self.wall_s
-        while len(self.history) < len(job.schedule):
-            # 1. Every worker pulls the global weights as soon as it may start (section 2.4).
-            for number in range(n):
-                left = server.iterations[number] < len(job.schedule)
-                if number not in self._ends and left and server.may_start(number):
-                    pull = server.pull(number)
-                    self._ends[number] = self.now_s + self._duration(number, pull)
-            # 2. The worker that ends first trains its share and pushes it; the server merges.
-            self.now_s, number = min((end, number) for number, end in self._ends.items())
-            del self._ends[number]
-            job.do_share(self.worker, server, number, self.now_s)
-            # 3. n commits are an epoch.
-            if server.version >= (len(self.history) + 1) * n:
-                synchronize(job.recipe.device)
-                self.wall_s = time.perf_counter() - start
-                self._end_epoch()
-                start = time.perf_counter() - self.wall_s
+        if self._follow is None:
+            self.now_s, number = min((end, number) for number, end in self.running.items())
+        else:
+            commit = self._follow[len(self.server.log)]
+            number, self.now_s = commit.worker, commit.time_s
+            pulled = self.server.pulls.get(number) if number in self.running else None
+            if pulled is None or (pulled.iteration, pulled.version) != (
+                commit.iteration,
+                commit.pulled,
+            ):
+                raise ValueError(
+                    f"commit {len(self.server.log)} of the log, share {commit.iteration} of worker "
+                    f"{number} pulled at version {commit.pulled}, does not follow from those "
+                    "before it"
+                )
+        del self.running[number]
+        pull, before = self.server.pulls[number], self.server.optimizers.get(number)
+        setting = self.setting_of(pull)
+        done = self._worker.train(number, pull.iteration, pull.state, setting, before)
+        return number, done, self.now_s
 
-    def _end_epoch(self) -> None:
-        job, epoch, model = self.job, len(self.history) + 1, self._evaluated
-        model.load_state_dict(self.server.state)
-        self._unsaved.restore()
-        result = job.end_epoch(model, self.server.log, epoch, self.now_s, self.wall_s)
-        self.history.append(result)
-        if (changed := self.worker.changed()) is not None:
-            if job.checkpoint is not None:
-                raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
-            self.worker.warn(changed)
-        if job.checkpoint is not None:
-            self._save(job.checkpoint)
-        if job.on_epoch is not None:
-            job.on_epoch(result)
-
-    def _duration(self, number: int, pull: Pull) -> float:
-        setting = self.job.setting_at(pull.version)
-        plan = setting.plan or self.job.plan
-        seconds = plan.time_of(plan.kinds[number], self.time_models.get(setting.resolution))
-        seconds *= self.slowdowns[number]
-        if not self.jitter:
-            return seconds
-        # Of the share alone, so that a resumed training draws the same.
-        drawn = np.random.default_rng([self.job.recipe.seed, pull.iteration, number])
-        return seconds * (1 + self.jitter * drawn.uniform(-1, 1))
-
-    def _save(self, path: Path) -> None:
-        content = {
-            "fingerprint": self._fingerprint,
-            "server": self.server.state_dict(),
-            "busy": [[number, end] for number, end in self._ends.items()],
-            "now_s": self.now_s,
-            "wall_s": self.wall_s,
-            "history": [asdict(result) for result in self.history],
-        }
-        save_checkpoint(path, content)
-
-    def _resume(self, path: Path) -> None:
-        content = load_own_checkpoint(path, self._fingerprint, self.job.recipe.device)
-        self.server.load_state_dict(content["server"])
-        # Older checkpoints have the epoch, too.
-        self._ends = {number: end for number, end, *_ in content["busy"]}
-        self.now_s, self.wall_s = content["now_s"], content["wall_s"]
-        self.history = [EpochResult(**entry) for entry in content["history"]]
+    def changed(self) -> str | None:
+        """Say which functions changed as the worker used them; None: none."""
+        return self._worker.changed()
 
 
-def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
-    """Train in the order of another run's commit log, such as a cluster's, and give the server.
-
-    Each share starts from the version that it was pulled at there, so that the weights are the
-    same to the bit where the device's arithmetic is.
-
-    Raises:
-        ValueError: The log is not one of a training with this plan.
-    """
-    worker = Worker(job.recipe, job.plan)
-    job.recipe.make_model()  # by the second one it sees whether models share tensors
-    server = job.make_server(worker.model.state_dict())
-    for number, commit in enumerate(log):
-        for later in log[number:]:  # those that pulled at the version of now
-            if not 0 <= later.worker < server.workers or later.worker in server.pulls:
-                continue
-            now = server.version, server.iterations[later.worker]
-            if (later.pulled, later.iteration) == now and server.may_start(later.worker):
-                server.pull(later.worker)
-        pull = server.pulls.get(commit.worker)
-        if pull is None or (pull.version, pull.iteration) != (commit.pulled, commit.iteration):
-            raise ValueError(
-                f"commit {number} of the log, share {commit.iteration} of worker {commit.worker} "
-                f"pulled at version {commit.pulled}, does not follow from those before it"
-            )
-        job.do_share(worker, server, commit.worker, commit.time_s)
-    return server
-
-
-def load_own_checkpoint(
-    path: Path, fingerprint: Fingerprint, device: str = "cpu"
-) -> dict[str, Any]:
-    """Read a checkpoint of this training.
-
-    Raises:
-        CheckpointError: It cannot be read, is of another training, or of one that diverged.
-    """
-    try:
-        content = load_checkpoint(path, device)
-        stored = content["fingerprint"]
-    except Exception as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or move "
-            "this one away to start anew"
-        ) from error
-    texts = fingerprint.keys() - {"functions"}
-    other = [
-        name for name in fingerprint if name in texts and stored.get(name) != fingerprint[name]
-    ]
-    if not other and "functions" in stored:  # older ones have their names alone
-        other = differing(stored["functions"], fingerprint["functions"])[:5]
-    if other:
-        raise CheckpointError(
-            f"checkpoint {path} is of another training: {', '.join(other)} differ; give the same, "
-            "another file, or move this one away to start anew"
-        )
-    for state in states_of(content["server"]):
-        if (name := not_finite(state)) is not None:
-            raise CheckpointError(
-                f"checkpoint {path} has a {name!r} that is not finite: its training had diverged; "
-                "move it away to start anew, with a lower learning rate"
-            )
-    return content
+def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
+    # Without the fitted times, which differ whenever they are measured anew.
+    kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
+    return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
 
 
 def first_line(error: BaseException) -> str:

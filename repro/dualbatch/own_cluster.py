@@ -8,19 +8,12 @@ import contextlib
 import ipaddress
 import os
 import secrets
-import socket
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _MODE = "RAY_AUTH_MODE"
-
-
-def check_loopback() -> None:
-    """Raise an OSError where a process cannot reach another one on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname(), timeout=5).close()
 
 
 @contextlib.contextmanager

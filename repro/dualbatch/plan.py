@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Real
 from typing import Any, Literal
 
-from repro.dualbatch.checks import choice, instance, is_number, plain, whole
+from repro.dualbatch.checks import choice, instance, is_number, positive, whole
 from repro.measure import TimeModel
 from repro.measure.checks import is_whole
 
@@ -34,15 +33,10 @@ class InfeasiblePlan(ValueError):
 
     def __init__(self, k: float, k_max: float, n_small: int, n_large: int, why: str) -> None:
         self.k, self.k_max = k, k_max
-        self._arguments = (k, k_max, n_small, n_large, why)
         super().__init__(
             f"k is {k:g}, for which {why}; with {n_small} small-batch and {n_large} large-batch "
             f"workers feasible k are above 1 and at most {k_max:.6g}"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[float, float, int, int, str]]:
-        """Pickle by the arguments: it crosses processes."""
-        return InfeasiblePlan, self._arguments
 
 
 @dataclass(frozen=True)
@@ -87,10 +81,7 @@ class DualBatchPlan:
         values["small_samples"] = whole("small_samples", self.small_samples, bool(self.n_small))
         values["large_samples"] = whole("large_samples", self.large_samples, bool(self.n_large))
         for name in ("k", "update_factor"):
-            value = getattr(self, name)
-            if not is_number(value) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; give a finite number above 0")
-            values[name] = plain(value)
+            values[name] = positive(name, getattr(self, name))
         for name, value in values.items():
             object.__setattr__(self, name, value)  # a frozen instance, while it is made
 
@@ -127,12 +118,11 @@ class DualBatchPlan:
         instance("time_model", time_model, TimeModel)
         n_small, n_large, large_batch, samples = _counts(n_small, n_large, large_batch, samples)
         n, a, b = n_small + n_large, time_model.a, time_model.b
-        if n_small and large_batch < 2:
-            raise ValueError(_LARGE_BATCH.format(large_batch))
+        if n_small:
+            whole("large_batch", large_batch, 2)
         if samples < n:
             raise ValueError(f"samples is {samples}; give one for each of {n} workers")
-        if rounding not in ("nearest", "floor"):
-            raise ValueError(f"rounding is {rounding!r}; choose 'nearest' or 'floor'")
+        choice("rounding", rounding, ("nearest", "floor"))
         down = math.floor if rounding == "floor" else _nearest
         if n_small == 0:
             share = down(Fraction(samples, n))
@@ -144,12 +134,14 @@ class DualBatchPlan:
                 "repeats"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
-        k = _ratio(k, k_max)
+        if not is_number(k):
+            raise ValueError(f"k is {k!r}; feasible k are above 1 and at most {k_max:.6g}")
+        k = float(k)
 
         def infeasible(why: str) -> InfeasiblePlan:
             return InfeasiblePlan(k, k_max, n_small, n_large, why)
 
-        if not math.isfinite(k) or k <= 1:
+        if k <= 1:
             raise infeasible("a smaller batch has no extra time to take")
         if k > k_max * (1 + 1e-12):
             raise infeasible("B_S would be below one sample")
@@ -202,8 +194,7 @@ class DualBatchPlan:
         Raises:
             ValueError: There is no such kind.
         """
-        if kind not in ("small", "large"):
-            raise ValueError(f"kind is {kind!r}; choose 'small' or 'large'")
+        choice("kind", kind, ("small", "large"))
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
@@ -241,20 +232,8 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
 
 
-_LARGE_BATCH = "large_batch is {!r}; give at least 1, and 2 where a smaller batch is wanted"
-
-
 def _nearest(value: float | Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
-
-
-def _ratio(k: Any, k_max: float) -> float:
-    if not isinstance(k, Real) or isinstance(k, bool):
-        raise ValueError(f"k is {k!r}; give a number above 1 and at most {k_max:.6g}")
-    try:
-        return float(k)
-    except OverflowError:  # an int beyond the floats
-        return math.inf
 
 
 def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
@@ -264,6 +243,5 @@ def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple
             f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "
             "numbers, and one worker in all"
         )
-    if not is_whole(large_batch, 1):
-        raise ValueError(f"{_LARGE_BATCH.format(large_batch)}, a whole number")
-    return int(n_small), int(n_large), int(large_batch), whole("samples", samples, 1)
+    large_batch, samples = whole("large_batch", large_batch, 1), whole("samples", samples, 1)
+    return int(n_small), int(n_large), large_batch, samples

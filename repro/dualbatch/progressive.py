@@ -6,15 +6,15 @@ Tables 1, 7, 9.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from numbers import Real
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from repro.dualbatch.checks import instance, is_number, plain
+from repro.dualbatch.checks import instance, is_number, plain, positive, whole
 from repro.dualbatch.plan import DualBatchPlan
-from repro.measure.checks import is_whole
+
+WARMUP_START = 0.2  # of the first rate
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     Args:
         stages: At least one, each with at least one epoch for every sub-stage.
         sub_stages: At least one.
-        warmup_epochs: The learning rate of so many epochs rises in equal steps to the first stage's
-            (gradual warm-up, section 5.1.3).
-        warmup_start: Where it starts, as a share of the first stage's; the paper's is 1 / 5.
+        warmup_epochs: The learning rate of so many epochs rises in equal steps from a fifth of the
+            first stage's to it (gradual warm-up, section 5.1.3).
 
     Raises:
         ValueError: An argument is out of range.
@@ -97,13 +96,17 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         stages: Sequence[Stage],
         sub_stages: Sequence[SubStage] = (SubStage(),),
         warmup_epochs: int = 0,
-        warmup_start: float = 0.2,
     ) -> None:
-        _check(tuple(stages), tuple(sub_stages), warmup_epochs, warmup_start)
-        # Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
-        self.stages = tuple(Stage(int(stage.epochs), plain(stage.lr)) for stage in stages)
-        self.sub_stages = tuple(_plain(sub) for sub in sub_stages)
-        self.warmup_epochs, start = int(warmup_epochs), plain(warmup_start)
+        if not stages or not sub_stages:
+            raise ValueError(
+                f"there are {len(stages)} stages and {len(sub_stages)} sub-stages; give one of each"
+            )
+        self.stages = tuple(_stage(stage, len(sub_stages)) for stage in stages)
+        self.sub_stages = tuple(map(_sub_stage, sub_stages))
+        kinds = {sub.plan.kinds for sub in sub_stages if sub.plan}
+        if len(kinds) > 1:
+            raise ValueError(f"the plans of the sub-stages have different workers: {sorted(kinds)}")
+        self.warmup_epochs = whole("warmup_epochs", warmup_epochs, 0, self.stages[0].epochs)
         self._settings: list[EpochSetting] = []
         parts = len(self.sub_stages)
         for number, stage in enumerate(self.stages, 1):
@@ -114,7 +117,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
                     epoch = len(self._settings) + 1
                     lr = stage.lr
                     if epoch <= self.warmup_epochs:
-                        lr *= start + (1 - start) * ((epoch - 1) / self.warmup_epochs)
+                        lr *= WARMUP_START + (1 - WARMUP_START) * ((epoch - 1) / self.warmup_epochs)
                     setting = (epoch, number, part, lr, sub.resolution, sub.dropout, sub.plan)
                     self._settings.append(EpochSetting(*setting))
 
@@ -131,12 +134,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
 
         A worker that comes first in its epoch starts the next one with a part of an epoch done,
         and already takes that one's setting. After the end it is the last epoch's.
-
-        Raises:
-            ValueError: It is no number.
         """
-        if not isinstance(epochs_done, Real) or math.isnan(epochs_done):
-            raise ValueError(f"epochs_done is {epochs_done!r}; give a number of at least 0")
         index = math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))
         return self._settings[index]
 
@@ -169,44 +167,20 @@ def _is_rate(value: Any) -> bool:
     return is_number(value) and 0 <= value < 1
 
 
-def _plain(sub: SubStage) -> SubStage:
-    side = None if sub.resolution is None else int(sub.resolution)
-    rate = None if sub.dropout is None else plain(sub.dropout)
-    return replace(sub, resolution=side, dropout=rate)
+# Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
 
 
-def _check(
-    stages: Sequence[Stage], sub_stages: Sequence[SubStage], warmup: int, start: float
-) -> None:
-    if not stages or not sub_stages:
-        raise ValueError(
-            f"there are {len(stages)} stages and {len(sub_stages)} sub-stages; give one of each"
-        )
-    for stage in stages:
-        instance("a stage", stage, Stage)
-        has_rate = is_number(stage.lr) and float(stage.lr) > 0
-        if not is_whole(stage.epochs, len(sub_stages)) or not has_rate:
-            raise ValueError(
-                f"a stage has {stage.epochs!r} epochs and learning rate {stage.lr!r}; give whole "
-                f"epochs, at least one epoch for each of the {len(sub_stages)} sub-stages, and a "
-                "finite rate above 0"
-            )
-    for sub in sub_stages:
-        instance("a sub-stage", sub, SubStage)
-        if sub.plan is not None:
-            instance("a sub-stage's plan", sub.plan, DualBatchPlan)
-        wrong = sub.dropout is not None and not _is_rate(sub.dropout)
-        if wrong or (sub.resolution is not None and not is_whole(sub.resolution, 1)):
-            raise ValueError(
-                f"a sub-stage has resolution {sub.resolution!r} and dropout {sub.dropout!r}; give "
-                "a side of at least 1 pixel, a whole number, and a rate from 0 up to below 1"
-            )
-    kinds = {sub.plan.kinds for sub in sub_stages if sub.plan}
-    if len(kinds) > 1:
-        raise ValueError(f"the plans of the sub-stages have different workers: {sorted(kinds)}")
-    most = stages[0].epochs
-    if not is_whole(warmup, 0, most) or not is_number(start) or not 0 < start <= 1:
-        raise ValueError(
-            f"warmup_epochs is {warmup!r} and warmup_start {start!r}; give 0 to {most} epochs of "
-            "the first stage, a whole number, and a share above 0 up to 1"
-        )
+def _stage(stage: Stage, parts: int) -> Stage:
+    instance("a stage", stage, Stage)
+    # At least one epoch for each sub-stage.
+    return Stage(whole("a stage's epochs", stage.epochs, parts), positive("a rate", stage.lr))
+
+
+def _sub_stage(sub: SubStage) -> SubStage:
+    instance("a sub-stage", sub, SubStage)
+    if sub.plan is not None:
+        instance("a sub-stage's plan", sub.plan, DualBatchPlan)
+    side = None if sub.resolution is None else whole("a resolution", sub.resolution, 1)
+    if sub.dropout is not None and not _is_rate(sub.dropout):
+        raise ValueError(f"a dropout is {sub.dropout!r}; give a rate from 0 up to below 1")
+    return SubStage(side, None if sub.dropout is None else plain(sub.dropout), sub.plan)

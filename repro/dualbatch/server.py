@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.dualbatch.checks import NonFiniteError, choice, is_number, not_finite, plain, whole
+from repro.dualbatch.checks import NonFiniteError, choice, not_finite, plain, positive, whole
+from repro.measure import CheckpointError
 from repro.measure.checks import is_whole
 
 State = Mapping[str, Tensor]
@@ -94,9 +95,9 @@ class ParameterServer:
     commit. SSP with s = 0 and BSP thus have the same order of commits, as have SSP with s infinite
     and ASP.
 
-    A commit is identified by worker and iteration: pushed again, it changes nothing. Each worker's
-    optimizer state after its last commit is kept in `optimizers`, beside the weights and unmerged,
-    so that another worker can take its place.
+    A commit is identified by worker and iteration, and counts once. Each worker's optimizer state
+    after its last commit is kept in `optimizers`, beside the weights and unmerged, so that another
+    worker can take its place.
 
     Example:
         >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
@@ -124,14 +125,14 @@ class ParameterServer:
         staleness: float | None = None,
         merge: str | None = None,
     ) -> None:
-        _check(workers, sync, staleness, merge)
         _check_initial(state)
-        ends = {"bsp": 0.0, "asp": math.inf}
-        self.sync, self.staleness = sync, ends[sync] if staleness is None else plain(staleness)
+        self.sync, self.staleness = sync, _bound(sync, staleness, merge)
         self.merge = merge or ("average" if sync == "bsp" else "journal")
         self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
         self.version = 0
-        self.iterations = [0] * int(workers)  # shares that each worker has committed
+        self.iterations = [0] * whole(
+            "workers", workers, 1
+        )  # shares that each worker has committed
         self.log: list[Commit] = []
         self.pulls: dict[int, Pull] = {}  # by worker, the share in work
         self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
@@ -177,79 +178,65 @@ class ParameterServer:
         state: State,
         factor: float = 1.0,
         *,
-        version: int | None = None,
         time_s: float = 0.0,
         loss: float | None = None,
         optimizer: dict[int, dict[str, Any]] | None = None,
-    ) -> Commit | None:
-        """Merge a worker's trained state.
+    ) -> Commit:
+        """Merge a worker's trained state and return the log's entry.
 
         Args:
             worker: Number of the worker.
             iteration: That of its `Pull`.
             state: Weights and buffers after the share; only read.
             factor: Model-update factor, above 0.
-            version: That of its `Pull`, where the worker may have been replaced.
             time_s: For the log, as is `loss`.
             loss: None is NaN in the log.
             optimizer: State of the worker's optimizer after the share; None for none.
 
-        Returns:
-            The log's entry; None where nothing was merged, because the share had been committed
-            before, has been pulled anew since, or was pulled from a server that died.
-
         Raises:
             NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
                 The server is as it was before.
+            ServerError: The worker has not pulled this share, or has pushed it before.
             ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
-        worker, iteration = self._check_worker(worker), whole("iteration", iteration, 0)
-        if version is not None:
-            whole("version", version, 0)
-        if not is_number(time_s):
-            raise ValueError(f"time_s is {time_s!r}; give a finite number of seconds")
-        pull = self.pulls.get(worker)
-        if pull is None or pull.iteration != iteration or version not in (None, pull.version):
-            return None
-        self._check_state(state, factor)
-        logged = math.nan if loss is None else float(loss)
+        worker, pull = self._check_worker(worker), self.pulls.get(worker)
+        if pull is None or pull.iteration != iteration:
+            raise ServerError(
+                f"worker {worker} pushes share {iteration!r}, and has "
+                f"{'pulled none' if pull is None else f'pulled share {pull.iteration}'} that is "
+                "not pushed yet; pull each share, and push it once"
+            )
+        self._check_state(state)
         number, stale = len(self.log), self.version - pull.version
-        when = float(factor), float(time_s)
-        commit = Commit(number, worker, iteration, pull.version, stale, *when, logged)
+        when = float(positive("factor", factor)), float(time_s)
+        logged = math.nan if loss is None else float(loss)
+        commit = Commit(number, worker, pull.iteration, pull.version, stale, *when, logged)
         if loss is not None and not math.isfinite(logged):
             raise _diverged(f"the loss is {logged}", commit)
+        merged, waiting = None, self._round
         if self.sync == "bsp":
-            self._hold(state, commit)
+            if (name := not_finite(state)) is not None:
+                raise _diverged(f"{name!r} is not finite", commit)
+            kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
+            waiting = self._round | {worker: (kept, commit)}
+            if len(waiting) == self.workers:
+                merged, waiting = self._merged_round(waiting), {}
         else:
             merged = self._merged(self.state, state, pull.state, commit.factor)
-            self._take(merged, state, commit, 1)
+        if merged is not None:
+            # A merge with NaN or an infinity has one, so that one look is enough.
+            if (name := not_finite(merged)) is not None:
+                bad = not_finite(state)
+                overflow = f"merging makes {name!r} overflow"
+                raise _diverged(overflow if bad is None else f"{bad!r} is not finite", commit)
+            self.state, self.version = merged, number + 1
+        self._round = waiting
         del self.pulls[worker]
         if optimizer is not None:
             self.optimizers[worker] = optimizer
         self.log.append(commit)
         self.iterations[worker] += 1
         return commit
-
-    def _hold(self, state: State, commit: Commit) -> None:
-        """Keep a state until the round of BSP is complete, then merge all of them."""
-        if (name := not_finite(state)) is not None:
-            raise _diverged(f"{name!r} is not finite", commit)
-        kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
-        waiting = self._round | {commit.worker: (kept, commit)}
-        if len(waiting) == self.workers:
-            self._take(self._merged_round(waiting), state, commit, self.workers)
-            waiting = {}
-        self._round = waiting
-
-    def _take(self, merged: dict[str, Tensor], pushed: State, commit: Commit, more: int) -> None:
-        """Make a merged state the server's if it is finite, and count the commits in it."""
-        # A merge with NaN or an infinity has one, so that one look is enough.
-        if (name := not_finite(merged)) is not None:
-            bad = not_finite(pushed)
-            what = f"merging makes {name!r} overflow" if bad is None else f"{bad!r} is not finite"
-            raise _diverged(what, commit)
-        self.state = merged
-        self.version += more
 
     def _merged_round(self, waiting: Round) -> dict[str, Tensor]:
         """Merge a round of BSP, in which every worker started from the state as it is now."""
@@ -286,21 +273,15 @@ class ParameterServer:
                 merged[name] = w.lerp(w_i, f / 2)  # conference: w ← ((2 - f) w + f w_i) / 2
         return merged
 
-    def state_dict(self, with_pulls: bool = True) -> dict[str, Any]:
-        """Everything that a server resumes from: plain values and tensors.
-
-        Args:
-            with_pulls: Keep the n pulled states, without which workers have to pull again.
-        """
-        pulls = [asdict(pull) for pull in self.pulls.values()] if with_pulls else []
-        waiting = [{"state": s, "commit": asdict(commit)} for s, commit in self._round.values()]
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a server resumes from: plain values and tensors."""
         return {
             "state": {name: tensor.clone() for name, tensor in self.state.items()},
             "version": self.version,
             "iterations": list(self.iterations),
             "log": [asdict(commit) for commit in self.log],
-            "pulls": pulls,
-            "round": waiting,
+            "pulls": [asdict(pull) for pull in self.pulls.values()],
+            "round": [{"state": s, "commit": asdict(c)} for s, c in self._round.values()],
             "optimizers": copy.deepcopy(self.optimizers),
         }
 
@@ -308,24 +289,23 @@ class ParameterServer:
         """Resume from `state_dict`.
 
         Raises:
-            ValueError: It is of another number of workers, of another model, or not finite.
+            CheckpointError: It is of another number of workers, of another synchronisation, or has
+                a state that is not finite.
+            ValueError: It is of another model.
         """
-        if len(saved["iterations"]) != self.workers:
-            raise ValueError(
-                f"the checkpoint is of {len(saved['iterations'])} workers, this server has "
-                f"{self.workers}; give the same plan, or start anew without it"
+        if len(saved["iterations"]) != self.workers or (saved["round"] and self.sync != "bsp"):
+            raise CheckpointError(
+                f"the checkpoint is of {len(saved['iterations'])} workers, with "
+                f"{len(saved['round'])} at a barrier, this server has {self.workers} and sync "
+                f"{self.sync!r}; give the same plan and sync, or start anew without it"
             )
-        if saved["round"] and self.sync != "bsp":
-            raise ValueError(
-                f"the checkpoint is of a round of 'bsp', this server's sync is {self.sync!r}; give "
-                "the same, or start anew without it"
-            )
-        self._check_state(saved["state"], 1.0)
-        for state in states_of(saved):
+        self._check_state(saved["state"])
+        entries = [*saved["pulls"], *saved["round"]]
+        for state in (saved["state"], *(entry["state"] for entry in entries)):
             if (name := not_finite(state)) is not None:
-                raise ValueError(
-                    f"the checkpoint's {name!r} is not finite: its training had diverged; start "
-                    "anew without it, with a lower learning rate"
+                raise CheckpointError(
+                    f"the checkpoint has a {name!r} that is not finite: its training had diverged; "
+                    "start anew without it, with a lower learning rate"
                 )
         for name, tensor in self.state.items():
             tensor.copy_(saved["state"][name])
@@ -337,30 +317,21 @@ class ParameterServer:
         self._round = {commit.worker: (state, commit) for state, commit in held}
 
     def _check_worker(self, worker: int) -> int:
-        if not is_whole(worker, 0, self.workers - 1):
-            raise ValueError(f"worker is {worker!r}; there are 0 to {self.workers - 1}")
-        return int(worker)
+        return whole("worker", worker, 0, self.workers - 1)
 
-    def _check_state(self, state: State, factor: float) -> None:
-        if not is_number(factor) or factor <= 0:
-            raise ValueError(f"factor is {factor!r}; give a finite number above 0")
-        ours, theirs = ({n: t.shape for n, t in one.items()} for one in (self.state, state))
-        names = ours.keys() | theirs.keys()
-        wrong, how = sorted(n for n in names if ours.get(n) != theirs.get(n)), "names or shapes"
-        if not wrong:
-            types = {name: (state[name].dtype, t.dtype) for name, t in self.state.items()}
-            wrong = [f"{name} ({a}, not {b})" for name, (a, b) in types.items() if a != b]
-            how = "types"
-        if wrong:
+    def _check_state(self, state: State) -> None:
+        """Raise a ValueError where a state has other names, shapes or types than the server's."""
+        ours, theirs = (
+            {name: f"{name} {tuple(t.shape)} {t.dtype}" for name, t in one.items()}
+            for one in (self.state, state)
+        )
+        names = sorted(ours.keys() | theirs.keys())
+        pairs = ((theirs.get(n, f"no {n}"), ours.get(n, f"no {n}")) for n in names)
+        if wrong := [f"{their} in the place of {our}" for their, our in pairs if their != our]:
             raise ValueError(
-                f"the state differs in {how} from the server's: {', '.join(wrong[:5])}; push what "
+                f"the state is not the server's: {', '.join(wrong[:5])}; push what "
                 "model.state_dict() gives for the model that was pulled"
             )
-
-
-def states_of(saved: Mapping[str, Any]) -> list[State]:
-    """All states of a server's `state_dict`: its own, pulled ones, a round's."""
-    return [saved["state"], *(entry["state"] for entry in [*saved["pulls"], *saved["round"]])]
 
 
 def _diverged(what: str, commit: Commit) -> NonFiniteError:
@@ -375,12 +346,10 @@ def _check_initial(state: State) -> None:
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            way = "by register_buffer(..., persistent=False)"
-            if name.endswith("_extra_state"):
-                way = "without get_extra_state"
             raise ValueError(
                 f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
-                f"the model's state, such as {way}"
+                "the model's state, by register_buffer(..., persistent=False) or without "
+                "get_extra_state"
             )
     if (wrong := not_finite(state)) is not None:
         raise ValueError(
@@ -390,22 +359,21 @@ def _check_initial(state: State) -> None:
         )
 
 
-def _check(workers: int, sync: str, staleness: float | None, merge: str | None) -> None:
-    if not is_whole(workers, 1):
-        raise ValueError(f"workers is {workers!r}; give at least 1, a whole number")
+def _bound(sync: str, staleness: float | None, merge: str | None) -> float:
+    """The shares that a worker may be ahead of the slowest; a ValueError for wrong arguments."""
     choice("sync", sync, SYNCS)
-    bound = is_whole(staleness, 0)
-    if isinstance(staleness, float):
-        bound = staleness == math.inf or (staleness >= 0 and staleness.is_integer())
-    if (sync == "ssp") != bound or (sync != "ssp" and staleness is not None):
-        raise ValueError(
-            f"staleness is {staleness!r} with sync={sync!r}; give 0 or more with 'ssp', a whole "
-            "number or math.inf, and None else"
-        )
-    if merge is not None:
-        choice("merge", merge, MERGES)
+    choice("merge", merge, (*MERGES, None))
     if merge == "average" and sync != "bsp":
         raise ValueError(
             f"merge='average' is of a whole round and needs sync='bsp', not {sync!r}; choose "
             "'journal', 'conference' or 'delta'"
         )
+    endless = isinstance(staleness, float) and staleness == math.inf
+    if sync == "ssp" and (endless or is_whole(staleness, 0)):
+        return plain(staleness)
+    if sync == "ssp" or staleness is not None:
+        raise ValueError(
+            f"staleness is {staleness!r} with sync={sync!r}; give 0 or more with 'ssp', a whole "
+            "number or math.inf, and None else"
+        )
+    return 0.0 if sync == "bsp" else math.inf

@@ -16,7 +16,6 @@ from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-ASPECTS = ("keep", "squash")
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,7 @@ def share_of(
     return Share(order[places], plan.batch_of(kind), setting.resolution, own_seed)
 
 
-def batches_of(
-    data: Data, share: Share, aspect: str | None, allow_enlarging: bool, whose: str
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the mini-batches of a share, (B, ...) each; messages of errors name its owner.
 
     Raises:
@@ -75,12 +72,12 @@ def batches_of(
         yield from _checked(data(share), share, whose)
         return
     inputs, targets = data
-    size = resized(inputs.shape, share.resolution, aspect, allow_enlarging)
+    side = resized(inputs.shape, share.resolution)
     for index in share.indices.to(inputs.device).split(share.batch_size):
         batch = inputs[index]
-        if size is not None and batch.shape[2:] != size:
+        if side is not None and side != batch.shape[2]:
             batch = functional.interpolate(
-                batch, size, mode="bilinear", antialias=True, align_corners=False
+                batch, (side, side), mode="bilinear", antialias=True, align_corners=False
             )
         yield batch, targets[index]
 
@@ -89,15 +86,15 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
     """Pass on a data function's mini-batches while they are the share's."""
     left, step = len(share.indices), 0
     due = f"a share of {left} samples in batches of {share.batch_size} ({whose})"
-    if not isinstance(batches, Iterable):
-        raise ValueError(
-            f"the data function gives {type(batches).__name__} for {due}; give mini-batches, such "
-            "as by yield"
-        )
     for step, batch in enumerate(batches, 1):
-        if wrong := _wrong(batch, share, left):
-            given, advice = wrong
-            raise ValueError(f"the data function gives {given} at step {step} of {due}{advice}")
+        if wrong := _wrong(batch, min(share.batch_size, left), share.resolution):
+            raise ValueError(
+                f"the data function gives {wrong} at step {step} of {due}; give pairs of tensors, "
+                "inputs and targets with the samples first: those of share.indices, "
+                "share.batch_size at a time and the rest last, the short side of images "
+                "share.resolution (what changes the batch size goes around the training: a plan "
+                "for each size)"
+            )
         left -= len(batch[0])
         yield batch[0], batch[1]
     if left:
@@ -107,67 +104,33 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
         )
 
 
-def _wrong(batch: Any, share: Share, left: int) -> tuple[str, str] | None:
-    """What is wrong with a mini-batch, and advice; None where it is the next one of its share."""
+def _wrong(batch: Any, wanted: int, side: int | None) -> str | None:
+    """What a data function gives in the place of the next mini-batch; None where it is that."""
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        kind = f"{len(batch)} things" if isinstance(batch, tuple | list) else str(type(batch))
-        return kind, "; give pairs of tensors, inputs and targets"
-    inputs, targets = batch
-    for what, value in (("inputs", inputs), ("targets", targets)):
+        return f"{type(batch).__name__} in the place of a pair"
+    for what, value in zip(("inputs", "targets"), batch, strict=True):
         if not isinstance(value, Tensor) or not value.dim():
-            kind = "a single number" if isinstance(value, Tensor) else str(type(value))
-            advice = (
-                "; give one tensor (B, ...), such as by torch.as_tensor, with the samples first"
-            )
-            return f"{kind} as {what}", advice
-    wanted, side = min(share.batch_size, left), share.resolution
+            return f"{type(value).__name__} as {what}"
+    inputs, targets = batch
     if not len(inputs) == len(targets) == wanted or not wanted:
-        due = f"{wanted} of each are due there" if wanted else "the share has ended before"
-        return f"{len(inputs)} inputs and {len(targets)} targets", (
-            f": {due}; give the samples of share.indices, share.batch_size at a time, and the rest "
-            "last (what changes the batch size goes around the training: a plan for each size)"
-        )
+        return f"{len(inputs)} inputs and {len(targets)} targets where {wanted} are due"
     if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
-        return f"inputs of shape {tuple(inputs.shape)}", (
-            f", which asks for {side} pixels; resize the short side to share.resolution"
-        )
+        return f"inputs of shape {tuple(inputs.shape)} where {side} pixels are due"
     return None
 
 
-def resized(
-    shape: Sequence[int], side: int | None, aspect: str | None, allow_enlarging: bool
-) -> tuple[int, int] | None:
-    """Height and width of images at a resolution; None leaves them as they are.
-
-    Args:
-        shape: Of the images, (N, C, H, W).
-        side: The resolution, None for their own.
-        aspect: See `Recipe`.
-        allow_enlarging: See `Recipe`.
+def resized(shape: Sequence[int], side: int | None) -> int | None:
+    """Side of square images (N, C, H, H) at a resolution; None leaves them as they are.
 
     Raises:
-        ValueError: They are no images, are no squares and `aspect` is None, or would be enlarged
-            unasked.
+        ValueError: They are no images, are no squares, or would be enlarged.
     """
     if side is None:
         return None
-    if len(shape) != 4:
+    if len(shape) != 4 or shape[2] != shape[3] or side > shape[2]:
         raise ValueError(
-            f"the schedule has resolution {side}, and the inputs {tuple(shape)} are no images "
-            "(N, C, H, W); leave resolution=None, or give a function as data"
+            f"the schedule has resolution {side}, and the inputs are {tuple(shape)}; only square "
+            "images (N, C, H, H) are resized, to their own side or less: give lower resolutions or "
+            "resolution=None, or as data a function that resizes them itself"
         )
-    height, width = shape[2:]
-    if height != width and aspect is None:
-        raise ValueError(
-            f"the schedule has resolution {side}, and the images of {height}x{width} pixels are no "
-            "squares; give aspect='keep' (their short side becomes the resolution) or 'squash'"
-        )
-    short = min(height, width)
-    if side > short and not allow_enlarging:
-        raise ValueError(
-            f"the schedule has resolution {side}, and the images have {height}x{width} pixels; "
-            "give lower resolutions, larger images, or allow_enlarging=True"
-        )
-    if aspect == "squash":
-        return side, side
-    return max(side, round(height * side / short)), max(side, round(width * side / short))
+    return side

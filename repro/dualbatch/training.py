@@ -3,25 +3,21 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3 to 5.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from repro.dualbatch.checks import choice, function, instance
-from repro.dualbatch.engines import EpochResult, Job, LocalEngine, TimeModels, replay
+from repro.dualbatch.engines import Engine, EpochResult, Job, LocalEngine, TimeModels
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
 from repro.dualbatch.shares import Data, resized
-from repro.dualbatch.worker import Passes, Recipe
-from repro.measure import TimeModel
+from repro.dualbatch.worker import Recipe
 
 ENGINES = ("local", "ray")
 
@@ -42,16 +38,6 @@ class DualBatchResult:
     log: list[Commit]
     engine: str
 
-    @property
-    def virtual_time_s(self) -> float:
-        """Seconds by the time model, as if every worker had a device; NaN on a cluster."""
-        return self.history[-1].virtual_time_s if self.history else math.nan
-
-    @property
-    def wall_time_s(self) -> float:
-        """Measured seconds without evaluations; on the local engine of all workers in turn."""
-        return self.history[-1].wall_time_s if self.history else math.nan
-
 
 def train_dual_batch(
     model_fn: Callable[[], nn.Module],
@@ -62,18 +48,7 @@ def train_dual_batch(
     sync: str = "asp",
     staleness: float | None = None,
     merge: str | None = None,
-    factor: str = "linear",
     engine: str = "local",
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
-    optimizer_fn: Callable[[Any, float], torch.optim.Optimizer] | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    autocast: torch.dtype | None = None,
-    channels_last: bool = False,
-    aspect: str | None = None,
-    allow_enlarging: bool = False,
-    passes_fn: Passes | None = None,
-    optimizer_state: str = "kept",
     time_models: TimeModels | None = None,
     jitter: float = 0.0,
     slowdowns: Sequence[float] | None = None,
@@ -81,7 +56,9 @@ def train_dual_batch(
     on_epoch: Callable[[EpochResult], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     follow: Sequence[Commit] | None = None,
-    **cluster: Any,
+    address: str | None = None,
+    cpus_per_worker: float | None = None,
+    **recipe: Any,
 ) -> DualBatchResult:
     """Train with small-batch and large-batch workers on a parameter server.
 
@@ -101,9 +78,6 @@ def train_dual_batch(
     begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
     the fewest a share. The shares of an epoch together are the data.
 
-    `loss_fn`, `optimizer_fn`, `device` and the options from `autocast` to `optimizer_state` are
-    those of `Recipe`.
-
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
         data: Inputs and targets, or a function from a `Share` to its mini-batches, which has to
@@ -113,27 +87,28 @@ def train_dual_batch(
         sync: ``bsp``, ``asp`` or ``ssp`` with `staleness`; see `ParameterServer`.
         staleness: Bound of SSP.
         merge: ``average``, ``journal``, ``conference`` or ``delta``; see `ParameterServer`.
-        factor: Scheme of the model-update factor: ``linear``, ``sqrt`` or ``none`` (section 3.4).
-        engine: ``local``, all workers in turn on one device; or ``ray``, processes on any number
-            of machines (the `cluster` extra).
-        seed: Of all that is random. On the local engine the same seed gives the same run: bit for
-            bit on a CPU with the same number of threads, on a GPU as far as its kernels repeat
-            (`torch.use_deterministic_algorithms`).
+        engine: ``local``, all workers in turn on one device, which repeats bit for bit by the seed
+            on a CPU with the same number of threads, on a GPU as far as its kernels repeat
+            (`torch.use_deterministic_algorithms`); or ``ray``, processes on any number of machines
+            (the `cluster` extra).
         time_models: By resolution, for the virtual clock of the local engine; by default the
-            plan's own.
+            plans' own.
         jitter: Largest share, from 0 up to below 1, by which the virtual clock varies the time of
-            each worker's share up or down, drawn evenly by `seed`. So each seed has an order of
+            each worker's share up or down, drawn evenly by the seed. So each seed has an order of
             commits of its own, as real workers would.
         slowdowns: How many times as long the shares of each worker take by that clock, one number
             above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
-        evaluate: Called after each epoch with a model of the global weights, which is its own; its
-            time is not counted.
+        evaluate: Called after each epoch with a model of the global weights, which is its own; on
+            the local engine its time is not counted.
         on_epoch: Told of each epoch as it ends, after its checkpoint was written.
         checkpoint: File written after each epoch, and resumed from if it is there.
         follow: Commit log of another run; the local engine then trains in its order, for the same
             weights (on a CPU with the same number of threads: a worker on Ray has as many as
-            `cpus_per_worker`). There is no history then.
-        **cluster: Options of the engine ``ray``: see `repro.dualbatch.cluster.RayEngine`.
+            `cpus_per_worker`).
+        address: Of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`.
+        cpus_per_worker: Cores for each worker on Ray; None is 1.
+        **recipe: How workers train: the other options of `Recipe`, such as `loss_fn`,
+            `optimizer_fn`, `factor`, `seed` and `device`.
 
     Raises:
         ValueError: An argument is out of range, or the data function does not give the samples of
@@ -152,56 +127,36 @@ def train_dual_batch(
             "model_fn is a model; give a function that makes a new one each time, such as "
             "lambda: copy.deepcopy(model)"
         )
-    _check_data(data, plan)
+    _check_data(data, plan, schedule)
     of_the_clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
-    of_the_end = {"evaluate": evaluate, "on_epoch": on_epoch, "checkpoint": checkpoint}
+    of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
     if engine == "ray":
         _check_unused({"follow": follow, **of_the_clock}, "engine='ray'")
-    elif follow is not None:
-        _check_unused({**of_the_clock, **of_the_end}, "follow=")
-    recipe = Recipe(
-        model_fn,
-        data,
-        loss_fn,
-        optimizer_fn,
-        factor,
-        seed,
-        device,
-        autocast,
-        channels_last,
-        aspect,
-        allow_enlarging,
-        passes_fn,
-        optimizer_state,
-    )
-    if not callable(data):
-        for setting in schedule:
-            resized(data[0].shape, setting.resolution, aspect, allow_enlarging)
-
-    def make_server(state: Mapping[str, Tensor]) -> ParameterServer:
-        return ParameterServer(state, plan.n, sync, staleness, merge)
-
-    path = Path(checkpoint) if checkpoint is not None else None
-    job = Job(recipe, plan, schedule, make_server, evaluate, on_epoch, path)
-    if engine == "ray":
-        from repro.dualbatch.cluster import RayEngine
-
-        on_cluster = RayEngine(job, **cluster)
-        on_cluster.run()
-        return DualBatchResult(on_cluster.state, on_cluster.history, on_cluster.log, engine)
-    if cluster:
-        raise ValueError(f"{', '.join(cluster)}: unknown, or an option of engine='ray' alone")
+    else:
+        _check_unused(of_ray, "engine='local'")
     if follow is not None:
+        _check_unused(of_the_clock, "follow=")
         if len(follow) != plan.n * len(schedule):
             raise ValueError(
                 f"follow has {len(follow)} commits, {plan.n} workers and {len(schedule)} epochs "
                 f"make {plan.n * len(schedule)}; give the whole log of a run"
             )
-        server = replay(job, follow)
-        return DualBatchResult(server.state, [], server.log, engine)
-    local = LocalEngine(job, _time_models(time_models, plan, schedule), jitter, slowdowns)
-    local.run()
-    return DualBatchResult(local.server.state, local.history, local.server.log, engine)
+
+    def make_server(state: Mapping[str, Tensor]) -> ParameterServer:
+        return ParameterServer(state, plan.n, sync, staleness, merge)
+
+    path = Path(checkpoint) if checkpoint is not None else None
+    training = Recipe(model_fn, data, **recipe)
+    job = Job(training, plan, schedule, make_server, evaluate, on_epoch, path)
+    carried: Engine
+    if engine == "ray":
+        from repro.dualbatch.cluster import RayEngine
+
+        carried = RayEngine(job, address, cpus_per_worker)
+    else:
+        carried = LocalEngine(job, time_models or {}, jitter, slowdowns, follow)
+    carried.run()
+    return DualBatchResult(carried.server.state, carried.history, carried.server.log, engine)
 
 
 def _check_schedule(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
@@ -217,7 +172,7 @@ def _check_schedule(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) ->
             )
 
 
-def _check_data(data: Any, plan: DualBatchPlan) -> None:
+def _check_data(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     if callable(data):
         return
     tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
@@ -231,27 +186,10 @@ def _check_data(data: Any, plan: DualBatchPlan) -> None:
             f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
             f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
         )
+    for setting in schedule:
+        resized(data[0].shape, setting.resolution)
 
 
 def _check_unused(options: Mapping[str, Any], mode: str) -> None:
     if given := [name for name, value in options.items() if value is not None]:
         raise ValueError(f"{', '.join(given)} cannot be used with {mode}; leave it out")
-
-
-def _time_models(
-    given: TimeModels | None, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule
-) -> dict[int | None, TimeModel]:
-    """A time model for each resolution of the schedule."""
-    for resolution, model in (given or {}).items():
-        instance(f"time_models[{resolution!r}]", model, TimeModel)
-    unknown = set(given or {}) - {setting.resolution for setting in schedule}
-    if unknown:
-        raise ValueError(
-            f"time_models has the resolutions {sorted(map(str, unknown))}, which the schedule has "
-            f"not; it has {sorted({str(setting.resolution) for setting in schedule})}"
-        )
-    models: dict[int | None, TimeModel] = {}
-    for setting in schedule:
-        planned = (setting.plan or plan).time_model
-        models.setdefault(setting.resolution, planned)
-    return models | dict(given or {})

@@ -13,7 +13,6 @@ anew with each share. A forward must keep nothing elsewhere.
 import copy
 import math
 import random
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,25 +26,14 @@ from torch.nn import functional
 
 from repro.dualbatch.checks import NonFiniteError, choice, function, not_finite, whole
 from repro.dualbatch.functions import Parts, Seen, differing
-from repro.dualbatch.guards import (
-    UnsavedBuffers,
-    buffers_of,
-    check_loss,
-    check_optimizer,
-    described,
-    in_words,
-    is_mean,
-    single_samples_named,
-    storages,
-)
+from repro.dualbatch.guards import UnsavedBuffers, buffers_of, check_optimizer, storages
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
-from repro.dualbatch.shares import ASPECTS, Data, batches_of, share_of
+from repro.dualbatch.shares import Data, batches_of, share_of
 from repro.measure import accelerator
 
 OPTIMIZER_STATES = ("kept", "restarted")
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
-Options = dict[tuple[int, str], str]  # of an optimizer, by group and name
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
 _LARGEST_SEED = 2**64 - 1  # torch's
@@ -63,9 +51,9 @@ class Recipe:
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
             its mini-batches, such as one that augments: as many pairs of inputs (B, ...) and
             targets (B, ...), and of the sizes, that `Share` says. Tensors of images (N, C, H, W)
-            are resized bilinearly where a schedule has resolutions, their targets are not; a
-            function resizes its images itself. The generators of torch, NumPy and Python are
-            seeded while it runs; other random numbers have to follow `Share.seed`.
+            that are squares are resized bilinearly where a schedule has lower resolutions, their
+            targets are not; a function resizes its images itself. The generators of torch, NumPy
+            and Python are seeded while it runs; other random numbers have to follow `Share.seed`.
         loss_fn: Mean loss of (outputs, targets). Of a module with buffers each worker has a copy,
             whose buffers are kept from share to share. Nothing in it is trained.
         optimizer_fn: Given the list of parameters and a learning rate, makes the optimizer of a
@@ -77,10 +65,6 @@ class Recipe:
         autocast: `torch.bfloat16` in the forward pass; None for none. float16 is refused: it needs
             its loss scaled.
         channels_last: Lay images and weights out with channels last.
-        aspect: Of images that are no squares, where a schedule has resolutions: ``keep`` resizes
-            the short side to the resolution and the other one in proportion, ``squash`` both to
-            the resolution; None refuses them.
-        allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
         passes_fn: Given a worker's model and `loss_fn`, makes the forward and backward pass: a
             function of inputs and targets on the device that leaves the gradients of the mean loss
             in the model, which has none before, and returns that loss. So workers stream
@@ -102,8 +86,6 @@ class Recipe:
     device: str = "cpu"
     autocast: torch.dtype | None = None
     channels_last: bool = False
-    aspect: str | None = None
-    allow_enlarging: bool = False
     passes_fn: Passes | None = None
     optimizer_state: str = "kept"
 
@@ -116,10 +98,9 @@ class Recipe:
             raise ValueError(
                 f"loss_fn has tensors that require gradients ({', '.join(trainable[:5])}), which "
                 "no worker trains; make them part of the model of model_fn, whose outputs loss_fn "
-                "gets, or freeze them by requires_grad_(False)"
+                "gets, freeze them by requires_grad_(False), or give a function that holds none"
             )
         choice("factor", self.factor, FACTORS)
-        choice("aspect", self.aspect, (*ASPECTS, None))
         choice("optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
         object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
         if self.autocast not in (None, torch.bfloat16):
@@ -163,15 +144,15 @@ class Recipe:
         return model
 
     def parts(self, loss_fn: Loss | None = None) -> Parts:
-        """Visible parts of the functions, with another `loss_fn` in the place of its own.
+        """Visible parts of data and functions, with another `loss_fn` in the place of its own.
 
         Of a data function that is an object its class alone.
         """
-        functions = ("loss_fn", loss_fn or self.loss_fn), ("optimizer_fn", self.optimizer_fn)
-        parts = {k: v for name, f in functions for k, v in Seen(name, f).parts.items()}
-        if callable(self.data):
-            parts |= Seen("data", self.data, objects=False).parts
-        return parts
+        return (
+            Seen("loss_fn", loss_fn or self.loss_fn).parts
+            | Seen("optimizer_fn", self.optimizer_fn).parts
+            | Seen("data", self.data, objects=False).parts
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +161,7 @@ class Trained:
 
     state: dict[str, Tensor]
     factor: float  # model-update factor of the worker
-    loss: Tensor  # mean over the share, ()
+    loss: Tensor | float  # mean over the share, ()
     # For the worker's next share, and under -1 the buffers of a loss that has some; None where
     # there is neither, or the optimizer restarts.
     optimizer: OptimizerState | None = None
@@ -204,14 +185,11 @@ class Worker:
             self._loss_fn = copy.deepcopy(self._loss_fn)
         self._loss_state = buffers_of(self._loss_fn)
         self._parts = self.parts()
-        self._first_rates: tuple[float, list[str]] | None = None
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
-        self.warned: list[str] = []
-        self._passes = self._ordinary
+        self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
-            self._own_passes = recipe.passes_fn(self.model, self._loss_fn)
-            function("what passes_fn returns", self._own_passes)
-            self._passes = self._own
+            self._passes = recipe.passes_fn(self.model, self._loss_fn)
+            function("what passes_fn returns", self._passes)
 
     def train(
         self,
@@ -233,8 +211,8 @@ class Worker:
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
             ValueError: The data function does not give the share's mini-batches, the loss is not
-                one number that depends on the weights, the optimizer is not one of the weights,
-                batch normalization meets a single sample, or there is no such worker.
+                one number that depends on the weights, the optimizer is not one of the weights or
+                changes its own options, or there is no such worker.
         """
         recipe, plan, device = self.recipe, setting.plan or self.plan, self.recipe.device
         number = whole("worker", worker, 0, plan.n - 1)
@@ -246,27 +224,28 @@ class Worker:
             return NonFiniteError(what, number, setting.epoch, step, setting.lr)
 
         # 1. The pulled weights, and the epoch's dropout and learning rate.
-        self.load(state)
-        self._set_dropout(setting.dropout)
+        self.model.load_state_dict(state)
+        self._unsaved.restore()
+        self.model.train()
+        for layer, own in self._dropout.items():  # a setting before may have changed it
+            layer.p = own
+        if setting.dropout is not None:
+            set_dropout(self.model, setting.dropout)
         optimizer = self._make_optimizer(setting.lr, optimizer_state)
         options = _options(optimizer)
         # 2. The worker's d_S or d_L samples of the pass, in mini-batches of B_S or B_L.
         share = share_of(plan, number, iteration, setting, recipe.seed)
         total, samples = torch.zeros((), device=device), 0
         with seeded(device, share.seed), torch.enable_grad():
-            batches = batches_of(recipe.data, share, recipe.aspect, recipe.allow_enlarging, whose)
-            for inputs, targets in batches:
+            for inputs, targets in batches_of(recipe.data, share, whose):
                 inputs = inputs.to(device, non_blocking=True)
                 targets = targets.to(device, non_blocking=True)
                 if recipe.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
                 # 3. A step by the mean gradient of the mini-batch (equation 1).
                 optimizer.zero_grad(set_to_none=True)
-                with single_samples_named(share, len(inputs), whose):
-                    loss = self._passes(inputs, targets)
+                loss = self._gradients(inputs, targets)
                 losses.append(loss)
-                if not samples:
-                    self._check_gradients()
                 if at_once and not math.isfinite(loss):
                     raise diverged(f"the loss is {float(loss)}", len(losses))
                 optimizer.step()
@@ -282,16 +261,8 @@ class Worker:
         trained = dict(self.model.state_dict())
         if (name := not_finite(trained)) is not None:
             raise diverged(f"{name!r} is not finite after the step's update", len(losses))
-        if (name := self._unsaved.not_a_number()) is not None:
-            raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         factor = plan.factor_of(plan.kinds[number], recipe.factor)
         return Trained(trained, factor, total / samples, self._left_by(optimizer, options))
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take the weights of a state, and the unsaved buffers as at first."""
-        self.model.load_state_dict(state)
-        self._unsaved.restore()
-        self.model.train()
 
     def parts(self) -> Parts:
         """Visible parts of the functions, without those that are kept from share to share."""
@@ -301,51 +272,42 @@ class Worker:
 
     def changed(self) -> str | None:
         """Say which parts of the functions changed since the worker was made; None: none."""
-        return in_words(differing(self._parts, self.parts()))
+        if not (changed := differing(self._parts, self.parts())):
+            return None
+        return (
+            f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
+            "worker nor in a checkpoint; keep what a loss remembers in buffers of a module that is "
+            "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
+        )
 
-    def warn(self, text: str) -> None:
-        """Warn, of each thing once."""
-        if text not in self.warned:
-            self.warned.append(text)
-            warnings.warn(text, stacklevel=5)  # the caller of `train_dual_batch`
-
-    def _set_dropout(self, rate: float | None) -> None:
-        if rate is not None:
-            set_dropout(self.model, rate)
-            return
-        for layer, own in self._dropout.items():  # a setting before may have changed it
-            layer.p = own
-
-    def _ordinary(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        recipe = self.recipe
-        kind, low = torch.device(recipe.device).type, recipe.autocast
+    def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
+        kind, low = torch.device(self.recipe.device).type, self.recipe.autocast
         with torch.autocast(kind, low) if low is not None else nullcontext():
             loss = self._loss_fn(self.model(inputs), targets)
-        check_loss(loss)
-        loss.backward()
-        return loss.detach()
-
-    def _own(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self._own_passes(inputs, targets)
-        if isinstance(loss, Tensor):
-            loss = loss.detach().clone()  # a graph's is another one after its next replay
-        elif isinstance(loss, float):
-            loss = torch.tensor(loss, device=self.recipe.device)
-        if not is_mean(loss):
-            raise ValueError(
-                f"what passes_fn made returns {described(loss)}; give the mini-batch's mean loss"
-            )
+        if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
+            loss.backward()
         return loss
 
-    def _check_gradients(self) -> None:
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Make the gradients of a mini-batch; its mean loss, ()."""
+        who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
+        loss = self._passes(inputs, targets)
+        if isinstance(loss, float) and self.recipe.passes_fn is not None:
+            loss = torch.tensor(loss, device=self.recipe.device)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            is_tensor = isinstance(loss, Tensor)
+            kind = f"{loss.dtype} {tuple(loss.shape)}" if is_tensor else str(type(loss))
+            raise ValueError(
+                f"{who} returns {kind}; give the mean over the samples of the mini-batch, one "
+                "number as a floating tensor of shape (), such as with reduction='mean' or .mean()"
+            )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                "loss_fn returns a loss that depends on no weight of the model which is trained; "
-                "leave detach() and other models out of it"
-                if self.recipe.passes_fn is None
-                else "what passes_fn made leaves no gradient in the model; call backward() in it, "
-                "or give loss_fn alone"
+                f"{who} leaves no gradient in the model: its loss depends on no weight which is "
+                "trained, or backward() was not called; leave detach(), item(), no_grad() and "
+                "other models out of forward and loss"
             )
+        return loss.detach().clone()  # a graph's is another one after its next replay
 
     def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
         """Make a share's optimizer and load the state of the share before, the loss's too."""
@@ -358,7 +320,6 @@ class Worker:
                 "worker to another; have it make a new one each time"
             )
         self._last = weakref.ref(optimizer)
-        self._check_rates(optimizer, lr)
         # torch does not copy the state that it loads, and steps change it.
         state = copy.deepcopy(left) or {}
         if self._loss_state and isinstance(self._loss_fn, nn.Module):
@@ -368,17 +329,16 @@ class Worker:
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         return optimizer
 
-    def _left_by(self, optimizer: torch.optim.Optimizer, options: Options) -> OptimizerState | None:
+    def _left_by(self, optimizer: torch.optim.Optimizer, options: str) -> OptimizerState | None:
         """State for the worker's next share; its optimizer had these options at first."""
         left = None
         if self.recipe.optimizer_state == "kept":
             left = optimizer.state_dict()["state"]
-            if moved := {name for (_, name), _ in _options(optimizer).items() ^ options.items()}:
-                self.warn(
-                    f"{type(optimizer).__name__} changes its own options as it steps "
-                    f"({', '.join(sorted(moved))}), and these begin anew in each share: only what "
-                    "it keeps by parameter goes on; take another optimizer, or "
-                    "optimizer_state='restarted', which says so"
+            if _options(optimizer) != options:
+                raise ValueError(
+                    f"{type(optimizer).__name__} changes its own options as it steps, which begin "
+                    "anew in each share: only what it keeps by parameter goes on; take another "
+                    "optimizer, or optimizer_state='restarted', which says so"
                 )
         loss_state = buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
@@ -388,21 +348,10 @@ class Worker:
             )
         return (left or {}) | {_LOSS: loss_state} if loss_state else left
 
-    def _check_rates(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
-        rates = [str(group.get("lr")) for group in optimizer.param_groups]
-        if self._first_rates is None:
-            self._first_rates = lr, rates
-        if lr != self._first_rates[0] and rates == self._first_rates[1]:
-            self.warn(
-                f"optimizer_fn makes the same learning rate ({', '.join(rates)}) of the "
-                f"schedule's {self._first_rates[0]:g} and {lr:g}, which therefore change nothing; "
-                "use the rate that it is given, or give one rate to all stages"
-            )
 
-
-def _options(optimizer: torch.optim.Optimizer) -> Options:
-    groups = enumerate(optimizer.param_groups)
-    return {(i, k): repr(v) for i, group in groups for k, v in group.items() if k != "params"}
+def _options(optimizer: torch.optim.Optimizer) -> str:
+    groups = optimizer.param_groups
+    return repr([[(k, v) for k, v in group.items() if k != "params"] for group in groups])
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:

@@ -95,20 +95,6 @@ class TestTrainings:
             train(plan, model_fn=Net)
         assert (caught.value.worker, caught.value.epoch, caught.value.step) == (0, 1, 1)
 
-    def test_a_buffer_that_no_state_has(self):
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(72, 3)
-                self.register_buffer("mask", torch.full((2,), -INF), persistent=False)
-                self.register_buffer("seen", torch.zeros(2), persistent=False)
-
-            def forward(self, images):
-                self.seen /= self.mask.isfinite()
-                return super().forward(images.flatten(1))
-
-        with pytest.raises(NonFiniteError, match=r"the unsaved buffer 'seen' is NaN"):
-            train(model_fn=Net)
-
     def test_half_precision_losses_are_no_divergence(self):
         class Net(nn.Linear):
             def forward(self, images):
@@ -123,18 +109,6 @@ class TestTrainings:
             schedule=CyclicProgressiveSchedule([Stage(1, 1e-6)]),
         )
         assert result.history[0].train_loss == pytest.approx(1e4, rel=0.05)
-
-    def test_following_a_log(self):
-        log = train(data=Poisoned()).log
-        with pytest.raises(NonFiniteError) as caught:
-            train(data=Poisoned(5, 1, NAN), follow=log)
-        assert caught.value.worker == log[5].worker
-
-    def test_large_numbers_are_no_divergence(self):
-        def loss_fn(outputs, targets):
-            return functional.cross_entropy(outputs, targets) + 1e30  # of an ordinary gradient
-
-        assert same(train(loss_fn=loss_fn, count=1).state, train(count=1).state)
 
     def test_a_checkpoint_of_a_training_that_diverged(self, tmp_path):
         path = tmp_path / "training.pt"
@@ -163,8 +137,7 @@ class TestServer:
         state[name][-1] = value
         return state
 
-    @pytest.mark.parametrize("value", [NAN, INF, -INF])
-    @pytest.mark.parametrize("name", ["w", "mean"])
+    @pytest.mark.parametrize(("name", "value"), [("w", NAN), ("mean", INF), ("w", -INF)])
     @pytest.mark.parametrize(
         ("sync", "merge"),
         [("asp", "journal"), ("asp", "conference"), ("asp", "delta"), ("bsp", "average"),
@@ -205,26 +178,6 @@ class TestServer:
     def test_states_that_cannot_be_merged(self, value, message):
         with pytest.raises(ValueError, match=message):
             ParameterServer({"x": value}, 1)
-
-    def test_resuming_from_what_diverged(self):
-        server = ParameterServer(self.STATE, 2)
-        server.pull(1)
-        saved = server.state_dict()
-        saved["pulls"][0]["state"]["mean"][0] = NAN
-        with pytest.raises(ValueError, match=r"checkpoint's 'mean' is not finite"):
-            ParameterServer(self.STATE, 2).load_state_dict(saved)
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-    def test_other_types_of_numbers(self, dtype):
-        state = {"w": torch.ones(3, dtype=dtype), "none": torch.zeros(0), "on": torch.ones(1) > 0}
-        server = ParameterServer(state, 1)
-        server.push(0, 0, server.pull(0).state)
-        top = torch.finfo(dtype).max
-        server.push(0, 1, server.pull(0).state | {"w": torch.full((3,), top / 4, dtype=dtype)})
-        assert server.version == 2
-        server.pull(0)
-        with pytest.raises(NonFiniteError):
-            server.push(0, 2, state | {"w": torch.tensor([1, NAN, 1], dtype=dtype)})
 
 
 def test_the_error_crosses_processes():

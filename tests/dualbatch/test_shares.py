@@ -29,12 +29,8 @@ from repro.dualbatch import (
     CheckpointError,
     CyclicProgressiveSchedule,
     DualBatchPlan,
-    NonFiniteError,
-    ParameterServer,
-    Recipe,
     Stage,
     SubStage,
-    Worker,
 )
 from repro.measure import load_checkpoint
 
@@ -56,34 +52,18 @@ def of_sizes(share, sizes):
     ]
 
 
-def endless(share):
-    yield from itertools.cycle(batches(share))
-
-
 ONCE = "of a share of 25 samples in batches of 4 \\(worker 0, epoch 1\\)"
 WRONG = {
     "nothing": (lambda s: iter(()), rf"ends after step 0 {ONCE}, 25 samples too early"),
     "no last batch": (lambda s: batches(s)[:-1], rf"ends after step 6 {ONCE}, 1 samples too early"),
     "a short batch amid": (lambda s: of_sizes(s, [4, 3, 4, 4, 4, 4, 2]),
-                           rf"gives 3 inputs and 3 targets at step 2 {ONCE}: 4 of each are due"),
-    "an empty batch": (lambda s: of_sizes(s, [4, 0]), r"gives 0 inputs and 0 targets at step 2"),
+                           rf"gives 3 inputs and 3 targets where 4 are due at step 2 {ONCE}"),
     "an empty batch at the end": (lambda s: [*batches(s), *of_sizes(s, [0])],
-                                  r"gives 0 inputs .* at step 8 .*: the share has ended before"),
-    "batches of another size": (lambda s: of_sizes(s, [5] * 5), r"gives 5 inputs and 5 targets"),
-    "one batch of all": (lambda s: of_sizes(s, [25]), r"gives 25 inputs and 25 targets at step 1"),
-    "too large a rest": (lambda s: [*batches(s)[:-1], (IMAGES[:2], LABELS[:2])],
-                         r"gives 2 inputs .* at step 7 .*: 1 of each"),
-    "twice as many": (lambda s: batches(s) * 2, r"at step 8 .*: the share has ended before"),
-    "no end": (endless, r"gives 4 inputs .* at step 8 .*: the share has ended before"),
-    "fewer targets": (lambda s: [(IMAGES[:4], LABELS[:3])], r"gives 4 inputs and 3 targets"),
-    "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"gives 3 things at step 1 of a"),
-    "one tensor": (lambda s: [IMAGES[:4]], r"gives <class 'torch.Tensor'> at step 1 of a share"),
-    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())],
-               r"gives <class 'numpy.ndarray'> as inputs at step 1 .*torch.as_tensor"),
-    "a dictionary": (lambda s: [({"x": IMAGES[:4]}, LABELS[:4])], r"gives <class 'dict'> as inpu"),
-    "two inputs": (lambda s: [((IMAGES[:4], IMAGES[:4]), LABELS[:4])], r"<class 'tuple'> as input"),
-    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"gives a single number as targets at st"),
-    "none": (lambda s: None, r"gives NoneType for a share of 25 .*; give mini-batches"),
+                                  r"gives 0 inputs .* where 0 are due at step 8"),
+    "no end": (lambda s: itertools.cycle(batches(s)), r"gives 4 inputs .* 0 are due at step 8"),
+    "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"tuple in the place of a pair"),
+    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())], r"gives ndarray as inputs"),
+    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"gives Tensor as targets at step 1"),
 }  # fmt: skip
 
 
@@ -95,20 +75,9 @@ class TestDataFunctions:
             train(ONE, data=function, count=1)
         assert "\n" not in str(caught.value)
 
-    def test_nothing_of_such_a_share_reaches_the_server(self):
-        worker = Worker(Recipe(make_model, lambda s: batches(s)[:-1]), PLAN)
-        setting = CyclicProgressiveSchedule([Stage(1, 0.1)])[0]
-        server = ParameterServer(worker.model.state_dict(), 2)
-        pull = server.pull(0)
-        with pytest.raises(ValueError, match=r"samples too early"):
-            worker.train(0, 0, pull.state, setting)
-        with pytest.raises(ValueError, match=r"worker is 2; give a whole number, from 0 to 1"):
-            worker.train(2, 0, pull.state, setting)
-
-    @pytest.mark.parametrize("kind", [list, tuple, iter])
-    def test_the_share_in_whatever_form_trains_as_tensors_do(self, kind):
+    def test_the_share_in_whatever_form_trains_as_tensors_do(self):
         whole = train(PLAN, count=2)
-        for data in (lambda s: kind(batches(s)), lambda s: map(list, batches(s)), Recorder()):
+        for data in (batches, lambda s: map(list, batches(s)), Recorder()):
             assert same(train(PLAN, data=data, count=2).state, whole.state)
 
     def test_a_function_that_leaves_the_resolution_out(self):
@@ -122,9 +91,9 @@ class TestDataFunctions:
                 yield images[:, :, : share.resolution - 1, : share.resolution], labels
 
         schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(4)])
-        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) at step 1 .*short side"):
+        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) where 4 pixels are due"):
             train(make_plan(0, 2), data=long_side, schedule=schedule)
-        with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) at step 1 .* asks for 4 pixels"):
+        with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) where 4 pixels are due"):
             train(make_plan(0, 2), data=batches, schedule=schedule)
         assert train(make_plan(0, 2), data=smaller, schedule=schedule).log
 
@@ -157,43 +126,18 @@ class TestImages:
     def test_squares_become_smaller(self):
         assert sizes(IMAGES, [3, 5, 6, None]) == [(3, 3), (5, 5), (6, 6)]
 
+    @pytest.mark.parametrize("engine", ["local", "ray"])  # before anything is started
     @pytest.mark.parametrize(
-        ("height", "width", "kept"),
-        [(6, 8, [(3, 4), (6, 8)]), (20, 6, [(10, 3), (20, 6)]), (6, 7, [(3, 4), (6, 7)])],
+        ("shape", "side"),
+        [((2, 6, 8), 3), ((2, 6, 6), 7), ((72,), 6), ((2, 6), 6), ((2, 2, 6, 6), 6)],
     )
-    def test_others_keep_their_aspect_or_are_squashed_as_told(self, height, width, kept):
-        images = torch.randn(SAMPLES, 2, height, width)
-        for engine in ("local", "ray"):  # before anything is started
-            with pytest.raises(ValueError, match=rf"images of {height}x{width} pixels are no sq"):
-                sizes(images, [3, 6], engine=engine)
-        assert sizes(images, [3, 6], aspect="keep") == kept
-        assert sizes(images, [3, 6], aspect="squash") == [(3, 3), (6, 6)]
-        assert sizes(images, [None]) == [(height, width)]
+    def test_others_are_not_squashed_enlarged_or_resized(self, shape, side, engine):
+        message = rf"resolution {side}, and the inputs are \({SAMPLES}, .*only square images"
+        with pytest.raises(ValueError, match=message):
+            sizes(torch.randn(SAMPLES, *shape), [side], engine=engine)
 
-    def test_a_kept_aspect_is_that_of_the_picture(self):
-        # A ramp along each axis stays one: resized by the same factor both ways.
-        ramp = torch.arange(24.0).expand(12, 24)
-        images = torch.stack([ramp, ramp]).expand(SAMPLES, 2, 12, 24).clone()
-        model, seen = Watched([]), []
-        model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-        data = images, torch.zeros(SAMPLES, dtype=torch.int64)
-        schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(6)])
-        options = {"data": data, "schedule": schedule, "aspect": "keep"}
-        train(make_plan(0, 1), model_fn=lambda: copy.deepcopy(model), **options)
-        assert torch.allclose(seen[0][0, 0, 2, 2:-2].diff(), torch.full((7,), 2.0), atol=1e-4)
-
-    def test_nothing_is_enlarged_unasked(self):
-        for images in (IMAGES, torch.randn(SAMPLES, 2, 9, 6)):
-            aspect = {"aspect": "keep"} if images.shape[2] == 9 else {}
-            for engine in ("local", "ray"):
-                with pytest.raises(ValueError, match=r"resolution 7, and .*allow_enlarging=True"):
-                    sizes(images, [6, 7], engine=engine, **aspect)
-        assert sizes(IMAGES, [6, 7], allow_enlarging=True) == [(6, 6), (7, 7)]
-
-    @pytest.mark.parametrize("shape", [(SAMPLES, 72), (SAMPLES, 2, 6), (SAMPLES, 2, 2, 6, 6)])
-    def test_what_is_no_image_has_no_resolution(self, shape):
-        with pytest.raises(ValueError, match=r"resolution 6, and the inputs .* are no images"):
-            sizes(torch.randn(shape), [6])
+    def test_images_of_their_own_size_stay(self):
+        assert sizes(torch.randn(SAMPLES, 2, 6, 8), [None]) == [(6, 8)]
 
 
 class Counting(nn.Module):
@@ -272,7 +216,7 @@ class TestPasses:
         [
             ({"passes_fn": 3}, r"passes_fn"),
             ({"passes_fn": lambda model, loss_fn: None}, r"what passes_fn returns"),
-            ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*mean loss"),
+            ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*give the mean"),
             ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
             ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"leave autocast out"),
         ],
@@ -280,14 +224,6 @@ class TestPasses:
     def test_what_is_none_is_refused(self, options, message):
         with pytest.raises(ValueError, match=message):
             train(**options)
-
-    def test_a_loss_that_is_not_finite_is_named(self):
-        def broken(model, loss_fn):
-            passes = by_hand(model, loss_fn)
-            return lambda inputs, targets: passes(inputs, targets) * math.inf
-
-        with pytest.raises(NonFiniteError, match=r"the loss is inf"):
-            train(passes_fn=broken)
 
 
 class TestModels:
@@ -305,11 +241,9 @@ class TestModels:
             norm = nn.BatchNorm1d(8)
             return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), norm, nn.Linear(8, 3))
 
-        with pytest.raises(ValueError, match=r"25 samples in batches of 4 .*\(5, 7, 9 would do\)"):
+        with pytest.raises(ValueError, match=r"more than 1 value per channel"):
             train(ONE, data=batches, model_fn=make)
-        for size in (5, 7, 9):
-            plan = replace(ONE, large_batch=size)
-            assert train(plan, data=batches, model_fn=make, count=1).log
+        assert train(replace(ONE, large_batch=5), data=batches, model_fn=make, count=1).log
         assert train(ONE, data=batches, count=1).log  # an image has several values of each channel
 
     @pytest.mark.parametrize(
@@ -319,7 +253,7 @@ class TestModels:
              r"loss_fn returns torch.float32 \(\d+,\); give the mean"),
             ({"loss_fn": lambda o, t: functional.cross_entropy(o, t).view(1)}, r"float32 \(1,\)"),
             ({"loss_fn": lambda o, t: 1.0}, r"loss_fn returns <class 'float'>; give the mean"),
-            ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"on no weight"),
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
             ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no parameter to train"),
             ({"model_fn": nn.Flatten}, r"makes a Flatten that has no parameter to train"),
         ],
@@ -355,28 +289,15 @@ class TestModels:
         copies = [train(data=DOUBLE, model_fn=lambda: copy.deepcopy(one)).state for _ in range(2)]
         assert same(*copies)
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda model: model.requires_grad_(False),
-            lambda model: model.half(),
-            lambda model: model.register_forward_hook(lambda m, x, y: y * 0),
-            lambda model: torch.set_grad_enabled(False),
-        ],
-    )
-    def test_what_evaluate_does_to_its_model_reaches_no_worker(self, change):
+    def test_what_evaluate_does_to_its_model_reaches_no_worker(self):
+        def change(model):
+            model.requires_grad_(False).half()
+            torch.set_grad_enabled(False)
+
         try:
-            assert same(train(evaluate=lambda model: change(model) and {}).state, train().state)
+            assert same(train(evaluate=change).state, train().state)
         finally:
             torch.set_grad_enabled(True)
-
-    def test_metrics_of_numpy_and_torch_are_kept(self, tmp_path):
-        found = {"a": np.float64(0.5), "b": torch.tensor(2.0), "c": np.array([1, 2])}
-        options = {"count": 1, "checkpoint": tmp_path / "run.pt", "evaluate": lambda model: found}
-        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
-        assert train(**options).history[0].metrics == {"a": 0.5, "b": 2.0, "c": [1, 2]}
-        with pytest.raises(ValueError, match=r"evaluate returns <class 'float'>; give a dict"):
-            train(evaluate=lambda model: 0.5)
 
     def test_all_generators_follow_the_share(self):
         def data(share):
@@ -395,17 +316,6 @@ class TestModels:
         torch.manual_seed(5)
         assert same(train(PLAN, data=data).state, one.state)
 
-    def test_extra_state(self):
-        class Extra(nn.Linear):
-            def get_extra_state(self):
-                return {"a": 1}
-
-            def set_extra_state(self, state):
-                pass
-
-        with pytest.raises(ValueError, match=r"'_extra_state' .*without get_extra_state"):
-            train(model_fn=lambda: Extra(6, 3))
-
 
 class Arc(nn.Module):
     """A loss with a weight of its own."""
@@ -421,10 +331,8 @@ class Arc(nn.Module):
 ARC = Arc()
 TRAINABLE = {
     "a module": (ARC, "loss_fn.w"),
-    "a bound method": (ARC.forward, "loss_fn.self.w"),
     "a partial": (partial(functional.cross_entropy, weight=torch.ones(3, requires_grad=True)),
                   r"loss_fn\(weight\)"),
-    "a global": (lambda outputs, targets: ARC(outputs, targets), "loss_fn.ARC.w"),
     "a closure": ((lambda arc: lambda outputs, targets: arc(outputs, targets))(ARC),
                   "loss_fn.arc.w"),
 }  # fmt: skip
@@ -490,8 +398,10 @@ class TestWhatFunctionsKeep:
         with pytest.raises(ValueError, match=rf"loss_fn has tensors .*\({path}\).*model_fn"):
             train(loss_fn=loss_fn)
 
-    @pytest.mark.parametrize("optimizer_state", ["kept", "restarted"])
-    @pytest.mark.parametrize("options", SYNCS)
+    @pytest.mark.parametrize(
+        ("options", "optimizer_state"),
+        list(zip(SYNCS, ["kept", "restarted", "kept"], strict=True)),
+    )
     def test_each_worker_has_its_own_buffers_of_a_loss(self, options, optimizer_state, tmp_path):
         options, loss = options | {"optimizer_state": optimizer_state}, Centre()
         whole, path = train(loss_fn=loss, **options), tmp_path / "run.pt"
@@ -517,39 +427,16 @@ class TestWhatFunctionsKeep:
             train(PLAN, checkpoint=file, **make())
         assert not file.exists()
 
-    def test_what_on_epoch_changes_of_a_loss_is_no_secret(self, tmp_path):
-        scale = [1.0]
-
-        def loss_fn(outputs, targets):
-            return functional.cross_entropy(outputs, targets) * scale[0]
-
-        def halve(entry):
-            scale[0] /= 2
-
-        with pytest.raises(CheckpointError, match=r"of epoch 2: loss_fn.scale\[0\] changed"):
-            train(checkpoint=tmp_path / "run.pt", loss_fn=loss_fn, on_epoch=halve)
-
-    def test_of_an_object_counts_what_the_loss_reads(self, tmp_path):
+    def test_a_method_of_an_object_that_holds_a_model_is_refused(self):
         class Trainer:
-            def __init__(self, power=1):
-                self.model, self.power = make_model(), power
+            def __init__(self):
+                self.model = make_model()
 
             def mean(self, outputs, targets):
-                return functional.cross_entropy(outputs, targets) ** self.power
+                return functional.cross_entropy(outputs, targets)
 
-            def decayed(self, outputs, targets):
-                return self.mean(outputs, targets) + self.model[6].weight.norm()
-
-        trainer, path = Trainer(), tmp_path / "run.pt"
-        for loss_fn in (trainer.mean, lambda o, t: trainer.mean(o, t)):
-            assert same(train(loss_fn=loss_fn).state, train().state)
-        whole = train(loss_fn=trainer.mean, checkpoint=path)
-        assert same(train(loss_fn=Trainer().mean, checkpoint=path).state, whole.state)
-        with pytest.raises(CheckpointError, match=r"loss_fn.self.power differ"):
-            train(loss_fn=Trainer(2).mean, checkpoint=path)
-        for loss_fn in (trainer.decayed, lambda o, t: trainer.decayed(o, t)):
-            with pytest.raises(ValueError, match=r"loss_fn has tensors .*model.6.weight"):
-                train(loss_fn=loss_fn)
+        with pytest.raises(ValueError, match=r"loss_fn has tensors .*model.0.weight.*holds none"):
+            train(loss_fn=Trainer().mean)
 
     def test_a_buffer_that_grows_is_refused(self):
         class Growing(Centre):
@@ -560,11 +447,3 @@ class TestWhatFunctionsKeep:
 
         with pytest.raises(ValueError, match=r"changes the shape of its buffer 'c'"):
             train(loss_fn=Growing(), count=1)
-
-    def test_a_loss_of_another_model_is_refused(self):
-        def loss_fn(outputs, targets):
-            other = nn.Linear(3, 3)
-            return functional.cross_entropy(other(outputs.detach()), targets)
-
-        with pytest.raises(ValueError, match=r"depends on no weight of the model"):
-            train(loss_fn=loss_fn)

@@ -45,12 +45,6 @@ def paper_loss(config: Config) -> float:
     return paper_result(config)["loss"]
 
 
-def paper_virtual(config: Config) -> float:
-    if "scheme" not in config:
-        return 100.0 * config["k"]
-    return 1385.0 if config["scheme"] == "hybrid" else 1541.0
-
-
 def line(side: int, batch: int) -> float:
     """Return the seconds of a step."""
     return 1e-6 * side**2 * batch + 1e-4 * side
@@ -74,7 +68,6 @@ class World:
     Attributes:
         accuracy: Final percent of a training, given its configuration.
         loss: Final test loss.
-        virtual: Seconds by the virtual clock.
         spread: Points of accuracy between one seed and the next; a hundredth of it in loss and in
             shares of the wall time.
         step: Seconds of a step, given resolution and batch size.
@@ -88,7 +81,6 @@ class World:
 
     accuracy: Callable[[Config], float] = paper_accuracy
     loss: Callable[[Config], float] = paper_loss
-    virtual: Callable[[Config], float] = paper_virtual
     spread: float = 0.02
     step: Callable[[int, int], float] = line
     epoch: Callable[[int, int], float] = lambda side, batch: 1.0
@@ -101,13 +93,11 @@ class World:
         off = self.spread * wobble(config, seed)
         accuracy = self.accuracy(config) + off
         loss = self.loss(config) * (1 + off / 100)
-        virtual, wall = self.virtual(config), 100.0 * (1 + off / 100)
+        virtual, wall = 100.0 * config["k"], 100.0 * (1 + off / 100)
         ray = config.get("engine") == "ray"
         return {
             "accuracy": [accuracy - 9, accuracy - 4, accuracy],
             "test_loss": [loss + 1, loss + 0.5, loss],
-            "train_loss": [3.0, 2.0, 1.0],
-            "resolution": [entry["resolution"] for entry in config["sub_stages"]],
             "virtual_time_s": None if ray else [virtual / 3, virtual / 2, virtual],
             "wall_time_s": [wall / 3, wall / 2, wall],
             "plans": [
@@ -127,14 +117,14 @@ class World:
 
     def _times(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         sides, sizes, total = config["resolutions"], config["batch_sizes"], config["samples"]
-        repeats = config["repeats"]
+        repeats = max(3, config["repeats"] // 2)
         taken: dict[str, list[float]] = {}
         fits, passes = [], []
         for side in sides:
             for n in sizes:
                 name = f"{side}px, step of {n}"
                 seconds = IN_A_ROW * self.step(side, n)
-                taken[name] = self._turns(seconds, name, max(3, repeats // 2))
+                taken[name] = self._turns(seconds, name, repeats)
             steps = [float(np.median(taken[f"{side}px, step of {n}"])) / IN_A_ROW for n in sizes]
             a, b = map(float, np.polyfit(sizes, steps, 1))
             fits.append({"resolution": side, "a": a, "b": b, "seconds": steps})
@@ -143,14 +133,10 @@ class World:
                 predicted = (a * n + b) * -(-total // n)
                 name = f"{side}px, {n}, {total}"
                 seconds = self.step(side, n) * -(-total // n) * self.epoch(side, n)
-                taken[name] = self._turns(seconds, name, max(3, repeats // 2))
-                row = dict.fromkeys(("equation2_s", "equation3_s", "predicted_s"), predicted)
+                taken[name] = self._turns(seconds, name, repeats)
                 measured = float(np.median(taken[name]))
-                rows.append(row | {"batch": n, "samples": total, "measured_s": measured})
+                rows.append({"batch": n, "measured_s": measured, "equation2_s": predicted})
             passes.append(rows)
-        for side in sides:
-            name = f"epoch at {side}px"
-            taken[name] = self._turns(self.cycled(side, sides[-1]), name, repeats)
         shares = [
             {
                 "k": k,
@@ -160,8 +146,6 @@ class World:
                 "samples": 100 * n + batch,
                 "measured_s": 1.02,
                 "predicted_s": 1.0,
-                "equation2_s": 1.0,
-                "equation3_s": 1.0,
             }
             for k in config.get("plan_k", [])
             for n in (1, 2)
@@ -169,9 +153,8 @@ class World:
         ]
         if shares:
             shares.append({"k": 1.1, "n_small": 4, "error": "k is 1.1, for which there is no B_S"})
-        epoch_s = {str(side): float(np.median(taken[f"epoch at {side}px"])) for side in sides}
         timings = {name: {"samples_s": values, "warmup": 1} for name, values in taken.items()}
-        return {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}, timings
+        return {"fits": fits, "passes": passes, "shares": shares}, timings
 
     def _synchronise(self, config: Config, seed: int) -> dict[str, Any]:
         """Return a log of two epochs, in which the workers end one after the other."""
@@ -195,7 +178,6 @@ class World:
             "accuracy": 70.0,
             "test_loss": 1.0 + steep / 10 + self.noise * wobble(config, seed),
             "train_loss": 0.5,
-            "wall_time_s": 10.0,
             "variances": [noise * 5.0 / n**noise for n in config["variance_batches"]],
             "rises": [[noise * steep * size**2] * config["directions"] for size in config["sizes"]],
             "worst_rise": noise * steep / 10,
@@ -271,12 +253,10 @@ def _published() -> dict[str, Any]:
         found[name] = {
             "a": 5.66e-4,
             "b": 0.014,
-            "plan_errors": {"38": error, "83": -error / 2, "500": 0.0},
             "largest_error": 3 * error,
             "largest_at": 3,
             "share_beyond": 0.0,
             "median_error": error,
-            "r_squared": 0.999,
             "batches": shown,
             "table2": [row["small_batch"] for row in REPORTED["table2"]["rows"]],
             "per_batch_s": [5.66e-4 * n + 0.014 for n in shown],

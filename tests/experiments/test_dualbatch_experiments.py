@@ -68,12 +68,11 @@ TOYS = {
 }
 
 
-def epoch_times(bend: float = 0.0) -> EpochTimes:
-    """Return times by equation 2, exact but for every other batch size."""
+def epoch_times() -> EpochTimes:
+    """Return times by equation 2."""
     sizes = np.arange(1, 501)
     exact = (5e-4 * sizes + 0.01) * np.ceil(50_000 / sizes)
-    times = {"TensorFlow": exact * (1 + bend * (sizes % 2)), "other": exact}
-    return EpochTimes(times, 50_000, "f" * 16)
+    return EpochTimes({"TensorFlow": exact, "other": exact}, 50_000, "f" * 16)
 
 
 def digits(config: Any) -> Any:
@@ -146,11 +145,6 @@ def test_metrics_of_a_training(toys, name):
     assert metrics["same_weights"] is (True if config.get("verify") else None)
 
 
-def test_the_virtual_clock_is_the_time_models(toys):
-    epoch = building.plan_of(_BASE["sub_stages"][0]["plan"]).time_of("large")
-    assert toys["baseline"].metrics["virtual_time_s"] == pytest.approx([epoch, 2 * epoch])
-
-
 def test_the_same_seed_repeats_exactly_and_another_does_not(toys):
     data, first = digits(_HYBRID), toys["hybrid"].metrics
     torch.rand(3)  # whatever ran before in the process
@@ -164,7 +158,7 @@ def test_trainings_that_cannot_be():
     with pytest.raises(FloatingPointError, match="diverged"):
         training.train(_DUAL | {"stages": [[1, 1e30]]}, 0, digits(_DUAL), "cpu")
     subs = [entry | {"resolution": 9} for entry in _HYBRID["sub_stages"]]
-    with pytest.raises(ValueError, match="resolution 9, and the images have 8x8 pixels"):
+    with pytest.raises(ValueError, match="resolution 9, and the inputs are"):
         training.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
     config = shorter(runs.section51("smoke", DIGITS, 1.1, 2), samples=10**6)
     with pytest.raises(ValueError, match="1000000 samples of"):
@@ -185,14 +179,6 @@ def test_each_synchronisation_is_trained(toys):
     assert losses["bsp", "average"] == metrics["train_loss"][-1]
     assert len({losses["asp", rule] for rule in RULES}) == 3
     assert all(losses["asp", rule] != losses["bsp", rule] for rule in RULES)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_a_training_on_an_accelerator(device):
-    config = _HYBRID | {"autocast": "bfloat16", "channels_last": True}
-    outcome = training.train(config, 0, digits(config), str(device))
-    assert len(outcome.metrics["accuracy"]) == 4
 
 
 # Data and models.
@@ -259,16 +245,6 @@ def test_variance_of_gradients_is_that_of_one_sample_over_the_batch_size():
         assert found == pytest.approx(sigma2 / batch, rel=0.1)
 
 
-def test_directions_have_the_length_of_every_filter():
-    model = building.build_model({"model": MODEL}, 10)
-    direction = minima.filter_normalised(model, torch.Generator().manual_seed(0))
-    for weight, part in zip(model.parameters(), direction, strict=True):
-        if weight.dim() < 2:
-            assert not part.any()
-        else:
-            assert torch.allclose(part.flatten(1).norm(dim=1), weight.flatten(1).norm(dim=1))
-
-
 def test_rises_of_a_known_bowl():
     """Of a loss whose gradient is known, the step up has its length; the model stays."""
     torch.manual_seed(0)
@@ -316,26 +292,16 @@ def test_without_a_plan_nothing_is_trained_and_the_reason_is_said(monkeypatch):
 
 
 def test_kinds_of_epoch_are_told_apart(toys):
-    """On the virtual clock, which has one time model for each resolution, times are known."""
+    """On the virtual clock times are the plans' own."""
     (part,) = toys["wall"].metrics["parts"]
-    models = {kind["resolution"]: kind for kind in reversed(_PART["epochs"])}
     for number, (kind, solved) in enumerate(zip(_PART["epochs"], part["solved"], strict=True)):
         assert (solved["plan"] is None) == (kind["k"] == 1.0)
         entry = {key: kind[key] for key in ("k", "large_batch")}
         entry |= {"samples": 40, "n_small": 1, "n_large": 1, "a": solved["a"], "b": solved["b"]}
         plan = building.plan_of(entry) if kind["k"] > 1 else workers.alone(kind["large_batch"], 40)
-        first = models[kind["resolution"]]
-        a, b = (0.001, 0.01) if first["a"] is None else (first["a"], first["b"])
-        due = [[plan.time_of(own, TimeModel(a, b))] * _WALL["rounds"] for own in plan.kinds]
-        found = part["shares_s"][str(number)]
-        assert [seconds == pytest.approx(d) for seconds, d in zip(found, due, strict=True)]
+        for own, seconds in zip(plan.kinds, part["shares_s"][str(number)], strict=True):
+            assert seconds == pytest.approx([plan.time_of(own)] * _WALL["rounds"])
     assert len(part["round_s"]["asp"]) == _WALL["rounds"]
-
-
-def test_workers_without_a_core_each_are_not_timed(monkeypatch):
-    monkeypatch.setattr(workers, "devices_here", lambda device: 1)
-    metrics = workers.wall_times(_WALL, 0, None, "cpu").metrics
-    assert metrics == {"devices": 1, "parts": []}
 
 
 def logged(*entries: tuple[int, int, int, float]) -> list[Commit]:
@@ -360,69 +326,14 @@ def test_metrics_of_times(toys):
     metrics = toys["times"].metrics
     assert [fit["resolution"] for fit in metrics["fits"]] == _TIMES["resolutions"]
     for fit, passes in zip(metrics["fits"], metrics["passes"], strict=True):
-        line = np.polyfit(_TIMES["batch_sizes"], fit["seconds"], 1)
-        assert (fit["a"], fit["b"]) == pytest.approx(tuple(line), rel=1e-6)
         assert [row["batch"] for row in passes] == _TIMES["batch_sizes"]
         for row in passes:
             steps = math.ceil(80 / row["batch"])
             whole = (fit["a"] * row["batch"] + fit["b"]) * steps
             assert row["equation2_s"] == pytest.approx(whole) and row["measured_s"] > 0
             assert row["predicted_s"] == pytest.approx(fit["a"] * 80 + fit["b"] * steps)
-    assert set(metrics["epoch_s"]) == {"6", "8"}
-    shares = metrics["shares"]
-    assert len({(row["k"], row["n_small"]) for row in shares}) == 8
-    for row in shares:
-        if "error" in row:
-            assert "feasible k" in row["error"] or "b =" in row["error"]
-        else:
-            assert row["measured_s"] > 0 and row["predicted_s"] > 0
-
-
-def test_where_smaller_batches_look_slower_all_is_measured_again(monkeypatch):
-    asked = []
-
-    def busy(functions, *, warmup, repeats, device):
-        asked.append(repeats)
-        times = growing(functions, warmup=warmup, repeats=repeats, device=device)
-        slow = dict(zip(times, reversed(times.values()), strict=True))
-        return times if len(asked) > quiet else slow
-
-    monkeypatch.setattr(measuring, "time_interleaved", busy)
-    monkeypatch.setattr(measuring, "_pass", lambda *arguments: lambda: None)
-    quiet = 1
-    fit, _ = measuring.fitted(_TIMES, 8, {}, 5, "cpu")
-    assert fit.a > 0 and asked == [5, 10]
-    asked, quiet = [], 9
-    with pytest.raises(ValueError, match="do not increase"):
-        measuring.fitted(_TIMES, 8, {}, 5, "cpu")
-    assert asked == [5, 10, 20]
-
-
-def test_a_pass_ends_with_a_short_batch(monkeypatch):
-    made = []
-
-    def step_of(config, model, resolution, batch, device):
-        return lambda: made.append(batch)
-
-    monkeypatch.setattr(measuring, "step_of", step_of)
-    for batch, samples, steps in ((4, 10, [4, 4, 2]), (5, 10, [5, 5]), (16, 10, [10])):
-        made.clear()
-        measuring._pass(_TIMES, 8, batch, samples, "cpu")()
-        assert made == steps
-
-
-def test_published_times(toys):
-    found = toys["published"].metrics["frameworks"]
-    for fit in found.values():
-        assert (fit["a"], fit["b"]) == pytest.approx((5e-4, 0.01))
-        assert fit["largest_error"] == pytest.approx(0, abs=1e-9)
-        assert len(fit["table2"]) == 8 and fit["batches"] == list(range(20, 501, 20))
-        assert fit["epoch_s"] == pytest.approx(fit["predicted_s"])
-        assert {"38", "83", "500"} < set(fit["plan_errors"])
-    bent = measuring.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]["TensorFlow"]
-    assert 0.04 < bent["median_error"] <= bent["largest_error"] < 0.1
-    assert 0.9 < bent["share_beyond"] <= 1
-    assert bent["plan_errors"]["83"] > 0 > bent["plan_errors"]["38"]
+    for row in metrics["shares"]:
+        assert "feasible k" in row["error"] if "error" in row else row["measured_s"] > 0
 
 
 # Memory.

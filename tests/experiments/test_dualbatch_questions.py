@@ -2,7 +2,17 @@
 
 import made
 import pytest
-from made_dualbatch import PAPER, REPORTED, World, caption, judge, results, rows
+from made_dualbatch import (
+    PAPER,
+    REPORTED,
+    World,
+    caption,
+    judge,
+    line,
+    paper_accuracy,
+    results,
+    rows,
+)
 
 from repro import report
 from repro.experiments.dualbatch import building, cells, runs
@@ -23,6 +33,71 @@ WORLDS = {
 def test_the_papers_own_numbers_reproduce_every_claim(target):
     word, evidence = judge(target, PROFILES.get(target.partition("/")[0], "gpu"))
     assert word == "reproduced", evidence
+
+
+def mirrored(config):
+    return 140 - paper_accuracy(config)
+
+
+def slow_asp(metrics, config):
+    metrics["parts"][0]["round_s"]["asp"] = [9.0, 9.1, 9.2]
+
+
+def longer(metrics, config):
+    """The small-batch worker takes longer: an epoch ends with the slower one."""
+    for number, kind in enumerate(config["parts"][0]["epochs"]):
+        if kind["in"] == "own" and kind["k"] > 1:
+            shares = metrics["parts"][0]["shares_s"][str(number)]
+            shares[0] = [1.2 * seconds for seconds in shares[0]]
+
+
+def flat(metrics, config):
+    if config["batches"] == "large":
+        metrics["rises"] = [[value / 9 for value in row] for row in metrics["rises"]]
+        metrics |= {"worst_rise": metrics["worst_rise"] / 9, "test_loss": 0.1}
+
+
+def slow_shares(metrics, config):
+    for row in metrics["shares"]:
+        if "batch" in row:
+            row["measured_s"] = 1.1 * row["predicted_s"]
+
+
+FLAT = {"edit": {"flatness": flat}}
+SLOW = {"cycled": lambda side, highest: 1.0 if side == highest else 1.2}
+CONTRARY = {
+    "figure3/line": {"step": lambda side, n: line(side, n) * (1 + 0.9 * (n / 600) ** 2)},
+    "figure4/falls": {"step": lambda side, n: n**1.2},
+    "figure4/equation2": {"epoch": lambda side, n: 1.1},
+    "table3/factor_gains": {"accuracy": mirrored},
+    "table4/shares_predicted": {"edit": {"times": slow_shares}},
+    "table5/gain": {"accuracy": lambda config: 68.0 - config["n_small"]},
+    "table5/one_too_few": {"accuracy": lambda config: 80.0 - config["n_small"]},
+    "table5/three_best": {"accuracy": lambda config: 60.0 + config["n_small"]},
+    "table5/lowest_loss": {"loss": lambda config: 2.0 - config["n_small"] / 10},
+    "table8/accuracy": {"accuracy": mirrored},
+    "table8/gain": {"accuracy": lambda config: 70.0},
+    "table8/over_cyclic": {"accuracy": lambda config: 68.0},
+    "table8/saving": SLOW,
+    "table10/saving": SLOW,
+    "table10/imagenet_accuracy": {"accuracy": lambda config: 65.0 - config["n_small"]},
+    "table10/imagenet_loss": {"accuracy": lambda config: 65.0},
+    "synchronisation/asp_faster": {"edit": {"wall": slow_asp}},
+    "synchronisation/asp_converges_worse": {
+        "edit": {"synchronise": lambda metrics, config: metrics.update(accuracy=[10.0, 69.0])}
+    },
+    "flatness/sharper": FLAT,
+    "flatness/dual_flatter": FLAT,
+    "flatness/test_loss": FLAT,
+    "own_plan/extra_time": {"edit": {"wall": longer}},
+    "own_plan/gain": {"accuracy": lambda config: 67.8},
+}
+
+
+@pytest.mark.parametrize("target", CLAIMS)
+def test_numbers_that_contradict_a_claim_do_not_reproduce_it(target):
+    profile = PROFILES.get(target.partition("/")[0], "gpu")
+    assert judge(target, profile, **CONTRARY[target])[0] == "not reproduced"
 
 
 @pytest.mark.parametrize("artefact", PAPER.artefacts)
@@ -95,16 +170,6 @@ def test_the_raw_measurements_plan():
     assert row["holds"] == "NO" and "39 for 38" in row["evidence"]
 
 
-@pytest.mark.parametrize(("table", "count"), [("table2", 8), ("table6", 25), ("table7", 9)])
-def test_ours_equal_the_papers(table, count):
-    found = rows(table)
-    assert len(found) == count
-    for row in found:
-        for name in row:
-            if f"{name}, paper" in row and name != "d_S/d_L":
-                assert row[name] == row[f"{name}, paper"]
-
-
 @pytest.mark.parametrize(("table", "count"), [("table7", 18), ("table9", 24)])
 def test_schedules(table, count):
     def edit(metrics, config):
@@ -122,12 +187,6 @@ def test_the_schemes_have_the_papers_symbols():
     assert [row["batches, paper"] for row in found[:2]] == ["(B_S2, B_L2)"] * 2
     assert [row["batches"] for row in found[:2]] == ["102, 560"] * 2
     assert [row["rate, paper"] for row in found[-4:]] == ["η1", "η1", "η2", "η2"]
-
-    def mixed(metrics, config):
-        metrics["rows"][-1]["resolution"] = 24
-
-    row = checked("table1", edit={"schemes": mixed})
-    assert row["holds"] == "NO" and "11 of 12: not hybrid scheme, resolution" in row["evidence"]
 
 
 def test_times_of_the_papers_devices():

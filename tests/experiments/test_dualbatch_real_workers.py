@@ -20,7 +20,6 @@ def test_the_saving_is_of_whole_schedules(artefact):
     def cycled(share):
         return {"cycled": lambda side, highest: 1.0 if side == highest else share}
 
-    assert judge(f"{artefact}/saving", **cycled(1.2))[0] == "not reproduced"
     # 4 % of the paper's 10, 5 % of its 35: certainly less time, but not so much less.
     assert judge(f"{artefact}/saving", **cycled(0.92))[0] == "partly"
     assert judge(f"{artefact}/saving", noise=1.0)[0] == "undecided"
@@ -78,17 +77,16 @@ def test_workers_that_share_a_core_say_nothing():
     assert len(rows("own_plan", world)) == 2
 
 
-def test_figures_draw_both_ratios():
-    lines = figure("table10", World(noise=0.0)).axes[0].get_lines()
-    values = {round(line.get_xdata()[0], 6) for line in lines}
-    assert {round(22_161 / 33_975, 6), round(1385 / 1541, 6)} <= values
-    lines = figure("own_plan", World(noise=0.0)).axes[0].get_lines()
-    for label in ("paper", "ours"):
-        drawn = [line.get_xdata()[0] for line in lines if line.get_label() == label]
-        assert drawn == pytest.approx([1.05, 1.1])
-
-
 # A plan for times measured here.
+
+
+def test_without_a_plan_nothing_is_judged():
+    word, evidence = judge("own_plan/extra_time", edit={"wall": no_plans})
+    assert word == "not run" and "there is no B_S" in evidence
+    word, evidence = judge("own_plan/gain", edit={"own_plan": no_plan})
+    assert word == "not run" and "there is no B_S" in evidence
+    # Of one seed no spread is known.
+    assert judge("own_plan/gain", "quick")[0] == "undecided"
 
 
 def no_plan(metrics, config):
@@ -103,53 +101,7 @@ def no_plans(metrics, config):
             del metrics["parts"][0]["shares_s"][str(number)]
 
 
-def longer(factor):
-    def edit(metrics, config):
-        for number, kind in enumerate(config["parts"][0]["epochs"]):
-            if kind["in"] == OWN and kind["k"] == 1.1:
-                shares = metrics["parts"][0]["shares_s"][str(number)]
-                # Of the small-batch worker alone: an epoch ends with the slower one.
-                shares[0] = [factor * seconds for seconds in shares[0]]
-
-    return {"wall": edit}
-
-
-def test_extra_time():
-    assert judge("own_plan/extra_time", edit=longer(1.03))[0] == "reproduced"
-    word, evidence = judge("own_plan/extra_time", edit=longer(1.2))
-    assert word == "partly" and "k = 1.1, measured over promised: ×1.1" in evidence
-    assert judge("own_plan/extra_time", noise=0.05)[0] == "undecided"
-    word, evidence = judge("own_plan/extra_time", edit={"wall": no_plans})
-    assert word == "not run" and "there is no B_S" in evidence
-
-
-def test_gain_by_our_own_plan():
-    assert judge("own_plan/gain", accuracy=lambda config: 67.8)[0] == "not reproduced"
-    word, evidence = judge("own_plan/gain", edit={"own_plan": no_plan})
-    assert word == "not run" and "there is no B_S" in evidence
-    # Of one seed no spread is known.
-    assert judge("own_plan/gain", "quick")[0] == "undecided"
-
-
-def test_table_of_our_own_plan():
-    found = rows("own_plan", World(noise=0.0))
-    assert found[1]["plan"] == "trained, times measured here"
-    assert found[1]["b / a (samples)"] == "30.0" and found[0]["gain, paper"] == "+2.7"
-    own = [row for row in found if "times measured here, 32 px" in row["plan"]]
-    assert [row.get("time over large batches", "")[:6] for row in own] == ["", "×1.050", "×1.100"]
-    none = rows("own_plan", World(edit={"wall": no_plans, "own_plan": no_plan}))
-    assert sum("no plan" in row["plan"] for row in none) == 2
-
-
 # Synchronisation.
-
-
-def test_real_workers_decide_which_is_faster():
-    def slower(metrics, config):
-        metrics["parts"][0]["round_s"]["asp"] = [9.0, 9.1, 9.2]
-
-    assert judge("synchronisation/asp_faster", edit={"wall": slower})[0] == "not reproduced"
-    assert judge("synchronisation/asp_faster", noise=0.8)[0] == "undecided"
 
 
 def test_each_process_compares_its_own_rounds():
@@ -197,39 +149,18 @@ def test_convergence_by_the_same_rule():
         assert "left out, since neither learned anything: delta" in evidence
 
 
-def test_all_end_at_the_same_virtual_time():
-    def late(metrics, config):
-        if config["sync"] == "asp":
-            metrics["virtual_time_s"] = [4.0, 8.4]
-
-    found = results("synchronisation", World(edit={"synchronise": late}))
-    assert made.check_row("dualbatch/synchronisation", 0, found)["holds"] == "NO"
-
-
 def test_table_of_synchronisation():
     found = rows("synchronisation")
     assert [row["merge"] for row in found[:10]] == [merge for _, merge in SYNCS]
     assert found[-1]["synchronisation"].startswith("ASP, two real workers")
     stale = ["0.00"] * 4 + ["3.00"] * 3 + ["1.00"] * 3
     assert [row["staleness, mean"] for row in found[:10]] == stale
-    assert [row["shares ahead, most"] for row in found[:10]] == [0] * 4 + [1] * 6
     slow = [row["synchronisation"].split(", one")[0] for row in found[10:14]]
     assert slow == [*(f"SSP, s = {bound}" for bound in range(3)), "ASP"]
     # Of large batches alone, k = 1.05 and k = 1.1: 3.15 s in turns at a barrier, 2.5 without.
     bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[14:])
     assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
     assert len(rows("synchronisation", profile="paper")) == 12
-
-
-def test_figures_of_synchronisation():
-    (axis,) = figure("synchronisation", World(noise=0.0)).axes
-    accuracy = axis.containers[0].lines[0].get_ydata()
-    assert list(accuracy) == pytest.approx([70.0] * 4 + [67.0] * 3 + [69.0] * 3)
-    bars = panel(figure("figure2"), "ASP").patches  # shares begin with their pull
-    assert [(bar.get_x(), bar.get_width()) for bar in bars[4:]] == [(n, 4) for n in (1, 2, 3, 4)]
-    bars = panel(figure("figure2"), "BSP").patches
-    assert [bar.get_x() for bar in bars] == [0] * 4 + [4] * 4
-    assert [row["of version"] for row in rows("figure2")] == [0] * 12
 
 
 def test_engines():
@@ -261,27 +192,6 @@ def edited(**changes):
             change(metrics)
 
     return {"flatness": edit}
-
-
-def flat_at_random(metrics):
-    metrics["rises"] = [[value / 9 for value in row] for row in metrics["rises"]]
-
-
-def flat(metrics):
-    flat_at_random(metrics)
-    metrics["worst_rise"] /= 9
-
-
-def test_sharper_and_flatter():
-    assert judge("flatness/sharper", edit=edited(large=flat))[0] == "not reproduced"
-    # One measure of two.
-    assert judge("flatness/sharper", edit=edited(large=flat_at_random))[0] == "partly"
-    assert judge("flatness/sharper", noise=0.9)[0] == "undecided"
-    word, evidence = judge("flatness/dual_flatter", edit=edited(large=flat))
-    assert word == "not reproduced" and "dual over large" in evidence
-    assert judge("flatness/dual_flatter", edit=edited(small=flat))[0] == "reproduced"
-    low = edited(large=lambda metrics: metrics.update(test_loss=0.1))
-    assert judge("flatness/test_loss", edit=low)[0] == "not reproduced"
 
 
 def test_variance_of_gradients():

@@ -3,7 +3,7 @@
 import made
 import numpy as np
 import pytest
-from made_dualbatch import PAPER, World, figure, judge, legend_of, line, only, panels, results, rows
+from made_dualbatch import PAPER, World, figure, judge, line, only, panels, results, rows
 
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.runs import CIFAR
@@ -14,17 +14,6 @@ RAW = [
     f"paper: ResNet-18, GTX 1080,\n{name}, raw measurements" for name in ("PyTorch", "TensorFlow")
 ]
 NO_RAW_DATA = World(status=only(role=CIFAR))
-
-
-def published(**changes):
-    """Return an edit of TensorFlow's fit, or of a list in it by a function."""
-
-    def edit(metrics, config):
-        fit = metrics["frameworks"]["TensorFlow"]
-        for name, value in changes.items():
-            fit[name] = value(fit) if callable(value) else value
-
-    return {"published": edit}
 
 
 def checked(artefact, position=0, **world):
@@ -64,18 +53,6 @@ def test_the_farthest_is_widened_for_the_choice():
 
 
 # Figure 3.
-
-
-def test_line():
-    def bent(off):
-        return {"step": lambda side, n: line(side, n) * (1 + off * (n / 600) ** 2)}
-
-    assert judge("figure3/line", **bent(0.9))[0] == "not reproduced"
-    assert judge("figure3/line", noise=0.5)[0] == "undecided"
-    row = checked("figure3", edit=published(per_batch_s=lambda fit: [n**2 for n in fit["batches"]]))
-    assert row["holds"] == "NO" and "PyTorch: +0.0 %, TensorFlow: -" in row["evidence"]
-    row = checked("figure3", 1, edit=published(median_error=0.03))
-    assert row["holds"] == "NO" and "PyTorch: median 2.0 %" in row["evidence"]
 
 
 def test_without_the_raw_data():
@@ -131,18 +108,6 @@ def verdict(target, found):
     return judged.word, judged.evidence
 
 
-def test_a_slow_process_is_slow_in_all():
-    def slow(seed, name, seconds):
-        return seconds * 1.5**seed
-
-    found = by_processes("figure4", slow, noise=0.0)
-    word, evidence = verdict("figure4/equation2", found)
-    assert word == "reproduced" and evidence.count("farthest of 9: ") == 2
-    assert verdict("figure4/falls", found)[0] == "reproduced"
-    word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
-    assert word == "reproduced" and "[-0.0, +0.0" in evidence
-
-
 def test_a_round_counts_no_more_than_its_process():
     def one_is_odd(seed, name, seconds):
         return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
@@ -159,44 +124,21 @@ def test_a_round_counts_no_more_than_its_process():
 # Figure 4.
 
 
-def test_table_and_figure_of_epochs():
-    found = rows("figure4", World(epoch=lambda side, n: 1.1, noise=0.0))
-    assert [row["error, median"] for row in found[1:3]] == ["10.0 %", "10.0 %"]
-    assert found[-1]["seconds"] == "63.3 to 29.7"  # by the world's a and b
-    drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
-    assert legend_of(drawn) == [
-        "ours: measured",
-        "ours: equation 2",
-        "paper's: measured",
-        "paper's: equation 2",
-    ]
-    points, _ = panels(drawn)[RAW[0]].get_lines()
-    assert points.get_markerfacecolor() == "none"
-    measured, predicted = panels(drawn)[OURS[0]].get_lines()
-    assert measured.get_ydata() == pytest.approx(1.01 * np.array(predicted.get_ydata()))
-
-
-def test_falls():
-    assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
-    mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
-    assert mixed[0] == "partly"
-    assert judge("figure4/falls", step=lambda side, n: 1e-3 * n, noise=0.05)[0] == "undecided"
-    row = checked("figure4", edit=published(epoch_s=lambda fit: [1.0 + n for n in fit["batches"]]))
-    assert row["holds"] == "NO" and "PyTorch: twice the batch ×0.8" in row["evidence"]
-
-
 def test_equation_2():
     def off(far):
         return {"epoch": lambda side, n: 1.1 if (side, n) in far or not far else 1.0}
 
-    assert judge("figure4/equation2", "long", **off(()))[0] == "not reproduced"
     word, evidence = judge("figure4/equation2", "long", **off([(12, 8)]))
     assert word == "partly" and "12 px, batch size 8: ×1.098" in evidence
     assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
     word, evidence = judge("figure4/equation2", noise=2.0)
     assert word == "undecided" and "a fitted line predicts one of 0 or less" in evidence
-    edit = published(largest_error=0.05, largest_at=7, share_beyond=0.1)
-    row = checked("figure4", 1, edit=edit)
+
+    def edit(metrics, config):
+        far = {"largest_error": 0.05, "largest_at": 7, "share_beyond": 0.1}
+        metrics["frameworks"]["TensorFlow"].update(far)
+
+    row = checked("figure4", edit={"published": edit})
     assert row["holds"] == "NO"
     assert "at batch size 7; 10.0 % of 500 batch sizes" in row["evidence"]
 
@@ -230,12 +172,8 @@ def test_table_4():
     found = rows("table4")
     paper = [row for row in found if row["where"] == "paper, GTX 1080"]
     assert [row["error"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
-    assert len(paper) == 10 and {row["error"] for row in found[10:-1]} == {"+2.0 %"}
-    assert {row["where"] for row in found[10:]} == {
-        "here, small",
-        "here, large",
-        "here, 4 small: no plan",
-    }
+    assert len(paper) == 10 and {row["error"] for row in found[10:]} == {"+2.0 %"}
+    assert {row["where"] for row in found[10:]} == {"here, small", "here, large"}
 
     def unsolved(metrics, config):
         metrics["shares"] = [row for row in metrics["shares"] if "error" in row]
@@ -258,23 +196,3 @@ def test_the_largest_batch(error, word):
     assert [row["error, paper"] for row in found] == ["3.5 %", "3.7 %"]
     assert [row["error"] for row in found] == [f"{error:+.1f} %"] * 2
     assert [row["limit (MiB)"] for row in found] == ["24,576"] * 2
-
-
-def test_one_of_two_decides_nothing_of_both_and_nothing_may_fit():
-    lacking = {"status": lambda run: {} if run.config["role"] == CIFAR else made.OUT_OF_MEMORY}
-    row = checked("figure13", **lacking)
-    assert row["holds"] == "yes" and row["evidence"].endswith("ImageNet: no records")
-    none = {"memory": lambda metrics, config: metrics.update(measured_max=0)}
-    assert checked("figure13", edit=none)["holds"] == "NO"
-    assert [row["error"] for row in rows("figure13", World(edit=none))] == ["–", "–"]
-
-
-def test_figure_13():
-    first, _ = figure("figure13").axes
-    assert first.get_title() == "in CIFAR's place\nours: ResNet-18, 32 px"
-    points, fitted, limit = first.get_lines()
-    sizes, peaks = points.get_data()
-    assert len(sizes) == 9  # eight probes, and one beyond
-    assert peaks[0] == pytest.approx((2**20 + 2**14 * 64) / 2**20)
-    assert fitted.get_ydata() == pytest.approx(peaks, rel=1e-6)
-    assert limit.get_ydata()[0] == 24_576

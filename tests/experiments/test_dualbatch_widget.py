@@ -25,13 +25,6 @@ def drawn_steps(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
     return found
 
 
-@pytest.mark.parametrize(("k", "sizes"), [(1.05, [83, 154, 205, 242]), (1.1, [38, 87, 127, 160])])
-def test_plans_of_table_2(k, sizes):
-    assert [solve(PAPER, k, n, 500).small_batch for n in (1, 2, 3, 4)] == sizes
-    baseline = solve(PAPER, 1.0, 0, 500)
-    assert baseline.small_batch is None and baseline.large_samples == 12_500
-
-
 @pytest.mark.parametrize("k", [0.5, 1.0, 3.0, float("nan")])
 def test_the_infeasible_is_said_in_words(k):
     said = solve(PAPER, k, 1, 500)
@@ -61,15 +54,6 @@ def test_every_worker_has_its_words_and_steps(n_small):
         assert spans[0][0] == 0 and spans[-1][1] == pytest.approx(plan.time_of(kind))
         for (_, end), (start, _) in itertools.pairwise(spans):
             assert start == pytest.approx(end, abs=1e-9)
-
-
-def test_numbers_and_the_baselines_epoch():
-    plan = solve(PAPER, 1.05, 1, 500)
-    for text in ("k = 1.05", "B_S = 83, d_S = 10,625", "B_L = 500, d_L = 13,125", "factor 0.810"):
-        assert text in describe(plan)
-    assert f"{PAPER.times.pass_time(83, 10_625):.3f} and " in describe(plan)
-    (line,) = draw(PAPER, 500, plan).axes[0].get_lines()
-    assert line.get_xdata()[0] == pytest.approx(solve(PAPER, 1.0, 0, 500).time_of("large"))
 
 
 def test_axes_and_names_stay_whatever_the_sliders_say():

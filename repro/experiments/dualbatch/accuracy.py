@@ -18,7 +18,6 @@ from repro.experiments.dualbatch import real_workers, runs
 from repro.experiments.dualbatch.cells import (
     Line,
     Lines,
-    Records,
     artefact,
     change,
     compared,
@@ -49,7 +48,6 @@ from repro.report import Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
 UNTUNED = "untuned (edge of the grid)"
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = Mapping[str, Lines]  # by title, then by a name of `drawing.STYLES`
@@ -154,25 +152,6 @@ def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     return with_colons(cases(names, best))
 
 
-def extra_time(results: Results) -> tuple[bool, str]:
-    """Ask whether a training takes k times the baseline's by the virtual clock."""
-    ratios = {}
-    for k, n in itertools.product(K, range(1, WORKERS + 1)):
-        ours, base = (virtual_times(section51(results, k, m)) for m in (n, 0))
-        if ours and base:
-            ratios[k, n] = float(np.mean(ours) / np.mean(base))
-    if not ratios:
-        raise NotRun("no records with a virtual time")
-    said = ", ".join(f"k = {k:g}, n_S = {n}: {ratio:.3f}" for (k, n), ratio in ratios.items())
-    return all(abs(ratio / k - 1) <= SAME_TIME for (k, _), ratio in ratios.items()), said
-
-
-def virtual_times(records: Records) -> list[float]:
-    """The virtual seconds of whole trainings; a cluster has none."""
-    series = [record.metrics["virtual_time_s"] for record in records]
-    return [seconds[-1] for seconds in series if seconds]
-
-
 TABLE5 = artefact(
     "table5",
     partial(table, of=by_k, columns="k, workers"),
@@ -183,7 +162,6 @@ TABLE5 = artefact(
         "three_best": partial(over_best, metric="accuracy", wanted=3, sign=1),
         "lowest_loss": partial(over_best, metric="test_loss", wanted=1, sign=-1),
     },
-    checks={"extra_time": extra_time},
 )
 
 # Tables 8 and 10: the resolution cycled as well.
@@ -297,24 +275,12 @@ def _over_small(lines: Lines) -> Lines:
     }
 
 
-def updates_over_baseline(record: Record) -> float:
-    """The updates of an epoch over those of large batches alone."""
-    plan, asked = record.metrics["plans"][-1], record.config["sub_stages"][-1]["plan"]
-    n, large = record.config["n_small"], asked["large_batch"]
-    small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
-    rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
-    return float((small + rest) / (asked["samples"] / large))
-
-
 def gain_table(results: Results, of: Callable[[Results], Groups]) -> list[dict[str, Any]]:
-    """Gains by group and mix, and the number of updates."""
+    """Gains by group and mix."""
     return [
         {
             "trained with": title,
             "workers": name,
-            "updates over large batches'": Summary.of(
-                map(updates_over_baseline, lines[name].records[:1])
-            ).text(),
             "gain, paper (points)": f"{paper:+.1f}",
             "gain (points)": gain_text(gain),
             "n": len(lines[name].records),
@@ -359,25 +325,6 @@ def best_rate(results: Results, n: int) -> float | None:
     return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
 
 
-def tuned_gain(results: Results, n: int) -> Estimate:
-    """The gain over large batches alone, each at its own rate; seeds that chose it do not judge."""
-    cells: list[Records] = []
-    for m in (n, 0):
-        rate = best_rate(results, m)
-        if rate is None:
-            raise NotRun("not all rates were run")
-        if rate in (RATES[0], RATES[-1]):
-            raise NotRun(f"{mix(m)}: {UNTUNED}")
-        cells.append([r for r in _at_rate(results, m, rate) if r.seed not in runs.SEARCH_SEEDS])
-    if not all(cells):
-        raise NotRun("every seed chose the rates, and none is left to judge them")
-    return change(results, cells[0], cells[1])
-
-
-def _tuned(results: Results, n: int, name: str) -> Estimate:
-    return tuned_gain(results, n)
-
-
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
@@ -388,10 +335,6 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
         for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
             mean = Summary.of(final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
-        if n and best:
-            (found,) = cases([""], partial(_tuned, results, n)).values()
-            told = f"not run: {found}" if isinstance(found, NotRun) else str(found)
-            row["gain over large batches, both tuned"] = told
         rows.append(row | {"n": len(records)})
     return rows
 

@@ -79,7 +79,7 @@ class TrainingData:
         count = min(config["test_samples"], len(data.test))
         test = _three_channels(data.test.evenly(count))
         for entry in config["sub_stages"]:  # sets come in squares, of the highest resolution
-            resized(train.images.shape, entry["resolution"], aspect=None, allow_enlarging=False)
+            resized(train.images.shape, entry["resolution"])
         self.augment = dict(config["augment"])
         few = min(STREAMED_STATISTICS, len(train))
         # All images where they lie in memory; of the others some, evenly.

@@ -139,20 +139,6 @@ def _lines(results: Results, kind: str) -> dict[str, np.ndarray]:
     return {which: np.array([line[which] for line in lines]).T for which in ("train", "test")}
 
 
-def figure1_table(results: Results) -> list[dict[str, Any]]:
-    """Training and test loss at the ends and at the middle of the line."""
-    return [
-        {"trained with": name, "loss": which}
-        | {
-            f"at {PLACES[index]:+g}": Summary.of(losses[index]).text(2)
-            for index in range(0, len(PLACES), len(PLACES) // 2)
-        }
-        for kind, name in KINDS.items()
-        for which, losses in _lines(results, kind).items()
-        if losses.size
-    ]
-
-
 def figure1(results: Results) -> "Figure":
     """Draw training and test loss along one random direction through each end."""
     from repro.experiments.dualbatch import drawing
@@ -170,4 +156,4 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
-FIGURE1 = artefact("figure1", figure1_table, figure1)
+FIGURE1 = artefact("figure1", table, figure1)

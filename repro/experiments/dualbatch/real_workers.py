@@ -24,7 +24,6 @@ from repro.experiments.dualbatch.cells import (
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import (
     BySeed,
-    Case,
     Cases,
     Cell,
     Estimate,
@@ -160,28 +159,20 @@ def saving_rows(results: Results, role: str) -> list[dict[str, str]]:
 
 def draw_saving(results: Results) -> "Figure":
     """Draw the time that cycling the resolution takes over the highest one alone."""
-    found = cases(PARTS, lambda role: cycled(results, role))
-    rows = {f"at {role}'s resolutions": (PAPER_RATIOS[role], ours) for role, ours in found.items()}
-    xlabel = "time of the hybrid scheme over dual-batch learning's"
-    return _draw(results, rows, xlabel, f"{ROLE}, four workers with a GPU each")
-
-
-def _draw(
-    results: Results, found: Mapping[str, tuple[float, Case]], xlabel: str, paper: str
-) -> "Figure":
-    """Draw ratios by label, the paper's and ours."""
     from repro.experiments.dualbatch import drawing
 
     rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
-    for label, (published, ours) in found.items():
+    for role, ours in cases(PARTS, lambda role: cycled(results, role)).items():
         mean = interval = None
         if isinstance(ours, Estimate):
             low, high = ours.interval()
             mean, interval = math.exp(ours.mean), (math.exp(low), math.exp(high))
-        rows.append((label, published, mean, interval))
-    figure = drawing.plots.effects(rows, f"{xlabel} (ratio)", log=False)
+        rows.append((f"at {role}'s resolutions", PAPER_RATIOS[role], mean, interval))
+    xlabel = "time of the hybrid scheme over dual-batch learning's (ratio)"
+    figure = drawing.plots.effects(rows, xlabel, log=False)
     ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
-    drawing.titled(figure.axes[0], f"{ran}\npaper: {paper}", 100)
+    paper = f"paper: {ROLE}, four workers with a GPU each"
+    drawing.titled(figure.axes[0], f"{ran}\n{paper}", 100)
     return figure
 
 
@@ -240,14 +231,6 @@ def over_alone(results: Results, k: float) -> Estimate:
     return _time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
 
 
-def draw_own_plan(results: Results) -> "Figure":
-    """Draw the time of an epoch with both batch sizes, ours and the promised k."""
-    found = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
-    rows = {f"planned for {name}": (PLANNED[name], ours) for name, ours in found.items()}
-    xlabel = "time of an epoch with both batch sizes over large ones alone"
-    return _draw(results, rows, xlabel, "the promised k")
-
-
 def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
 
@@ -270,6 +253,5 @@ def own_gain(results: Results) -> Cases:
 OWN_PLAN = artefact(
     "own_plan",
     own_plan_table,
-    draw_own_plan,
     claims={"extra_time": extra_time, "gain": own_gain},
 )

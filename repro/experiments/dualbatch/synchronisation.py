@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.dualbatch import runs
-from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_times
 from repro.experiments.dualbatch.cells import (
     Records,
     artefact,
@@ -52,29 +51,17 @@ def _shares(record: Record) -> list[tuple[int, float, float]]:
     return list(zip(metrics["worker"], pulls, metrics["commit_s"], strict=True))
 
 
-def _lead(record: Record) -> int:
-    """The most shares that a worker was ahead of the slowest when it pulled.
-
-    By the log: a version has as many commits as its number.
-    """
-    workers, pulls = record.metrics["worker"], record.metrics["pulled"]
-    leads, done = [], [0] * (1 + max(workers))
-    for worker, pulled in zip(workers, pulls, strict=True):
-        leads.append(done[worker] - min(workers[:pulled].count(n) for n in range(len(done))))
-        done[worker] += 1
-    return max(leads)
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     cells = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
-        if records := results.ok("synchronise", **config):
-            cells.append((slow, runs.RULES[0], records))
+        cells.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
     rows: list[dict[str, Any]] = []
     for name, merge, records in cells:
+        if not records:
+            continue
         stale = [value for record in records for value in record.metrics["staleness"]]
         losses = final(results, records, "test_loss")
         finite = all(map(math.isfinite, losses))
@@ -85,8 +72,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
                 "loss": Summary.of(losses).text(3) if finite else "not finite",
                 "n": len(records),
-                "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
-                "shares ahead, most": max(map(_lead, records), default=DASH),
+                "staleness, mean": f"{np.mean(stale):.2f}",
             }
         )
     try:
@@ -97,20 +83,6 @@ def table(results: Results) -> list[dict[str, Any]]:
         name = f"{_name(sync)}, two real workers, a round of epochs"
         rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
     return rows
-
-
-def draw(results: Results) -> "Figure":
-    """Draw final accuracies by synchronisation and merge rule."""
-    from repro.experiments.dualbatch import drawing
-
-    of = {f"{_name(sync)}, {rule}": _of(results, sync, rule) for sync, rule in runs.SYNCS}
-    ran = [record for records in of.values() for record in records]
-    accuracies = {name: final(results, records, "accuracy") for name, records in of.items()}
-    title = f"workers SIMULATED in turns; {whose(ran)}"
-    ylabel = "final test accuracy (%), ± 1 deviation"
-    figure, axes = drawing.draw_means({title: {"ours": accuracies}}, "", ylabel)
-    axes[0].tick_params(axis="x", rotation=45, labelsize=7)
-    return figure
 
 
 def asp_faster(results: Results) -> Cases:
@@ -150,41 +122,11 @@ def _learned(records: Records) -> bool:
     return not records or any(len(set(curve)) > 1 or len(curve) == 1 for curve in curves)
 
 
-def same_end(results: Results) -> tuple[bool, str]:
-    """Ask whether all synchronisations take as long as BSP by the virtual clock."""
-    times = {f"{_name(s)}, {m}": virtual_times(_of(results, s, m)) for s, m in runs.SYNCS}
-    base = times["BSP, average"]
-    ratios = {name: np.mean(time) / np.mean(base) for name, time in times.items() if time and base}
-    if len(ratios) < 2:
-        raise NotRun("no records with a virtual time")
-    evidence = ", ".join(f"{name} ×{value:.3f}" for name, value in ratios.items())
-    return all(abs(value - 1) <= SAME_TIME for value in ratios.values()), evidence
-
-
 SYNCHRONISATION = artefact(
     "synchronisation",
     table,
-    draw,
     claims={"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse},
-    checks={"same_end": same_end},
 )
-
-
-def figure2_table(results: Results) -> list[dict[str, Any]]:
-    """The first commits of each training: which version a worker pulled, and when."""
-    return [
-        {
-            "synchronisation": _name(sync),
-            "worker": worker,
-            "pulls at (s)": f"{pull:.3f}",
-            "of version": record.metrics["pulled"][number],
-            "pushes at (s)": f"{merge:.3f}",
-            "staleness": record.metrics["staleness"][number],
-        }
-        for sync, rule in runs.SHOWN
-        for record in _of(results, sync, rule)[:1]
-        for number, (worker, pull, merge) in enumerate(_shares(record)[: runs.WORKERS])
-    ]
 
 
 def figure2(results: Results) -> "Figure":
@@ -213,7 +155,7 @@ def figure2(results: Results) -> "Figure":
     return figure
 
 
-FIGURE2 = artefact("figure2", figure2_table, figure2)
+FIGURE2 = artefact("figure2", table, figure2)
 
 # Real processes and the simulation (our question, not the paper's).
 
