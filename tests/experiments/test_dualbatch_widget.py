@@ -40,9 +40,12 @@ def test_the_infeasible_is_said_in_words(k):
 def test_every_worker_has_its_words_and_steps(n_small):
     plan = solve(PAPER, 1.05, n_small, 500)
     said = describe(plan)
-    assert (f"{n_small} small" in said) == (n_small > 0)
-    assert (f"{4 - n_small} large" in said) == (n_small < 4)
-    assert said.count(" and ") == (0 < n_small < 4)
+    for kind in set(plan.kinds):
+        workers = f"{plan.kinds.count(kind)} with batches of {plan.batch_of(kind)} "
+        assert (
+            f"{workers}({plan.share_of(kind):,} samples each, {plan.time_of(kind):.3f} s)" in said
+        )
+    assert ("an update of small batches counts" in said) == (n_small > 0)
     drawn = draw(PAPER, 500, plan)
     FigureCanvasAgg(drawn).draw()
     assert plt.get_fignums() == []

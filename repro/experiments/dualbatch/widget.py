@@ -70,19 +70,19 @@ def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBat
 
 
 def describe(plan: DualBatchPlan | str) -> str:
-    """A plan in a few words, with the paper's symbols, or why there is none."""
+    """A plan in words and units, or why there is none."""
     if isinstance(plan, str):
         return f"no such plan: {plan}"
-    parts = []
-    for kind in dict.fromkeys(plan.kinds):
-        letter = kind[0].upper()
-        parts.append(
-            f"{plan.kinds.count(kind)} {kind}: B_{letter} = {plan.batch_of(kind)}, "
-            f"d_{letter} = {plan.share_of(kind):,}"
-        )
-    times = " and ".join(f"{plan.time_of(kind):.3f}" for kind in dict.fromkeys(plan.kinds))
-    factor = f"factor {plan.update_factor:.3f}"
-    return f"k = {plan.k:g}; {'; '.join(parts)}; {factor}; {times} s an epoch"
+    parts = [
+        f"{plan.kinds.count(kind)} with batches of {plan.batch_of(kind)} "
+        f"({plan.share_of(kind):,} samples each, {plan.time_of(kind):.3f} s)"
+        for kind in dict.fromkeys(plan.kinds)
+    ]
+    factor = f"; an update of small batches counts {plan.update_factor:.3f}"
+    return (
+        f"an epoch in {plan.k:g} times the time of large batches alone; workers: "
+        f"{', '.join(parts)}{factor * ('small' in plan.kinds)}"
+    )
 
 
 def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figure:
