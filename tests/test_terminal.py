@@ -25,12 +25,6 @@ def columns(monkeypatch):
 
 
 class TestTable:
-    def test_a_pipe_has_no_width(self, monkeypatch):
-        monkeypatch.delenv("COLUMNS", raising=False)
-        wide = [{f"column{n}": f"value-number-{n}" for n in range(40)}]
-        (_, _, line) = terminal.table(wide).splitlines()
-        assert line.split() == [f"value-number-{n}" for n in range(40)]
-
     def test_cells_are_folded_between_words(self, columns):
         columns(60)
         text = terminal.table(ROWS, "Title")
@@ -50,14 +44,6 @@ class TestTable:
         assert "Left out at 61 columns: fourth. 82 columns show all" in text
         columns(40)
         assert "Left out at 40 columns: third; fourth." in terminal.table(wide)
-
-    def test_a_word_beyond_all_width_is_folded_and_whole(self, columns):
-        columns(50)
-        lines = terminal.table([{"path": "/" + "a" * 300, "n": 1}]).splitlines()
-        assert max(map(len, lines)) <= 50 and "".join(lines).count("a") >= 300
-
-    def test_no_rows(self):
-        assert terminal.table([]).strip() == ""
 
     def test_prose_breaks_no_path(self, columns):
         columns(40)
@@ -82,12 +68,6 @@ class TestAt100Columns:
         assert len(shown) == len(load_paper(paper).artefacts) and "reference records" in out
         assert "…" not in out and "\x1b" not in out
         assert [line for line in out.splitlines() if len(line) > 100] == []
-
-    def test_list_and_status_cut_nothing(self, run):
-        for command in ("list", "status"):
-            code, out, err = run(command)
-            assert (code, err) == (0, "") and "…" not in out
-            assert [line for line in out.splitlines() if len(line) > 100] == []
 
 
 @pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
@@ -127,9 +107,3 @@ class TestBar:
         shown = stream.getvalue()
         assert line in shown and "run [bold]" in shown and "1/2" in shown
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-
-    def test_none_prints_nothing(self, capsys):
-        with terminal.Bar("mbs", 1, shown=False) as bar:
-            bar.say("run")
-            bar.advance()
-        assert capsys.readouterr() == ("", "")

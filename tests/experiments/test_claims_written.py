@@ -57,13 +57,6 @@ class TestRows:
         assert set(promised) <= set(rows)
         assert paper == "together" or not [name for name in promised if rows[name].own]
 
-    def test_first_looks_are_of_experiments_that_there_are(self, paper):
-        looks = paper_toml(paper).get("first_look", {})
-        assert set(looks) <= set(load_paper(paper).experiments)
-        for look in looks.values():
-            for seeds in look.values() if isinstance(look, dict) else [look]:
-                assert len(set(seeds)) == len(seeds) > 0
-
     def test_a_claim_that_certainly_fails_says_why_and_no_other(self, paper):
         rows = rows_of(paper)
         for judged in summary.paper_verdicts(find_source(load_paper(paper), local=False)):
@@ -154,14 +147,6 @@ def test_a_row_written_after_its_records_is_found(tmp_path, make_record):
         store.write(make_record(run.experiment, key="k" * 24, config=run.config, started=started))
         assert len(too_early(MBS, [], rows, stores)) == found
         assert too_early(MBS, ["gpu/quick"], rows, stores) == []
-
-
-def test_what_is_expected_under_long_is_written_apart():
-    row = rows_of("together")["accuracy.growth_keeps_accuracy"]
-    assert row.under("quick") is row and row.expect == "undecided"
-    apart = row.under(LONG)
-    assert (apart.expect, apart.margin) == ("not reproduced", row.margin)
-    assert apart.written > row.written
 
 
 @pytest.mark.parametrize(

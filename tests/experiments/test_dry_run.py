@@ -12,8 +12,8 @@ from repro.experiments import PAPERS, arguments, doctor, load_paper
 from repro.experiments.dry_run import FAILS, NO_STEP, UNTRIED, try_first_steps
 from repro.experiments.mbs import runs
 from repro.measure import MemoryMeter
-from repro.measure.datasheets import GIB, Device
-from repro.measure.fake_tensors import Work, first_steps, imagined
+from repro.measure.datasheets import GIB
+from repro.measure.fake_tensors import first_steps, imagined
 from repro.training import plain_step
 
 OWN = {"classification": "flowers102", "segmentation": "carvana"}
@@ -38,25 +38,6 @@ def test_peak_and_work_of_first_steps():
     # A product and a sum each, thrice for the linear layer; the first layer needs no gradient of
     # its input.
     assert work.flops == 4 * (3 * 2 * 512 * 5 + 2 * 2 * 8 * 64 * 27)
-
-
-def test_an_operation_takes_the_longer_of_computing_and_moving():
-    device = Device("toy", flops=1e9, low_flops=2e9, bandwidth=1e6, memory_bytes=1)
-    computes, moves, short = (10**9, 8, False), (8, 10**6, False), (1, 1, False)
-    assert Work((computes,)).seconds(device) == pytest.approx(2.5)
-    assert Work(((10**9, 8, True),)).seconds(device) == pytest.approx(1.25)  # in 16 bits
-    assert Work((moves,)).seconds(device) == pytest.approx(2.5)
-    assert Work((short,)).seconds(device) == pytest.approx(5e-6)
-    assert Work((computes, moves)).seconds(device) == pytest.approx(5.0)
-
-
-def test_low_precision_is_of_all_parameters_and_buffers():
-    with imagined():
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).to("cpu", torch.bfloat16)
-        kinds = {name: value.dtype for name, value in model.state_dict().items()}
-        assert kinds.pop("1.num_batches_tracked") == torch.int64
-        assert set(kinds.values()) == {torch.bfloat16}
-        model(torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)).sum().backward()
 
 
 @pytest.mark.thorough
