@@ -8,8 +8,7 @@ from commands import command_line
 
 from repro import datasets, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError
-from repro.experiments import run as running
+from repro.experiments import UsageError, carrying_out
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none, by what the error says of it.
@@ -38,7 +37,7 @@ def cwd(tmp_path, monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command in this process where nothing may run."""
-    monkeypatch.setattr(running, "execute", None)
+    monkeypatch.setattr(carrying_out, "execute", None)
     return command_line(monkeypatch, capsys)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from repro import datasets, records
-from repro.experiments import arguments, load_paper, query
+from repro.experiments import UsageError, arguments, load_paper, one_run, query
 from repro.experiments import run as running
 from repro.experiments.design import (
     PROFILES,
@@ -26,7 +26,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import NotRun
 from repro.experiments.query import LOCAL, Results, Source
-from repro.experiments.run import Setting, UsageError
+from repro.experiments.run import Setting
 from repro.measure import Timing, accelerator
 from repro.records import RecordError, RecordStore
 
@@ -148,13 +148,13 @@ class TestExecute:
             return datasets.synthetic(8, num_classes=2, train=4, test=4)
 
         monkeypatch.setattr(datasets, "load", load)
-        running._load_cached.cache_clear()
+        one_run._load_cached.cache_clear()
         config = {"x": 1, "dataset": {"name": "digits", "image_size": 8}}
         runs = [Run("add", config), Run("add", config | {"x": 3})]
         running.load_data(runs, "folder")
         setting = Setting("smoke", "cpu", root="folder", seeds=(0, 1))
         running.execute(toy.paper, runs, setting, store, lambda line: None)
-        running._load_cached.cache_clear()
+        one_run._load_cached.cache_clear()
         assert loads == [("digits", "folder", {"image_size": 8})]
         stored = store.load("toy")
         assert len(stored) == 4

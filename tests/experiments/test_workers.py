@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
-from repro.experiments.run import Forecast, Setting, UsageError
+from repro.experiments.progress import Forecast
+from repro.experiments.run import Setting
 from repro.experiments.workers import Workers
 from repro.records import RecordStore
 
