@@ -56,24 +56,6 @@ class TestCommands:
             assert f"mbs/{name}" in out
         assert "Table 4" in out
 
-    @pytest.mark.slow
-    def test_run_computes_a_subset_once(self, run, results_folder):
-        command = ("run", "mbs/figure2", "mbs/table5", "--only", "mini_batch=32")
-        command += ("--only", "mini_batch=64")
-        options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
-        code, out, err = run(*command, *options)
-        assert code == 0, err
-        assert "mbs, profile smoke: " in out and "0 had a record" in out
-        written = snapshot(results_folder)
-        contents = [json.loads(content) for content, _ in written.values()]
-        assert {c["config"]["mini_batch"] for c in contents} == {32, 64}
-        assert {c["seed"] for c in contents if c["experiment"] == "train"} == {0, 3}
-        assert len(err.splitlines()) == len(written)
-        code, out, err = run(*command, *options)
-        assert (code, err) == (0, "")
-        assert f"0 computed (0 out of memory, 0 failed), {len(written)} had a record" in out
-        assert snapshot(results_folder) == written
-
     def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):
         from repro.experiments.mbs import measuring
 
@@ -127,13 +109,6 @@ class TestCommands:
         assert ("Checks" if artefact == "table2" else "Claims") in whole and "Setup" in whole
         assert "photos" in out or "digits" in out
         assert "out of memory" in out or artefact != "table5"
-
-    @pytest.mark.parametrize(
-        ("given", "meant"),
-        [("mbs/tabel4", "mbs/table4"), ("table4", "mbs/table4 or dualbatch/table4"), ("mb", "mbs")],
-    )
-    def test_what_was_meant(self, run, given, meant):
-        assert f"did you mean {meant}?" in run("show", given)[2]
 
     def test_status(self, run, reproduced):
         code, out, err = run("status", "--json")

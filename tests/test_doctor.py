@@ -1,8 +1,6 @@
 """`doctor`: what it finds, what it makes of a fault and of what is missing, and how it looks."""
 
-import json
 import math
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +10,6 @@ import repro.adaptive
 import repro.dualbatch
 import repro.mbs
 import repro.microconv
-from repro import __main__ as cli
 from repro import paths
 from repro.experiments import doctor, self_tests
 from repro.experiments.self_tests import TESTS, NotHere, SelfTest
@@ -123,26 +120,3 @@ class TestReport:
         }.items():  # fmt: skip
             assert any(what in one and do in advice[one] for one in advice), (what, advice)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left behind
-
-    def test_a_driver_without_a_torch_for_it_and_a_run_that_does_not_fit(self, findings):
-        seen = findings | {"host": findings["host"] | {"nvidia_driver": True}}
-        seen["largest"] = [{"paper": "mbs", "profile": "gpu", "gib": 24.0, "fits": False}]
-        advice = dict(doctor._to_do(seen))
-        (driver,) = [do for what, do in advice.items() if "NVIDIA" in what]
-        assert "built for CUDA" in driver or "nvidia-smi" in driver
-        assert "out of memory" in advice["mbs: the largest run holds 24 GiB, more than is free"]
-
-
-def test_text_json_and_exit_codes(monkeypatch, capsys, findings):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["python -m repro", "doctor", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0, *capsys.readouterr()
-
-    monkeypatch.setattr(doctor, "examine", lambda device, root, tell: findings)
-    assert run("--device", "cpu") == (0, doctor.text(findings) + "\n", "")
-    code, out, _ = run("--json")
-    assert code == 0 and json.loads(out)["device"]["type"] == "cpu"
-    monkeypatch.setattr(doctor, "examine", lambda device, root, tell: findings | {"failed": 2})
-    assert run("--json")[0] == 1

@@ -244,45 +244,6 @@ class TestImport:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    @pytest.mark.slow
-    @pytest.mark.thorough
-    def test_the_command_line_needs_no_notebook_package(self, tmp_path):
-        done = python(
-            """
-            import runpy, sys, warnings
-            warnings.simplefilter("error")
-            blocked = sys.argv[2:]
-
-            class Block:
-                def find_spec(self, name, path=None, target=None):
-                    if name.split(".")[0] in blocked:
-                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-            sys.meta_path.insert(0, Block())
-            import os
-            os.environ["REPRO_RESULTS"] = sys.argv[1]
-            for command in (["list"], ["status"], ["run", "mbs/figure2", "--profile", "smoke",
-                            "--device", "cpu"], ["notebooks"]):
-                sys.argv = ["repro", *command]
-                try:
-                    runpy.run_module("repro", run_name="__main__", alter_sys=True)
-                except SystemExit as end:
-                    print(command[0], end.code)
-            loaded = [name for name in blocked if name in sys.modules]
-            assert not loaded, loaded
-            """,
-            str(tmp_path),
-            *NOTEBOOK_PACKAGES,
-        )
-        assert done.returncode == 0, done.stderr
-        words = [line.split() for line in done.stdout.splitlines()]
-        commands = ("list", "status", "run", "notebooks")
-        ends = [" ".join(w) for w in words if len(w) == 2 and w[0] in commands]
-        assert ends == ["list 0", "status 0", "run 0", "notebooks 2"]
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("error: ") and "is not installed" in last
-        assert "python -m repro run" in last
-
 
 def undocumented(path: Path) -> list[str]:
     """Return what is public in a module and has no docstring."""

@@ -126,11 +126,6 @@ class TestCommit:
             subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
         return tmp_path
 
-    def test_not_that_of_a_repository_around_it(self, repository, monkeypatch):
-        (repository / "vendored").mkdir()
-        monkeypatch.setattr(paths, "ROOT", repository / "vendored")
-        assert records.commit_state() == (None, None)
-
     def test_not_that_of_a_hook_that_calls_it(self, repository, monkeypatch):
         before = records.commit_state()
         monkeypatch.chdir(repository)

@@ -104,14 +104,6 @@ def test_learning_curves_draw_mean_and_band():
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
 
 
-def test_sizes_that_ran_out_of_memory_are_shaded_model_by_model():
-    first, second, *_ = make("against_mini_batch").axes
-    for axis, expected in ((first, [32, 64]), (second, [])):
-        spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches]
-        assert [n for n in (16, 32, 64) if any(low < n < high for low, high in spans)] == expected
-    assert [text.get_text() for text in first.get_xticklabels()] == ["16", "32", "64"]
-
-
 def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
     axis = make("against_mini_batch").axes[0]
     lines = {line.get_label(): line for line in axis.get_lines()}

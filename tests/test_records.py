@@ -193,16 +193,6 @@ class TestPacked:
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
 
-    def test_of_one_key_the_newest_counts(self, store, record):
-        newer = replace(record, finished="2026-02-01T00:00:00+00:00", metrics={"best": 2.0})
-        assert store.pack("mbs", [newer]) == 1
-        assert store.pack("mbs", [record]) == 0
-        assert store.load("mbs") == [newer]
-        newest = replace(newer, finished="2026-03-01T00:00:00+00:00")
-        assert store.pack("mbs", [newest, newer]) == 1 and store.load("mbs") == [newest]
-        store.write(record)  # an older single file
-        assert store.pack("mbs") == 0 and store.load("mbs") == [newest]
-
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
         def made(number: int) -> Record:
             return replace(record, key=f"key{number:02}", seed=number)

@@ -1,13 +1,12 @@
 """The terminal: nothing of a number or a name is cut, whatever the width."""
 
 import io
-import subprocess
 import sys
 
 import pytest
 from commands import command_line
 
-from repro import paths, terminal
+from repro import terminal
 from repro.experiments import PAPERS, load_paper
 
 ROWS = [
@@ -68,24 +67,6 @@ class TestAt100Columns:
         assert len(shown) == len(load_paper(paper).artefacts) and "reference records" in out
         assert "…" not in out and "\x1b" not in out
         assert [line for line in out.splitlines() if len(line) > 100] == []
-
-
-@pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
-@pytest.mark.thorough
-def test_what_draws_nothing_imports_no_plots(results_folder):
-    code = """
-import sys
-from repro import __main__ as cli
-for command in (["list"], ["status"], *(["show", paper] for paper in sys.argv[1:])):
-    sys.argv = ["repro", *command]
-    try:
-        cli.main()
-    except SystemExit as end:
-        print(end.code, {"seaborn", "matplotlib"} & set(sys.modules), file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code, *PAPERS], capture_output=True, text=True,
-                          timeout=60, cwd=paths.ROOT)  # fmt: skip
-    assert done.stderr == "0 set()\n" * (2 + len(PAPERS))
 
 
 class Terminal(io.StringIO):

@@ -8,11 +8,10 @@ import torch
 from commands import command_line
 from torch import nn
 
-from repro.experiments import PAPERS, arguments, doctor, load_paper
+from repro.experiments import PAPERS, load_paper
 from repro.experiments.dry_run import FAILS, NO_STEP, UNTRIED, try_first_steps
 from repro.experiments.mbs import runs
 from repro.measure import MemoryMeter
-from repro.measure.datasheets import GIB
 from repro.measure.fake_tensors import first_steps, imagined
 from repro.training import plain_step
 
@@ -76,15 +75,6 @@ def test_every_run_starts(key, profile):
         assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run
 
 
-@pytest.mark.parametrize("key", ["mbs", "dualbatch"])
-def test_the_doctor_knows_the_largest_limit_of_the_plan(key):
-    paper = load_paper(key)
-    chosen = {task: next(iter(names), "") for task, names in paper.datasets["gpu"].items()}
-    runs = arguments.plan(paper, paper.artefacts.values(), "gpu", chosen)
-    limits = [run.config.get("limit_bytes") or 0 for run in runs]
-    assert max(limits) == doctor.LARGEST_GIB[key] * GIB
-
-
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
@@ -97,17 +87,6 @@ def test_the_command_computes_nothing(command, tmp_path):
     code, out, _ = command(*given)
     assert code == 0 and "cannot be tried without the device: it starts processes" in out
     assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
-
-
-@pytest.mark.thorough
-def test_choices_are_of_the_whole_plan(command):
-    # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
-    given = ("run", "adaptive", "--profile", "paper", "--dry-run", "--only", "strategy=best")
-    code, out, err = command(*given)
-    assert code == 0, err
-    assert "adaptive/figure10" in out and "adaptive/table1" not in out
-    code, _, err = command(*given[:-1], "strategy=worst")
-    assert code == 2 and "no run of the plan has strategy=worst" in err
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from repro.experiments import PAPERS, arguments, load_paper, summary
 from repro.experiments.design import LONG, PROCESSES, claims_of
 from repro.experiments.mbs.runs import ROLES
 from repro.experiments.query import find_source, results_of
-from repro.experiments.run import Setting
 from repro.experiments.story import setup
-from repro.experiments.view import signature
 from repro.records import RecordStore
 
 # What a measurement has more of than under quick, and threads, where it says why.
@@ -52,32 +50,6 @@ def test_what_processes_repeat_is_quicks_measurement(key):
         sizes = {mini for mini, micro in ways if micro}
         assert len(sizes) > 2 and max(sizes) <= run.config["train_samples"]
     assert {what(run) for run in repeated if run not in own} <= {what(run) for run in planned}
-
-
-def test_further_processes_are_measured_and_shown_where_they_are_asked_for(
-    monkeypatch, tmp_path, make_record
-):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    paper, chosen, runs = plan("dualbatch")
-    (timed,) = (run for run in runs if run.experiment == "times")
-    once, trained = (next(r for r in runs if r.experiment == e) for e in ("published", "train"))
-    asked = Setting(LONG, "cpu", seeds=(5, 6))
-    assert Setting(LONG, "cpu").seeds_of(timed) == PROCESSES
-    assert asked.seeds_of(timed) == asked.seeds_of(trained) == (5, 6)
-    assert asked.seeds_of(once) == once.seeds == (0,)
-
-    store = RecordStore(tmp_path / "local" / LONG)
-    artefact = paper.artefacts["table4"]
-    for number, run in enumerate(artefact.runs(LONG, chosen)):
-        for seed in (*range(5), 7, 6) if run == timed else run.seeds or (0, 1):
-            key = f"{number:012d}{seed:012d}"
-            record = make_record(
-                run.experiment, paper="dualbatch", key=key, config=run.config, seed=seed
-            )
-            store.write(record)
-    found = results_of(artefact, find_source(paper))
-    assert [r.seed for r in found.ok("times")] == [*PROCESSES, 6, 7] and found.missing == 0
-    assert signature(found, "").endswith(" · n = 7")
 
 
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -166,9 +166,7 @@ class TestExecute:
         ("trouble", "status"),
         [
             (torch.OutOfMemoryError("no room"), "out_of_memory"),
-            (MemoryError(), "out_of_memory"),
             (ValueError("x is 2"), "failed"),
-            (ZeroDivisionError("by 0"), "failed"),
         ],
     )
     def test_trouble_is_recorded_and_the_others_go_on(self, toy, store, trouble, status):
@@ -193,7 +191,7 @@ class TestExecute:
         assert (tally.failed, tally.failed_before) == (0, 2 if status == "failed" else 0)
         again = [line for line in lines if "failed before, again with --retry-failed" in line]
         assert len(again) == tally.failed_before == len(lines)
-        assert all("x is 2" in line or "by 0" in line for line in again)
+        assert all("x is 2" in line for line in again)
         assert all("\n" not in line for line in again)  # the error's first line
         told = "2 failed before, --retry-failed computes them again"
         assert (told in str(tally)) == (status == "failed")
@@ -233,16 +231,6 @@ class TestExecute:
         with pytest.raises(RecordError, match=r"Read-only file system.*make the folder writable"):
             execute(toy, store, seeds=(2,))
         assert toy.calls == []
-
-    @pytest.mark.slow
-    def test_retry_failed(self, toy, store):
-        toy.trouble = ValueError("x is 2")
-        execute(toy, store)
-        toy.trouble = None
-        tally, _ = execute(toy, store, retry_failed=True)
-        assert toy.calls == [(2, 0), (2, 1)]
-        assert (tally.done, tally.stood, tally.failed) == (2, 4, 0)
-        assert {record.status for record in store.load("toy")} == {"ok"}
 
     def test_a_lack_of_the_hosts_memory_is_a_result_that_names_it(self, toy, store):
         toy.trouble = accelerator.HostMemoryError("the host cannot provide 5 bytes to pin")
@@ -308,12 +296,6 @@ class TestResults:
         assert results.select("add", x=3) == [] and results.select("add", y=1) == []
         assert results.missing == 0 and results.failed == []
 
-    def test_further_seeds_are_seen_and_can_be_left_out(self, toy, store):
-        execute(toy, store, seeds=(5,))
-        assert [r.seed for r in self.gather(toy, store).select("add", x=1)] == [5]
-        assert self.gather(toy, store).missing == 2  # seed 0 of the smoke profile
-        assert self.gather(toy, store, seeds=(0,)).records == []
-
     def test_only_the_present_version_counts(self, toy, store):
         execute(toy, store, seeds=(0,))
         toy.version = 2
@@ -324,16 +306,11 @@ class TestResults:
         (record,) = self.gather(toy, store).records
         assert (record.config, record.version) == ({"x": 1}, 2)
 
-    def test_a_record_of_an_older_configuration_is_no_obstacle(self, smoke, store):
-        # A release that renames a field of the configuration must still read the folder.
-        paper = load_paper("mbs")
-        for record in smoke.store.load("mbs"):
-            store.write(record)
-        old = smoke.store.load("mbs")[0]
-        store.write(replace(old, key="old", config={"mini_batch": 4}))
-        source = Source(paper, {(LOCAL, "smoke"): store}, "smoke")
-        for artefact in paper.artefacts.values():
-            assert query.results_of(artefact, source).missing == 0
+    def test_records_of_an_older_release_are_no_obstacle(self, toy, store, make_record):
+        execute(toy, store, seeds=(0,))
+        store.write(make_record("removed", paper="toy", config={"x": 1}, key="k"))
+        store.write(make_record("add", paper="toy", config={"renamed": 1}, key="l"))
+        assert self.gather(toy, store).missing == 0
 
 
 class TestChoice:
@@ -344,15 +321,6 @@ class TestChoice:
             monkeypatch.setattr(datasets, "available", lambda root: found)
 
         return provide
-
-    def test_the_best_at_hand(self, toy, present):
-        for at_hand, expected in [
-            ((), "digits"),
-            (("flowers5",), "flowers5"),
-            (("flowers5", "flowers102"), "flowers102"),
-        ]:
-            present(*at_hand)
-            assert arguments.choose_datasets(toy.paper, "gpu") == {"classification": expected}
 
     def test_a_task_that_nothing_serves_is_left_empty(self, present, tmp_path, monkeypatch):
         present("cifar10")
@@ -538,13 +506,6 @@ class TestSources:
         assert (self.shown(toy).profile, self.shown(toy).gpu) == ("gpu", None)
         provide("local/quick", 1)
         assert (self.shown(toy, "quick").profile, self.shown(toy, "quick").gpu) == ("quick", None)
-
-    def test_beside_ones_own_records_no_reference_judges(self, toy, provide, make_record):
-        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
-        provide("reference/nvidia-h200/gpu", 1, device=gpu)
-        for x, seed in itertools.product((1, 2), (0, 1, 2)):
-            provide("local/quick", x, seed=seed, key=f"q{x}{seed}")
-        assert (self.shown(toy).profile, self.shown(toy).gpu) == ("quick", None)
 
 
 def test_cudnn_times_its_algorithms_where_the_configuration_says_so():

@@ -1,7 +1,5 @@
 """`repro.measure.accelerator` on the simulated device and on the CPU."""
 
-import threading
-
 import pytest
 import torch
 
@@ -39,23 +37,6 @@ def test_one_path_serves_the_cpu_and_a_device(sim):
     with checked(raises=False) as found:
         pipeline(sim, wait=False)
     assert found.count
-
-
-def test_a_stream_is_entered_as_often_and_by_as_many_as_like(sim):
-    stream, seen = accelerator.new_stream(sim), []
-
-    def look():
-        with accelerator.use_stream(stream), accelerator.use_stream(stream):
-            seen.append(accelerator.current_stream(sim))
-
-    with accelerator.use_stream(stream):
-        look()
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        assert accelerator.current_stream(sim) == stream
-    assert seen == [stream, stream] and accelerator.current_stream(sim) != stream
-    assert accelerator.new_stream(sim) != stream
 
 
 def test_a_limit_holds_for_what_is_reserved_and_is_put_back(sim):
