@@ -70,16 +70,13 @@ class Forecast:
     def expected(self, name: str) -> float | None:
         """Return the expected seconds of a run, None where nothing is known of any run.
 
-        A run that is only known from before is scaled by the others' ratio of here to before; one
-        that is not known at all takes the mean of those here, `unknown_s`, or the mean before.
+        A run that is not known at all takes the mean of those here, `unknown_s`, or the mean
+        before.
         """
         if name in self._here:
             return fmean(self._here[name])
         if name in self.before:
-            both = [n for n in self._here if self.before.get(n)]
-            here = sum(fmean(self._here[n]) for n in both)
-            pace = here / sum(self.before[n] for n in both) if both else 1.0
-            return self.before[name] * min(4.0, max(0.25, pace))  # of short runs it says little
+            return self.before[name]
         means = [fmean(seconds) for seconds in self._here.values()]
         if not means and self.unknown_s is not None:
             return self.unknown_s
