@@ -9,7 +9,6 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
 from repro.training import (
-    Epoch,
     evaluate_binary_segmentation,
     evaluate_classifier,
     fit,
@@ -66,27 +65,6 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
     assert [epoch.train_loss for epoch in history] == pytest.approx(expected, rel=1e-6)
     assert [epoch.number for epoch in history] == [1, 2, 3]
     assert all(epoch.time_s > 0 and epoch.metrics == {} for epoch in history)
-
-
-def test_each_epoch_trains_then_evaluates_outside_its_time_then_tells(model, batches, monkeypatch):
-    clock, events = [0.0], []
-    monkeypatch.setattr("repro.training.time.perf_counter", lambda: clock[0])
-
-    def step(inputs, targets):
-        clock[0] += 2.0
-        events.append("train" if model.training else "eval")
-        return torch.tensor(1.0)
-
-    def evaluate():
-        clock[0] += 100.0
-        model.eval()
-        events.append("evaluate")
-        return {"accuracy": 50.0}
-
-    ended: list[Epoch] = []
-    history = fit(model, step, batches[:1], epochs=2, evaluate=evaluate, on_epoch=ended.append)
-    assert events == ["train", "evaluate"] * 2 and ended == history
-    assert [(epoch.time_s, epoch.metrics["accuracy"]) for epoch in history] == [(2.0, 50.0)] * 2
 
 
 @pytest.mark.parametrize(
