@@ -260,7 +260,8 @@ def _draw_effect(
     if value is not None:
         axis.plot([value], [height], "o", color=OURS, ms=8, label="ours")
     if paper[0] is not None:
-        axis.plot(*([one] for one in paper), "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
+        value, height = paper
+        axis.plot([value], [height], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
 
 
 def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool = True) -> Figure:

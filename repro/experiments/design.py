@@ -192,11 +192,6 @@ class Check:
         return {"check": self.text, "holds": "yes" if holds else "NO", "evidence": evidence}
 
 
-def check(text: str) -> Callable[[Test], Check]:
-    """Make a `Check` of the test that is defined below it."""
-    return lambda function: Check(text, function)
-
-
 @dataclass(frozen=True, eq=False)
 class Artefact:
     """One table or figure of a paper: its runs, its rows, its drawing, its claims.
@@ -293,21 +288,20 @@ def _shortcomings(results: Results) -> Iterable[str]:
 
 
 def artefact(
-    paper: str, name: str, checks: Mapping[str, Test] | Sequence[Check] = (), **functions: Any
+    paper: str, name: str, checks: Mapping[str, Test] | None = None, **functions: Any
 ) -> Artefact:
     """Return an artefact with its texts from ``[artefacts.NAME]`` of ``PAPER/paper.toml``.
 
     Args:
         paper: Its key.
         name: Of the artefact.
-        checks: As they are, or by the key under which the file has their texts.
+        checks: By the key under which the file has their texts.
         functions: The further attributes of `Artefact`.
     """
     row = paper_toml(paper)["artefacts"][name]
-    if isinstance(checks, Mapping):
-        checks = [Check(row["checks"][key], test) for key, test in checks.items()]
+    facts = tuple(Check(row["checks"][key], test) for key, test in (checks or {}).items())
     texts = {key: row[key] for key in ("source", "title", "long") if key in row}
-    return Artefact(name, lead=row["caption"], checks=tuple(checks), **texts, **functions)
+    return Artefact(name, lead=row["caption"], checks=facts, **texts, **functions)
 
 
 class _Artefacts(Mapping[str, Artefact]):
