@@ -254,14 +254,13 @@ def _draw_effect(
     paper: tuple[float | None, float],
 ) -> None:
     """Draw ours, solid with its interval, and over it the paper's, hollow; each at its height."""
-    value, interval, height = ours
+    (value, interval, height), (theirs, above) = ours, paper
     if interval is not None:
         axis.plot(interval, [height] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
     if value is not None:
         axis.plot([value], [height], "o", color=OURS, ms=8, label="ours")
-    if paper[0] is not None:
-        value, height = paper
-        axis.plot([value], [height], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
+    if theirs is not None:
+        axis.plot([theirs], [above], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
 
 
 def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool = True) -> Figure:

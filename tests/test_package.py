@@ -188,7 +188,8 @@ class TestArrows:
 
     @pytest.mark.slow
     def test_notebook_packages_are_for_notebooks(self):
-        allowed = {"repro.notebooks", "repro._kernels", "repro.experiments.session"}
+        allowed = {"repro.notebooks", "repro._kernels"}
+        allowed |= {"repro.experiments.session", "repro.experiments.explorer"}
         for path in MODULES:
             imported = [name for name in imports(path) if under(name, *NOTEBOOK_PACKAGES)]
             assert not imported or module_name(path) in allowed, path.name
