@@ -39,3 +39,17 @@ def test_micro_batch_sizes_are_shared_out_among_devices(sim, monkeypatch):
     # What one device has measured is another's of its kind: nothing is measured again.
     again = tune(model, images, **options)
     assert again.measured == 0 and {entry.kernel.device for entry in again.kernels} == {"sim:0"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (["cpu", "sim:0"], "give accelerators with their numbers"),
+        ([], "give accelerators with their numbers"),
+        (["sim:1"], "the model is on sim:0, which is not among the devices sim:1"),
+    ],
+)
+def test_devices_that_cannot_measure_for_the_model(sim, devices, message):
+    model, images = nn.Conv2d(3, 4, 3).to("sim:0"), torch.randn(4, 3, 6, 6, device="sim:0")
+    with pytest.raises(ValueError, match=message):
+        tune(model, images, devices=devices, cache=None)
