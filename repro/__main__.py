@@ -16,9 +16,8 @@ if __name__ == "__main__" or PROGRAM == "repro":
     console.leave_when_interrupted()
 
 import json
-import shlex
 import warnings
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -38,7 +37,6 @@ from repro.options import (
     option,
 )
 
-ALL = "all"  # papers, as a target of `run`
 app = typer.Typer(
     help="Reproduce five papers on batch size, memory and speed in CNN training.",
     no_args_is_help=True,
@@ -64,13 +62,7 @@ def doctor(
 
     arguments.check_data(data)
     chosen = arguments.check_device(device or arguments.default_device())
-    interactive = sys.stderr.isatty()
-
-    def tell(line: str) -> None:
-        if interactive:
-            typer.echo(f"{line} ...", err=True)
-
-    findings = physician.examine(chosen, data, tell)
+    findings = physician.examine(chosen, data, _tell)
     typer.echo(json.dumps(findings, indent=1) if as_json else _printable(physician.text(findings)))
     raise typer.Exit(1 if physician.broken(findings) else 0)
 
@@ -157,7 +149,7 @@ def run(
     address: Annotated[
         str | None, option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
-    dry_run: Annotated[
+    tried: Annotated[
         bool, typer.Option("--dry-run", help="Compute nothing; try the first steps of every run.")
     ] = False,
     workers: Processes = None,
@@ -171,94 +163,35 @@ def run(
     without content, so that a recipe that cannot start fails there, and its memory and time are
     estimated. The exit code is 1 where one fails.
     """
-    from repro.experiments import arguments
+    from repro import terminal
+    from repro.experiments import arguments, carrying_out
     from repro.experiments import run as running
-    from repro.experiments.design import RAY_ADDRESS
-    from repro.experiments.workers import Workers, default_count
-    from repro.records import local_store
 
-    kept = [arguments.parse_choice(text) for text in only or ()]
-    changed = [arguments.parse_choice(text) for text in changes or ()]
-    listed = arguments.parse_seeds(seeds)
-    named = _by_paper(targets)
-    profile = arguments.check_profile(profile or arguments.default_profile())
+    choices = carrying_out.Choices.of(targets, seeds, only, changes)
+    profile = profile or arguments.default_profile()
     end = arguments.ending(until, hours)
-    if dry_run:
+    if tried:
+        from repro.experiments import dry_run
+
         given = {"device": device, "data": data, "dataset": dataset, "address": address}
-        _dry_run(given, named, profile, on, listed, kept, changed)
+        rows = carrying_out.try_runs(choices, profile, on, given, _tell)
+        typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
+        typer.echo(terminal.prose(dry_run.GROUNDS))
+        raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
     device = arguments.check_device(device or arguments.default_device())
-    if device != "cpu" and (workers or 1) > 1:
-        raise arguments.UsageError(
-            f"--workers is {workers}, and runs on {device} share its memory: leave it out, or "
-            "give --device cpu"
-        )
     setting = running.Setting(
         profile=profile,
         device=device,
         root=data,
-        seeds=listed,
+        seeds=choices.seeds,
         retry_failed=retry_failed,
-        choices=" ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed),
+        choices=choices.text,
         until=end,
     )
     if stand_in:
         os.environ[arguments.STAND_IN] = "1"
-    plans = []
-    for paper, artefacts in named:  # everything is checked before anything runs
-        chosen = arguments.choose_datasets(paper, profile, dataset or (), data)
-        runs = arguments.plan(paper, artefacts, profile, chosen)
-        runs = arguments.with_changes(paper, runs, changed)
-        runs = arguments.only(runs, kept)
-        plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
-    if address is not None:
-        if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
-            raise running.UsageError(
-                f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
-            )
-        os.environ[RAY_ADDRESS] = address
-    if profile == "paper":
-        arguments.require_data([(paper, runs) for paper, runs, _ in plans], data)
-    for paper, runs, _ in plans:
-        running.load_data(runs, data)
-        running.survey(paper, runs, setting, local_store(profile))
-    failed = 0
-    with Workers(workers or default_count(profile, setting.device)) as side_by_side:
-        for paper, runs, used in plans:
-            tally = running.execute(paper, runs, setting, workers=side_by_side)
-            typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
-            failed += tally.failed + tally.failed_before + tally.left_out
-            if tally.missing and sum(len(artefacts) for _, artefacts in named) == 1:
-                raise running.UsageError(tally.missing[0])  # nothing else was asked for
+    failed = carrying_out.compute(choices, setting, dataset or (), address, workers, typer.echo)
     raise typer.Exit(1 if failed else 0)
-
-
-def _dry_run(
-    given: dict[str, Any],
-    named: list[Any],
-    profile: str,
-    on: str,
-    seeds: Any,
-    kept: Any,
-    changed: Any,
-) -> NoReturn:
-    from repro import terminal
-    from repro.experiments import dry_run
-    from repro.experiments.design import UsageError
-
-    for name in [name for name, value in given.items() if value]:
-        raise UsageError(
-            f"--dry-run needs neither data nor device, and takes no --{name}; leave it out "
-            "(--on names the device whose time is estimated)"
-        )
-
-    def tell(line: str) -> None:
-        if sys.stderr.isatty():  # some take a minute
-            typer.echo(f"{line} ...", err=True)
-
-    rows = dry_run.rows(named, profile, on, seeds, kept, changed, tell)
-    typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
-    typer.echo(terminal.prose(dry_run.GROUNDS))
-    raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
 
 
 @app.command()
@@ -330,8 +263,6 @@ def verify(
     """
     from repro.experiments import PAPERS, arguments, golden, load_paper
 
-    if profile is not None:
-        arguments.check_profile(profile)
     arguments.check_data(data)
     compared = changed = 0
     chosen = [load_paper(key) for key in dict.fromkeys(papers or PAPERS)]
@@ -360,15 +291,13 @@ def pack(
     Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device, and so do
     single files that lie in PAPER/ beside it. By default records of all profiles but smoke.
     """
-    from repro.experiments import PAPERS, arguments, load_paper
+    from repro.experiments import PAPERS, load_paper
     from repro.experiments.design import COMPUTING_PROFILES
     from repro.records import pack_reference
 
     keys = [load_paper(key).key for key in dict.fromkeys(papers or PAPERS)]
     profiles = [name for name in COMPUTING_PROFILES if name != "smoke"]
-    if profile is not None:
-        profiles = [arguments.check_profile(profile)]
-    packed = pack_reference(keys, profiles)
+    packed = pack_reference(keys, profiles if profile is None else [profile])
     for path, added in packed:
         typer.echo(_printable(f"{path}: {added} new or newer records"))
     if not packed:
@@ -396,8 +325,6 @@ def show(
     from repro import terminal
     from repro.experiments import arguments, showing, summary
 
-    if profile is not None:
-        arguments.check_profile(profile)
     changed = [arguments.parse_choice(text) for text in changes or ()]
     for shown in showing.found(target, profile, reference, changed):
         typer.echo(f"{showing.text(*shown, evidence)}\n")
@@ -424,8 +351,6 @@ def figure(
     """Write the figure of an artefact to a file, from the records that show would take."""
     from repro.experiments import arguments, showing
 
-    if profile is not None:
-        arguments.check_profile(profile)
     changed = [arguments.parse_choice(text) for text in changes or ()]
     typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
 
@@ -437,10 +362,8 @@ def status(
 ) -> None:
     """Say which records of this machine are missing or failed, or that all are there."""
     from repro import terminal
-    from repro.experiments import arguments, summary
+    from repro.experiments import summary
 
-    if profile is not None:
-        arguments.check_profile(profile)
     rows = summary.status(profile)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
@@ -459,10 +382,8 @@ def report(
 ) -> None:
     """Count the verdicts; write every claim, table and figure as Markdown, and print its path."""
     from repro import terminal
-    from repro.experiments import arguments, showing, summary
+    from repro.experiments import showing, summary
 
-    if profile is not None:
-        arguments.check_profile(profile)
     rows, path = showing.write_report(profile, reference, output)
     typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
     if promised := summary.promise_rows(rows, profile):
@@ -533,20 +454,10 @@ def data_(
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
-def _by_paper(targets: list[str] | None) -> list[Any]:
-    from repro.experiments import PAPERS, find_artefacts
-    from repro.experiments.design import UsageError
-
-    if not targets:
-        raise UsageError(
-            "name what to run: PAPER, PAPER/ARTEFACT (python -m repro list names them), or all, "
-            f"which is {', '.join(PAPERS)}; all takes some 25 minutes on two cores by profile quick"
-        )
-    grouped: dict[str, Any] = {}
-    for target in PAPERS if ALL in targets else targets:
-        paper, artefacts = find_artefacts(target)
-        grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
-    return list(grouped.values())
+def _tell(line: str) -> None:
+    """Say what takes a while, where somebody watches."""
+    if sys.stderr.isatty():
+        typer.echo(f"{line} ...", err=True)
 
 
 def _printable(text: str) -> str:

@@ -17,10 +17,20 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
+def _known_profile(value: str | None) -> str | None:
+    from repro.experiments import arguments
+
+    if _not_empty(value) is not None:
+        arguments.check_profile(str(value))
+    return value
+
+
 Targets = Annotated[
     list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4; or all.")
 ]
-Profile = Annotated[str | None, option(help="smoke, quick, long, gpu or paper.")]
+Profile = Annotated[
+    str | None, typer.Option(callback=_known_profile, help="smoke, quick, long, gpu or paper.")
+]
 Device = Annotated[str | None, option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
 Data = Annotated[str | None, option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, option("--dataset", help="Use this dataset.")]

@@ -2,23 +2,22 @@
 
 import itertools
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
+from repro.axes import INK, OURS, PAPER, legend_below, log_ticks, new_axes
+from repro.axes import MARKERS as MARKERS
+from repro.axes import PALETTE as PALETTE
+from repro.axes import WITHOUT as WITHOUT
+from repro.axes import sign as sign
+from repro.axes import styles as styles
 from repro.report import VERDICT_COLOURS
 
-PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
-PALETTE = [INK, *sns.color_palette("colorblind", 9)]
-MARKERS = "osD^vPX*hd"
 STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 
 # Style of a paper's values beside ours.
@@ -32,49 +31,6 @@ Bounds = tuple[float, float, float, float]
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
 Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, the values by epoch of every seed
 Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
-
-
-def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
-    """A figure of a size in inches and its axes, shape (rows, columns)."""
-    with sns.axes_style("whitegrid", {"grid.color": "#e6e9ef", "axes.edgecolor": "#8d99ae"}):
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
-        )
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    # The figure is returned, not shown: a notebook displays it once, and none is left open.
-    plt.close(figure)
-    return figure, axes
-
-
-def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
-    """Name every line once, below all panels; those of `order` come first."""
-    named: dict[str, Artist] = {}
-    for axis in figure.axes:  # any of which may be empty
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    labels = list(dict.fromkeys([*(label for label in order if label in named), *named]))
-    figure.legend([named[label] for label in labels], labels, loc="outside lower center",
-                  ncols=columns, frameon=False)  # fmt: skip
-
-
-def _log_ticks(axis: Axis, steps: Sequence[float], written: str) -> None:
-    """Mark a logarithmic axis at `steps` of each decade, each written so."""
-    axis.set_major_locator(LogLocator(10, steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
-    axis.set_minor_locator(NullLocator())
-
-
-def sign(figure: Figure, text: str) -> None:
-    """Write a line below all that a figure shows, in grey; it is saved with a tight box."""
-    if (engine := figure.get_layout_engine()) is not None:
-        engine.execute(figure)  # for good, without drawing
-    figure.set_layout_engine("none")
-    for legend in figure.legends:  # stay in place when a tight box is saved
-        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
-    across, up = figure.get_size_inches()
-    lines = textwrap.fill(text, int(15 * across), break_long_words=False)  # so many fit an inch
-    figure.text(0, -0.08 / up, lines, ha="left", va="top", fontsize=7, color="#5f6b7a")
 
 
 def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) -> Figure:
@@ -93,8 +49,8 @@ def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) 
             axis.sharey(axes[row, 0])
             _draw_seeds(axis, quantities[quantity], styles)
             axis.set_title(_lines(title) if row == 0 else "", fontsize=10)
-            axis.set_xlabel("epoch" if row == len(rows) - 1 else "")
-            axis.set_ylabel(quantity if column == 0 else "")
+            axis.set(ylabel=quantity if column == 0 else "")
+            axis.set(xlabel="epoch" if row == len(rows) - 1 else "")
             axis.tick_params(labelleft=column == 0)
     legend_below(figure, 2)
     return figure
@@ -286,6 +242,27 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     return figure
 
 
+def _against_one(axis: Axes) -> None:
+    """Make an axis of ratios logarithmic, and mark no effect by a line."""
+    axis.set_xscale("log")
+    axis.axvline(1, color="#48536a", linewidth=1)
+
+
+def _draw_effect(
+    axis: Axes,
+    ours: tuple[float | None, tuple[float, float] | None, float],
+    paper: tuple[float | None, float],
+) -> None:
+    """Draw ours, solid with its interval, and over it the paper's, hollow; each at its height."""
+    (value, interval, height), (theirs, above) = ours, paper
+    if interval is not None:
+        axis.plot(interval, [height] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
+    if value is not None:
+        axis.plot([value], [height], "o", color=OURS, ms=8, label="ours")
+    if theirs is not None:
+        axis.plot([theirs], [above], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
+
+
 def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool = True) -> Figure:
     """Draw effects as dots, the paper's hollow beside ours solid with its interval.
 
@@ -297,38 +274,21 @@ def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool
     """
     figure, axes = new_axes(1, 1, 9, 1.1 + 0.42 * len(rows))
     axis = axes[0, 0]
+    axis.axvline(neutral, color="#48536a", linewidth=1)
     if log:
         axis.set_xscale("log")
-        _log_ticks(axis.xaxis, (1, 2, 5), "{:g}")
-    axis.axvline(neutral, color="#48536a", linewidth=1)
+        log_ticks(axis.xaxis, (1, 2, 5), "{:g}")
     for row, (_, paper, ours, interval) in enumerate(rows):
-        if paper is not None:
-            axis.plot([paper], [row - 0.13], "D", mfc="none", mec=INK, ms=8, mew=1.6, label="paper")
-        if interval is not None:
-            label = "ours, 95 % interval"
-            axis.plot(interval, [row + 0.13] * 2, "-", color=OURS, lw=2.4, label=label)
-        if ours is not None:
-            axis.plot([ours], [row + 0.13], "o", color=OURS, ms=8, label="ours")
-        else:
+        _draw_effect(axis, (ours, interval, row + 0.13), (paper, row - 0.13))
+        if ours is None:
             axis.text(neutral, row + 0.13, " not run", va="center", fontsize=9, color="#48536a")
     axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.08)
     axis.set_xlabel(xlabel)
-    legend_below(figure, 3)
+    legend_below(figure, 3, ("paper",))
     return figure
-
-
-def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A colour and a marker for each name, the same wherever the names are the same.
-
-    A notebook calls this once with all of its methods and hands each figure its part.
-    """
-    return {
-        name: {"color": PALETTE[number % 10], "marker": MARKERS[number % 10]}
-        for number, name in enumerate(names)
-    }
 
 
 def streaming_plan(
@@ -359,7 +319,7 @@ def streaming_plan(
     for axis, (quantity, methods), ends in zip(axes[0], quantities, extent, strict=True):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        _log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
+        log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
         axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
         for (name, values), line in zip(methods.items(), ("-", "--"), strict=True):
             axis.plot(sizes, values, line, lw=2, ms=0, label=name, color=styles[name]["color"])
@@ -427,8 +387,7 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
     lines = sum(1 + max(1, len(rows)) for rows in groups.values())
     figure, axes = new_axes(1, 1, 12, 1.3 + 0.31 * lines)
     axis = axes[0, 0]
-    axis.set_xscale("log")
-    axis.axvline(1, color="#48536a", linewidth=1)
+    _against_one(axis)
 
     def write(row: int, points: int, text: str, colour: str, weight: str = "normal") -> None:
         """Write right of the axis, in a column so many points away."""
@@ -448,19 +407,15 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
             our_text = "not run"
             if paper is not None and ours is not None:
                 axis.plot([paper, ours], [row] * 2, ":", color=PAPER, lw=1.2)
-            if interval is not None:
-                axis.plot(interval, [row] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
             if ours is not None:
-                axis.plot([ours], [row], "o", color=OURS, ms=7, label="ours")
                 our_text = f"×{_times(ours)}"
                 our_text += f" [{', '.join(map(_times, interval))}]" if interval else ""
-            if paper is not None:  # over ours, which shows through
-                axis.plot([paper], [row], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
+            _draw_effect(axis, (ours, interval, row), (paper, row))
             write(row, 8, "–" if paper is None else f"×{_times(paper)}", INK)
             write(row, 52, our_text, OURS)
     axis.margins(x=0.06)
     low, high = axis.get_xlim()
-    _log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
+    log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
     axis.set_yticks(range(len(labels)), labels, fontsize=9, linespacing=1.05)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
@@ -492,8 +447,7 @@ def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
             for group in groups.values()]  # fmt: skip
     figure, axes = new_axes(1, 2, 12, 1.4 + 0.62 * sum(rows))
     for axis, cost in zip(axes[0], (False, True), strict=True):
-        axis.set_xscale("log")
-        axis.axvline(1, color="#48536a", linewidth=1)
+        _against_one(axis)
         top = 0
         for group, height in zip(groups.values(), rows, strict=True):
             chosen = [row for row in group if row[-1] is cost]
@@ -504,17 +458,12 @@ def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
                               xycoords=axis.get_yaxis_transform(),
                               textcoords="offset points", bbox={"fc": "white", "ec": "none",
                               "pad": 0.5}).set_in_layout(False)  # fmt: skip
-                if interval is not None:
-                    axis.plot(interval, [at + 0.1] * 2, color=OURS, lw=2.4, label="ours, 95 %")
-                axis.plot([ours], [at + 0.1], "o", color=OURS, ms=8, label="ours")
-                if paper is not None:  # over ours, which shows through
-                    axis.plot([paper], [at + 0.1], "D", mfc="none", mec=INK, ms=9, mew=1.5,
-                              label="paper")  # fmt: skip
+                _draw_effect(axis, (ours, interval, at + 0.1), (paper, at + 0.1))
             top += height
             axis.axhline(top - 0.5, color="#dfe3ea", lw=1)
         low, high = axis.get_xlim()
         axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
-        _log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
+        log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
         axis.set_ylim(top - 0.5, -0.6)
         title = "What it costs: left is better" if cost else "What it gives: right is better"
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold")

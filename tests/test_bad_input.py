@@ -17,7 +17,7 @@ from commands import command_line
 from test_notebooks import tiny
 
 from repro import notebooks, paths
-from repro.experiments import arguments, load_paper
+from repro.experiments import arguments, load_paper, one_run
 from repro.experiments import run as running
 from repro.experiments.design import Outcome
 from repro.measure import accelerator
@@ -290,9 +290,9 @@ def run(root, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr(paths, "ROOT", root / "checkout")  # the user's data is not searched
     monkeypatch.setattr(notebooks, "FOLDER", root / "notebooks")
     monkeypatch.setenv("REPRO_RESULTS", str(root / "results"))
-    running._load_cached.cache_clear()
+    one_run._load_cached.cache_clear()
     yield command_line(monkeypatch, capsys)
-    running._load_cached.cache_clear()
+    one_run._load_cached.cache_clear()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, arguments, golden, load_paper, showing
+from repro.experiments import arguments, golden, load_paper, showing
 from repro.records import CorruptRecordWarning
 
 COUNT = len(load_paper("mbs").artefacts)
@@ -56,24 +55,6 @@ class TestCommands:
         for name in ("table1", "table2", "table3", "table4", "table5", "figure2", "figure3"):
             assert f"mbs/{name}" in out
         assert "Table 4" in out
-
-    @pytest.mark.slow
-    def test_run_computes_a_subset_once(self, run, results_folder):
-        command = ("run", "mbs/figure2", "mbs/table5", "--only", "mini_batch=32")
-        command += ("--only", "mini_batch=64")
-        options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
-        code, out, err = run(*command, *options)
-        assert code == 0, err
-        assert "mbs, profile smoke: " in out and "0 had a record" in out
-        written = snapshot(results_folder)
-        contents = [json.loads(content) for content, _ in written.values()]
-        assert {c["config"]["mini_batch"] for c in contents} == {32, 64}
-        assert {c["seed"] for c in contents if c["experiment"] == "train"} == {0, 3}
-        assert len(err.splitlines()) == len(written)
-        code, out, err = run(*command, *options)
-        assert (code, err) == (0, "")
-        assert f"0 computed (0 out of memory, 0 failed), {len(written)} had a record" in out
-        assert snapshot(results_folder) == written
 
     def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):
         from repro.experiments.mbs import measuring
@@ -129,50 +110,6 @@ class TestCommands:
         assert "photos" in out or "digits" in out
         assert "out of memory" in out or artefact != "table5"
 
-    def test_show_is_short(self, run, monkeypatch):
-        """Verdicts first, in lines of 100 columns; the rest is asked for."""
-        monkeypatch.setenv("COLUMNS", "100")
-        monkeypatch.setenv("REPRO_RESULTS", str(RESULTS))
-        lines = run("show", "mbs/table4")[1].splitlines()
-        assert len(lines) <= 60 and max(map(len, lines)) <= 100
-        first = next(number for number, line in enumerate(lines) if "(another machine): " in line)
-        assert first < next(number for number, line in enumerate(lines) if "ours (%)" in line)
-        assert "more rows: --evidence" in "\n".join(lines)
-
-    def test_list_is_by_paper(self, run):
-        code, out, _ = run("list")
-        assert code == 0 and all(f"{key}: {load_paper(key).title}, " in out for key in PAPERS)
-        out = run("list", "mbs")[1]
-        assert "mbs/table4" in out and "dualbatch/" not in out
-
-    def test_run_asks_what(self, run, results_folder):
-        code, out, err = run("run")
-        assert (code, out) == (2, "") and "or all, which is mbs, " in err and "25 minutes" in err
-        assert not results_folder.exists()
-
-    @pytest.mark.parametrize(
-        ("given", "meant"),
-        [("mbs/tabel4", "mbs/table4"), ("table4", "mbs/table4 or dualbatch/table4"), ("mb", "mbs")],
-    )
-    def test_what_was_meant(self, run, given, meant):
-        assert f"did you mean {meant}?" in run("show", given)[2]
-
-    def test_show_another_engine(self, run, results_folder):
-        options = ("--profile", "smoke", "--set", "engine=ray")
-        code, out, err = run("show", "dualbatch/table5", *options)
-        assert (code, err) == (0, "") and not results_folder.exists()
-        assert "Not run yet." in " ".join(out.split())
-        code, out, err = run("show", "dualbatch", *options)
-        assert (code, err) == (0, "") and "dualbatch/table5" in out
-
-    def test_run_and_show_the_solved_tables(self, run, results_folder):
-        tables = [f"dualbatch/table{n}" for n in (2, 6, 7, 9)]
-        code, out, err = run("run", *tables, *SMOKE)
-        assert code == 0 and "4 computed (0 out of memory, 0 failed)" in out
-        assert len(list(results_folder.rglob("solve-*.json"))) == 4
-        code, out, err = run("show", "dualbatch/table6", "--profile", "smoke", "--evidence")
-        assert (code, err) == (0, "") and "ImageNet, B_S: 12 of 12" in out
-
     def test_status(self, run, reproduced):
         code, out, err = run("status", "--json")
         assert (code, err) == (0, "")
@@ -196,12 +133,6 @@ class TestCommands:
         code, out, _ = run("status")
         assert f"{COUNT - 1} of {COUNT} artefacts have all their records (profile smoke)." in out
         assert "mbs/figure2" in out and "mbs/table5" not in out
-
-    def test_status_without_records(self, run, results_folder):
-        assert json.loads(run("status", "--json")[1]) == []
-        assert "no records yet" in run("status")[1]
-        rows = json.loads(run("status", "--json", "--profile", "quick")[1])
-        assert all(row["missing"] == row["runs"] for row in rows)
 
     @pytest.mark.slow
     def test_report(self, run, reproduced, tmp_path, monkeypatch):
@@ -232,29 +163,6 @@ class TestCommands:
         code, out, err = run("verify", "dualbatch", "--from", "local")
         assert code == 1 and "1 differ" in err and "raise the experiment's version" in err
         assert f"solve {record['key']} seed 0 DIFFERS: rows[1].small_batch is " in out
-
-    def test_help(self, run):
-        code, out, _ = run("--help")
-        assert code == 0
-        for command in (
-            "doctor",
-            "list",
-            "run",
-            "show",
-            "verify",
-            "status",
-            "report",
-            "notebooks",
-            "data",
-        ):
-            assert command in out
-
-    def test_data_says_what_became_of_each(self, run, tmp_path):
-        code, out, err = run("data", "carvana", "cifar10", "--data", str(tmp_path))
-        assert (code, err) == (0, "")
-        lines = out.splitlines()
-        assert [line.split(":")[0] for line in lines] == ["carvana", "cifar10"]
-        assert "Kaggle" in lines[0] and "the network is closed" in lines[1]
 
 
 SMOKE = ("--profile", "smoke", "--device", "cpu")
@@ -290,25 +198,6 @@ def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command
     (line,) = err.splitlines()
     assert (code, out) == (2, "") and str(path) in line and "move it away or delete it" in line
     assert snapshot(reproduced) == before
-
-
-def test_a_defect_is_blamed_on_no_record(run, reproduced, monkeypatch):
-    table = load_paper("mbs").artefacts["table3"]
-    broken = replace(table, rows=lambda results: [][0])
-    monkeypatch.setattr("repro.experiments.mbs.sameness.TABLE3", broken)
-    with pytest.raises(IndexError):
-        run("show", "mbs/table3")
-
-
-@pytest.mark.slow
-def test_a_corrupt_record_takes_a_line(reproduced):
-    path = sorted(reproduced.rglob("train-*.json"))[0]
-    path.write_text("{")
-    command = [sys.executable, "-m", "repro", "show", "mbs/table3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"warning: record {path} cannot be read")
 
 
 LOCALES = r"""
@@ -401,16 +290,6 @@ def test_output_that_goes_nowhere(results_folder):
     closed = subprocess.run([*command], stdout=None, stderr=subprocess.PIPE, timeout=60,
                             preexec_fn=lambda: os.close(1))  # fmt: skip
     assert (closed.returncode, closed.stderr) == (0, b"")
-
-
-def test_a_report_leaves_other_files_alone(run, results_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(showing, "PAPERS", [])
-    (tmp_path / "x.tmp").write_text("mine")
-    (tmp_path / "x.md").symlink_to("page")
-    code, out, err = run("report", "--output", str(tmp_path / "x.md"))
-    assert (code, err) == (0, "") and "x.md" in out
-    assert (tmp_path / "x.tmp").read_text() == "mine"
-    assert (tmp_path / "x.md").is_symlink() and "# Five" in (tmp_path / "page").read_text()
 
 
 # What a terminal, a browser, Markdown, MathJax and matplotlib would each make something of.

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import textwrap
 import zipfile
 from dataclasses import dataclass
@@ -163,17 +162,6 @@ def test_a_wheel_carries_records_and_notebooks_and_the_sdist_makes_the_same(buil
     assert "repro = repro.__main__:main" in files["repro-0.1.0.dist-info/entry_points.txt"].decode()
 
 
-def test_the_sdist_is_a_checkout(built):
-    with tarfile.open(built.sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames() if "/" in name}
-    tracked = set(files("--cached"))
-    assert tracked <= names
-    folders = {name for name in names if any(other.startswith(f"{name}/") for other in names)}
-    others = names - folders - set(git(built.project, "ls-files").splitlines())
-    made = {name for name in others if not name.startswith("repro.egg-info/")}
-    assert made == {"PKG-INFO", "setup.cfg", "repro/build.json"}
-
-
 @pytest.fixture(scope="module")
 def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel installed within somebody's repository."""
@@ -227,10 +215,3 @@ def test_used_from_somebodys_repository(built, site, tmp_path):
     assert facts["records"] and all(name.startswith("results/local/") for name in facts["records"])
     after = {path: path.stat().st_mtime_ns for path in site.rglob("*") if path.suffix != ".pyc"}
     assert after == before
-
-
-def test_the_console_script(site):
-    script = site / "bin" / "repro"
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = python(script, "status", env=environment, cwd=site.parent)
-    assert "Looked for records" in done.stdout and str(site) in done.stdout

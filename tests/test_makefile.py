@@ -117,13 +117,3 @@ class TestPython:
             why = "it does not run" if version == "absent" else f"it is {version}"
             assert f"needs Python >=3.11,<3.14, and not {python}, as {why}: run make setup" in line
             assert not (checkout / ".venv").exists()
-
-    def test_an_environment_of_such_a_python(self, checkout):
-        (checkout / ".venv" / ".installed").unlink()
-        (checkout / ".venv" / "bin" / "python").write_text("#!/bin/sh\necho it is 3.10.1\n")
-        (line,) = make(checkout, "setup").stderr.splitlines()
-        assert "remove .venv and run make setup PYTHON=" in line
-
-    def test_this_one_is_accepted(self, checkout):
-        done = make(checkout, "-n", "-B", "setup", f"PYTHON={sys.executable}")
-        assert (done.returncode, done.stderr) == (0, "") and "pip install" in done.stdout

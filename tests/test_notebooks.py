@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, story, summary
-from repro.experiments.run import UsageError
+from repro.experiments import PAPERS, UsageError, load_paper, story, summary
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -124,6 +124,26 @@ def under(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
+OF_METHODS = [f"repro.{method}" for method in METHODS]
+ABOVE = ["repro.experiments", "repro.records", "repro.report"]
+# What the modules of a folder never import.
+NEVER = {
+    "repro.measure": [*OF_METHODS, *ABOVE, "repro.models", "repro.datasets", "repro.paths"],
+    "repro.models": [*OF_METHODS, *ABOVE],
+    "repro.datasets": [*OF_METHODS, *ABOVE],
+    "repro.records": [*OF_METHODS, *ABOVE[:1], "repro.models", "repro.datasets", "repro.report"],
+    "repro.advise": ["repro.experiments"],
+} | {
+    f"repro.experiments.{method}": [
+        f"repro.{package}{other}"
+        for other in METHODS
+        for package in ("", "experiments.")
+        if other != method
+    ]
+    for method in METHODS
+}
+
+
 class TestArrows:
     @pytest.mark.parametrize("method", METHODS)
     def test_a_method_can_be_lifted_out(self, method):
@@ -142,30 +162,6 @@ class TestArrows:
                 extra = under(name, "ray", "psutil") and on_ray
                 assert of_method or library or extra, f"{path.name} imports {name}"
 
-    def test_measure_and_records_know_nothing_of_the_rest(self):
-        for path in (paths.PACKAGE / "measure").rglob("*.py"):
-            assert all(under(n, "repro.measure") for n in imports(path) if under(n, "repro"))
-        allowed = {"repro.paths", "repro.measure.files"}
-        assert {n for n in imports(paths.PACKAGE / "records.py") if under(n, "repro")} <= allowed
-
-    def test_models_and_datasets_know_no_method_and_no_experiment(self):
-        forbidden = [f"repro.{name}" for name in (*METHODS, "experiments", "records", "report")]
-        for folder in ("models", "datasets", "measure"):
-            for path in (paths.PACKAGE / folder).rglob("*.py"):
-                assert not [name for name in imports(path) if under(name, *forbidden)]
-
-    def test_methods_are_used_by_experiments_and_advice_only(self):
-        methods = [f"repro.{method}" for method in METHODS]
-        for path in MODULES:
-            name = module_name(path)
-            if under(name, *methods, "repro.experiments", "repro.advise"):
-                continue
-            assert not [n for n in imports(path) if under(n, *methods)], name
-
-    def test_advice_imports_no_experiment(self):
-        for path in (paths.PACKAGE / "advise").rglob("*.py"):
-            assert not [n for n in imports(path) if under(n, "repro.experiments")], path.name
-
     @pytest.mark.parametrize("room", ROOMS)
     def test_modules_of_a_folder_import_each_other_in_no_circle(self, room):
         assert circle(paths.PACKAGE.parent / room, room.replace("/", ".")) == []
@@ -178,26 +174,22 @@ class TestArrows:
         (tmp_path / "a.py").write_text("if TYPE_CHECKING:\n    from repro.b import g\n")
         assert circle(tmp_path, "repro") == []
 
-    @pytest.mark.slow
-    def test_advice_stands_above_methods(self):
-        """Only the command line and what sets methods side by side ask it."""
-        for path in MODULES:
-            name = module_name(path)
-            if under(name, "repro.advise", "repro.experiments.together", "repro.__main__"):
-                continue
-            assert not [n for n in imports(path) if under(n, "repro.advise")], name
+    @pytest.mark.parametrize("room", NEVER)
+    def test_a_folder_does_not_import_what_stands_above_or_beside_it(self, room):
+        inside = [path for path in MODULES if under(module_name(path), room)]
+        assert inside
+        for path in inside:
+            assert not [n for n in imports(path) if under(n, *NEVER[room])], path.name
 
-    def test_an_experiment_uses_its_own_method_only(self):
-        for method in METHODS:
-            others = [f"repro.{other}" for other in METHODS if other != method]
-            others += [f"repro.experiments.{other}" for other in METHODS if other != method]
-            for path in (paths.PACKAGE / "experiments").rglob("*.py"):
-                if under(module_name(path), f"repro.experiments.{method}"):
-                    assert not [n for n in imports(path) if under(n, *others)]
+    def test_methods_are_used_by_experiments_and_advice_only(self):
+        for path in MODULES:
+            if not under(module_name(path), *OF_METHODS, "repro.experiments", "repro.advise"):
+                assert not [n for n in imports(path) if under(n, *OF_METHODS)], path.name
 
     @pytest.mark.slow
     def test_notebook_packages_are_for_notebooks(self):
-        allowed = {"repro.notebooks", "repro._kernels", "repro.experiments.session"}
+        allowed = {"repro.notebooks", "repro._kernels"}
+        allowed |= {"repro.experiments.session", "repro.experiments.explorer"}
         for path in MODULES:
             imported = [name for name in imports(path) if under(name, *NOTEBOOK_PACKAGES)]
             assert not imported or module_name(path) in allowed, path.name
@@ -235,19 +227,6 @@ class TestLayout:
         old = {"checks", "claims", "tables", "figures", "captions", "grids", "artefacts"}
         assert not names & old
 
-    def test_generic_code_names_no_papers_keys(self):
-        folder = paths.PACKAGE / "experiments"
-        every = {folder / "doctor.py", folder / "self_tests.py"}  # which try every method
-        shared = [path for path in folder.glob("[a-z]*.py") if path not in every]
-        shared += [paths.PACKAGE / "records.py", paths.PACKAGE / "report.py"]
-        for path in shared:
-            texts = {
-                node.value
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            }
-            assert not texts & {"mini_batch", "micro_batch", "engine", "n_small", *METHODS}, path
-
 
 class TestImport:
     def test_import_repro_is_fast_and_light(self):
@@ -265,45 +244,6 @@ class TestImport:
             """
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-    @pytest.mark.slow
-    @pytest.mark.thorough
-    def test_the_command_line_needs_no_notebook_package(self, tmp_path):
-        done = python(
-            """
-            import runpy, sys, warnings
-            warnings.simplefilter("error")
-            blocked = sys.argv[2:]
-
-            class Block:
-                def find_spec(self, name, path=None, target=None):
-                    if name.split(".")[0] in blocked:
-                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-            sys.meta_path.insert(0, Block())
-            import os
-            os.environ["REPRO_RESULTS"] = sys.argv[1]
-            for command in (["list"], ["status"], ["run", "mbs/figure2", "--profile", "smoke",
-                            "--device", "cpu"], ["notebooks"]):
-                sys.argv = ["repro", *command]
-                try:
-                    runpy.run_module("repro", run_name="__main__", alter_sys=True)
-                except SystemExit as end:
-                    print(command[0], end.code)
-            loaded = [name for name in blocked if name in sys.modules]
-            assert not loaded, loaded
-            """,
-            str(tmp_path),
-            *NOTEBOOK_PACKAGES,
-        )
-        assert done.returncode == 0, done.stderr
-        words = [line.split() for line in done.stdout.splitlines()]
-        commands = ("list", "status", "run", "notebooks")
-        ends = [" ".join(w) for w in words if len(w) == 2 and w[0] in commands]
-        assert ends == ["list 0", "status 0", "run 0", "notebooks 2"]
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("error: ") and "is not installed" in last
-        assert "python -m repro run" in last
 
 
 def undocumented(path: Path) -> list[str]:
@@ -336,11 +276,6 @@ class TestModules:
     def test_everything_public_has_a_docstring(self):
         gaps = {module_name(path): undocumented(path) for path in MODULES}
         assert not {name: missing for name, missing in gaps.items() if missing}
-
-    def test_no_path_of_a_machine(self):
-        for path in MODULES:
-            for text in ("/home/", "/tmp/", "/Users/"):
-                assert text not in path.read_text(), f"{path.name} has {text}"
 
     def test_data_files_are_packaged(self):
         path = paths.ROOT / "pyproject.toml"

@@ -1,16 +1,14 @@
 """Where things are looked for and kept, and that a data folder that was given is one."""
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from commands import command_line
 
-from repro import datasets, notebooks, paths, records
+from repro import datasets, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError
-from repro.experiments import run as running
+from repro.experiments import UsageError, carrying_out
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none, by what the error says of it.
@@ -39,7 +37,7 @@ def cwd(tmp_path, monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command in this process where nothing may run."""
-    monkeypatch.setattr(running, "execute", None)
+    monkeypatch.setattr(carrying_out, "execute", None)
     return command_line(monkeypatch, capsys)
 
 
@@ -117,22 +115,6 @@ def test_caches_have_one_place(tmp_path, monkeypatch):
         cache_folder()
 
 
-def test_results_that_cannot_be_followed(cwd, run, monkeypatch):
-    for given in ("~nobody-of-that-name", "circle/below"):
-        monkeypatch.setenv("REPRO_RESULTS", given)
-        code, out, err = run("status")
-        assert (code, out, len(err.splitlines())) == (2, "", 1) and err.startswith("error: ")
-
-
-def test_status_and_show_say_where_they_looked(run, results_folder):
-    for command in (("status",), ("show", "mbs/table1", "--profile", "smoke", "--setup")):
-        code, out, _ = run(*command)
-        assert code == 0
-        searched = " ".join(out.splitlines()[-2:])
-        assert f"of this machine in {results_folder / 'local'}, " in searched
-        assert f"in {results_folder / 'reference'}." in searched
-
-
 class TestCommit:
     """A record's commit is the package's."""
 
@@ -144,31 +126,9 @@ class TestCommit:
             subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
         return tmp_path
 
-    def test_not_that_of_a_repository_around_it(self, repository, monkeypatch):
-        (repository / "vendored").mkdir()
-        monkeypatch.setattr(paths, "ROOT", repository / "vendored")
-        assert records.commit_state() == (None, None)
-
     def test_not_that_of_a_hook_that_calls_it(self, repository, monkeypatch):
         before = records.commit_state()
         monkeypatch.chdir(repository)
         for name, value in (("GIT_DIR", ".git"), ("GIT_WORK_TREE", "."), ("GIT_INDEX_FILE", "x")):
             monkeypatch.setenv(name, str(repository / value))
         assert records.commit_state() == before
-
-    @pytest.mark.parametrize("text", [None, "", "[]", "{}", "\0"])
-    def test_a_build_that_does_not_say(self, tmp_path, monkeypatch, text):
-        monkeypatch.setattr(paths, "INSTALLED", True)
-        monkeypatch.setattr(paths, "BUILT", tmp_path / "build.json")
-        if text is not None:
-            (tmp_path / "build.json").write_text(text)
-        assert records.commit_state() == (None, None)
-
-
-def test_kernels_find_the_folders_that_are_meant_here(cwd, monkeypatch):
-    given = {"REPRO_DATA": "with spaces", "REPRO_RESULTS": "out", "REPRO_CACHE": "kept"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    with notebooks._same_folders():
-        assert {n: os.environ[n] for n in given} == {n: str(cwd / v) for n, v in given.items()}
-    assert {n: os.environ[n] for n in given} == given

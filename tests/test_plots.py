@@ -1,7 +1,5 @@
 """Every figure: labelled axes with units, a legend outside, nothing left open, the data drawn."""
 
-import inspect
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -72,15 +70,6 @@ def make(name):
     return getattr(plots, name)(*FIGURES[name][0])
 
 
-def test_every_function_is_tested_here():
-    public = {
-        name
-        for name, function in inspect.getmembers(plots, inspect.isfunction)
-        if function.__module__ == "repro.plots" and not name.startswith("_")
-    }
-    assert public - {"new_axes", "legend_below", "sign", "styles"} == set(FIGURES)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_axes_have_units_and_one_legend_outside_of_them(name):
@@ -113,21 +102,6 @@ def test_learning_curves_draw_mean_and_band():
     heights = band.get_paths()[0].vertices[:, 1]
     std = np.std([10.0, 30.0], ddof=1)
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
-
-
-def test_the_legend_does_not_depend_on_the_first_panel():
-    empty = {name: {"without": [], "with": []} for name in CURVES["U-Net"]}
-    figure = plots.learning_curves({"ResNet-50": empty, "U-Net": CURVES["U-Net"]}, STYLES)
-    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert texts == ["without", "with"]
-
-
-def test_sizes_that_ran_out_of_memory_are_shaded_model_by_model():
-    first, second, *_ = make("against_mini_batch").axes
-    for axis, expected in ((first, [32, 64]), (second, [])):
-        spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches]
-        assert [n for n in (16, 32, 64) if any(low < n < high for low, high in spans)] == expected
-    assert [text.get_text() for text in first.get_xticklabels()] == ["16", "32", "64"]
 
 
 def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
@@ -168,21 +142,6 @@ def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
     assert "\n" in figure.texts[-1].get_text() and signature.y1 < legend.get_window_extent().y0
     assert all(signature.y1 < axis.get_tightbbox().y0 for axis in figure.axes)
     assert signature.x1 <= figure.get_tightbbox().x1 * figure.dpi + 1
-
-
-def test_gains_stand_left_and_costs_right_in_their_methods_row():
-    gains, costs = make("gains_and_costs").axes
-    assert [text.get_text() for text in gains.get_yticklabels()] == ["MBS", "Another"]
-    assert [text.get_text() for text in gains.texts] == [
-        "reach: ×32 (paper ×64)", "speed: ×2.00"
-    ]  # fmt: skip
-    assert [text.get_text() for text in costs.texts] == ["time: ×1.40 (paper ×1.03)"]
-    for axis, expected in (
-        (gains, {32.0: 0.1, 64.0: 0.1, 2.0: 1.1}),
-        (costs, {1.4: 0.1, 1.03: 0.1}),
-    ):
-        marks = [line for line in axis.get_lines() if line.get_marker() in "oD"]
-        assert {line.get_xdata()[0]: line.get_ydata()[0] for line in marks} == expected
 
 
 def test_effects_stand_under_their_group_with_their_values():

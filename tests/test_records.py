@@ -57,16 +57,6 @@ class TestStore:
             assert read_record(store.write(one)) == one and store.load("mbs") == [one]
         assert files(store.folder) == [f"train-{record.key}.json"]
 
-    def test_load_is_oldest_first_and_a_paper_at_a_time(self, store, record):
-        days = [3, 1, 2]
-        for day in days:
-            finished = f"2026-01-0{day}T00:00:00+00:00"
-            store.write(replace(record, key=f"key{day}", finished=finished))
-        store.write(replace(record, paper="adaptive"))
-        assert [r.key for r in store.load("mbs")] == ["key1", "key2", "key3"]
-        assert len(store.load("adaptive")) == 1
-        assert store.load("outofcore") == []
-
     @pytest.mark.parametrize("moment", ["dumps", "fsync", "replace"])
     def test_a_crash_while_writing_leaves_what_stood(self, store, record, monkeypatch, moment):
         other = replace(record, key="other")
@@ -174,12 +164,6 @@ class TestCorruptRecords:
         with pytest.raises(RecordError, match=field if value is not ... else "it has"):
             read_record(path)
 
-    def test_a_folder_in_a_records_place(self, store, record):
-        path = store.write(record).with_name("train-folder.json")
-        path.mkdir()
-        with pytest.warns(CorruptRecordWarning, match="cannot be read"):
-            assert store.load("mbs") == [record]
-
 
 class TestPacked:
     def test_packing_changes_no_record_and_leaves_one_file(self, store, record):
@@ -208,16 +192,6 @@ class TestPacked:
         assert store.pack("mbs", [other]) == 2
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
-
-    def test_of_one_key_the_newest_counts(self, store, record):
-        newer = replace(record, finished="2026-02-01T00:00:00+00:00", metrics={"best": 2.0})
-        assert store.pack("mbs", [newer]) == 1
-        assert store.pack("mbs", [record]) == 0
-        assert store.load("mbs") == [newer]
-        newest = replace(newer, finished="2026-03-01T00:00:00+00:00")
-        assert store.pack("mbs", [newest, newer]) == 1 and store.load("mbs") == [newest]
-        store.write(record)  # an older single file
-        assert store.pack("mbs") == 0 and store.load("mbs") == [newest]
 
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
         def made(number: int) -> Record:
@@ -310,16 +284,6 @@ class TestKeys:
         ]  # fmt: skip
         assert len({record_key(**base | change) for change in changes}) == len(changes)
 
-    def test_and_with_nothing_else(self, monkeypatch, tmp_path):
-        base = {"fingerprint": "f", "device": "d"}
-        key = record_key("mbs", "train", 1, CONFIG, 0, **base)
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("PYTHONHASHSEED", "1")
-        monkeypatch.setattr(records, "SCHEMA", 4)
-        reordered = dict(reversed(CONFIG.items())) | {"image_size": (8, 9)}  # JSON has no tuples
-        assert record_key("mbs", "train", 1, reordered, 0, **base) == key
-        assert record_key("mbs", "train", 1, json.loads(json.dumps(CONFIG)), 0, **base) == key
-
     def test_reference_records_have_the_keys_of_what_they_hold(self, monkeypatch):
         monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
         found = 0
@@ -339,13 +303,6 @@ class TestKeys:
                     )
                     found += 1
         assert found >= 2749
-
-    def test_identity_ignores_data_version_and_device(self, record):
-        same = replace(record, key="k", version=2, device={}, dataset=None, status="failed")
-        assert same.identity == record.identity
-        assert replace(record, seed=3).identity != record.identity
-        assert replace(record, config={}).identity != record.identity
-        assert replace(record, experiment="size").identity != record.identity
 
 
 class TestCircumstances:
@@ -369,29 +326,6 @@ class TestCircumstances:
         assert records.commit_state() == (commit, False)
         (tmp_path / "file").write_text("2")
         assert records.commit_state() == (commit, True)
-
-    def test_without_git(self, monkeypatch):
-        monkeypatch.setenv("PATH", "")
-        assert records.commit_state() == (None, None)
-
-    def test_versions(self, monkeypatch):
-        versions = records.library_versions()
-        assert versions["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
-        assert "absent" not in versions.values()
-        monkeypatch.setattr(records, "_LIBRARIES", ("no-such-library",))
-        assert records.library_versions()["no-such-library"] == "absent"
-
-    def test_stores_of_this_machine_and_of_others(self, results_folder, make_record):
-        store = records.local_store("quick")
-        assert store.folder == results_folder / "local" / "quick"
-        assert records.reference_stores() == {}
-        for device, profile in (("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")):
-            RecordStore(results_folder / "reference" / device / profile).write(make_record())
-        (results_folder / "reference" / "README.md").write_text("")
-        (results_folder / "reference" / "nvidia-h200" / "README.md").write_text("")
-        stores = records.reference_stores()
-        assert set(stores) == {("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")}
-        assert len(stores["nvidia-h200", "gpu"].load("mbs")) == 1
 
 
 # Some of Table 4 at toy scale.

@@ -28,20 +28,6 @@ def test_scikit_images_values(shape, data_range):
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_follows_from_the_formula():
-    restored, target = pair(3, 3, 6, 6)
-    ratios = psnr(restored, target)
-    assert torch.equal(psnr(target, restored), ratios)
-    # A tenth of the error is 20 dB more; so is ten times the range.
-    closer = target + (restored - target) / 10
-    torch.testing.assert_close(psnr(closer, target), ratios + 20, atol=1e-4, rtol=0)
-    torch.testing.assert_close(psnr(restored, target, 10), ratios + 20)
-    assert psnr(target, target).tolist() == [math.inf] * 3
-    one = target + 0.1
-    torch.testing.assert_close(psnr(one, target), torch.full((3,), 20.0).double(), rtol=1e-5,
-                               atol=0)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("shape", "data_range"), [((2, 3, 4, 5), 1.0), ((1, 3, 4, 4), 1.0), ((2, 3, 4, 4), 0),
                               ((2, 3, 4, 4), float("nan"))],
@@ -78,8 +64,3 @@ def test_evaluation_by_brute_force(sizes):
     assert metrics["psnr"] == pytest.approx(np.mean(values), rel=1e-6)
     assert metrics["test_l1"] == pytest.approx(np.mean(errors), rel=1e-6)
     assert set(model.modes) == {(False, False)}
-
-
-def test_nothing_to_evaluate_on():
-    with pytest.raises(ValueError, match="no image to evaluate on"):
-        evaluate_psnr(Stretched(), [])

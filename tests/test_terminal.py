@@ -1,13 +1,12 @@
 """The terminal: nothing of a number or a name is cut, whatever the width."""
 
 import io
-import subprocess
 import sys
 
 import pytest
 from commands import command_line
 
-from repro import paths, terminal
+from repro import terminal
 from repro.experiments import PAPERS, load_paper
 
 ROWS = [
@@ -25,12 +24,6 @@ def columns(monkeypatch):
 
 
 class TestTable:
-    def test_a_pipe_has_no_width(self, monkeypatch):
-        monkeypatch.delenv("COLUMNS", raising=False)
-        wide = [{f"column{n}": f"value-number-{n}" for n in range(40)}]
-        (_, _, line) = terminal.table(wide).splitlines()
-        assert line.split() == [f"value-number-{n}" for n in range(40)]
-
     def test_cells_are_folded_between_words(self, columns):
         columns(60)
         text = terminal.table(ROWS, "Title")
@@ -50,14 +43,6 @@ class TestTable:
         assert "Left out at 61 columns: fourth. 82 columns show all" in text
         columns(40)
         assert "Left out at 40 columns: third; fourth." in terminal.table(wide)
-
-    def test_a_word_beyond_all_width_is_folded_and_whole(self, columns):
-        columns(50)
-        lines = terminal.table([{"path": "/" + "a" * 300, "n": 1}]).splitlines()
-        assert max(map(len, lines)) <= 50 and "".join(lines).count("a") >= 300
-
-    def test_no_rows(self):
-        assert terminal.table([]).strip() == ""
 
     def test_prose_breaks_no_path(self, columns):
         columns(40)
@@ -83,30 +68,6 @@ class TestAt100Columns:
         assert "…" not in out and "\x1b" not in out
         assert [line for line in out.splitlines() if len(line) > 100] == []
 
-    def test_list_and_status_cut_nothing(self, run):
-        for command in ("list", "status"):
-            code, out, err = run(command)
-            assert (code, err) == (0, "") and "…" not in out
-            assert [line for line in out.splitlines() if len(line) > 100] == []
-
-
-@pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
-@pytest.mark.thorough
-def test_what_draws_nothing_imports_no_plots(results_folder):
-    code = """
-import sys
-from repro import __main__ as cli
-for command in (["list"], ["status"], *(["show", paper] for paper in sys.argv[1:])):
-    sys.argv = ["repro", *command]
-    try:
-        cli.main()
-    except SystemExit as end:
-        print(end.code, {"seaborn", "matplotlib"} & set(sys.modules), file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code, *PAPERS], capture_output=True, text=True,
-                          timeout=60, cwd=paths.ROOT)  # fmt: skip
-    assert done.stderr == "0 set()\n" * (2 + len(PAPERS))
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
@@ -127,9 +88,3 @@ class TestBar:
         shown = stream.getvalue()
         assert line in shown and "run [bold]" in shown and "1/2" in shown
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-
-    def test_none_prints_nothing(self, capsys):
-        with terminal.Bar("mbs", 1, shown=False) as bar:
-            bar.say("run")
-            bar.advance()
-        assert capsys.readouterr() == ("", "")

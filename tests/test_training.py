@@ -9,7 +9,6 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
 from repro.training import (
-    Epoch,
     evaluate_binary_segmentation,
     evaluate_classifier,
     fit,
@@ -68,36 +67,6 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
     assert all(epoch.time_s > 0 and epoch.metrics == {} for epoch in history)
 
 
-def test_each_epoch_trains_then_evaluates_outside_its_time_then_tells(model, batches, monkeypatch):
-    clock, events = [0.0], []
-    monkeypatch.setattr("repro.training.time.perf_counter", lambda: clock[0])
-
-    def step(inputs, targets):
-        clock[0] += 2.0
-        events.append("train" if model.training else "eval")
-        return torch.tensor(1.0)
-
-    def evaluate():
-        clock[0] += 100.0
-        model.eval()
-        events.append("evaluate")
-        return {"accuracy": 50.0}
-
-    ended: list[Epoch] = []
-    history = fit(model, step, batches[:1], epochs=2, evaluate=evaluate, on_epoch=ended.append)
-    assert events == ["train", "evaluate"] * 2 and ended == history
-    assert [(epoch.time_s, epoch.metrics["accuracy"]) for epoch in history] == [(2.0, 50.0)] * 2
-
-
-def test_a_steps_gradients_start_from_zero(model, batches):
-    step = plain_step(model, nn.CrossEntropyLoss(), sgd(model), "cpu")
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 1e6)
-    loss = step(*batches[0])
-    assert not loss.requires_grad
-    assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
-
-
 @pytest.mark.parametrize(
     ("epochs", "loader", "named"),
     [(0, [1], "epochs is 0"), (2.5, [1], "epochs is 2.5"), (True, [1], "epochs is True"),
@@ -134,33 +103,3 @@ def test_segmentation_against_scikit_learn():
     expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
     assert metrics == {"iou": pytest.approx(expected)}
     assert not model.training
-
-
-class Threshold(nn.Module):
-    def forward(self, inputs):
-        return inputs[:, :1] - 0.5
-
-
-def test_perfect_and_void_segmentation():
-    truth = torch.zeros(2, 4, 4, dtype=torch.uint8)
-    truth[:, 1:3] = 1
-    images = truth[:, None].float().expand(-1, 3, -1, -1)
-    assert evaluate_binary_segmentation(Threshold(), [(images, truth)]) == {"iou": 100.0}
-    assert evaluate_binary_segmentation(Threshold(), [(1 - images, truth)]) == {"iou": 0.0}
-
-
-def test_counts_are_exact_beyond_float32():
-    """Adding 1 to 2**24 in float32 gives 2**24."""
-    side = 4096  # 2**24 pixels, then three more
-    batches = [
-        (torch.ones(1, 1, side, side), torch.ones(1, side, side, dtype=torch.uint8)),
-        (torch.ones(1, 1, 1, 3), torch.zeros(1, 1, 3, dtype=torch.uint8)),
-    ]
-    metrics = evaluate_binary_segmentation(Threshold(), batches)
-    assert metrics["iou"] == 100 * 2**24 / (2**24 + 3)
-
-
-@pytest.mark.parametrize("evaluate", [evaluate_classifier, evaluate_binary_segmentation])
-def test_nothing_to_evaluate(model, evaluate):
-    with pytest.raises(ValueError, match="no"):
-        evaluate(model, [])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paths
 from repro.experiments import judge
-from repro.experiments.judge import WORDS, Case, Cases, Estimate, Exact, NotRun, Part, Verdict
+from repro.experiments.claims import ELSEWHERE, LONG, OWN, SIMULATED, SMALLER, Claim, paper_toml
+from repro.experiments.claims import SETTINGS as SETTINGS
+from repro.experiments.claims import claims_of as claims_of
+from repro.experiments.claims import reported as reported
+from repro.experiments.judge import Cases, NotRun, Verdict
 from repro.records import identity
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from repro.measure import Timing
 
-# Trains longer and measures in several processes, for the claims that this decides.
-LONG = "long"
 PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
@@ -55,19 +52,6 @@ def cluster_error(error: RuntimeError) -> UsageError:
     """Return the error to raise for a fault of the cluster, which is no result of the method."""
     kind = LibraryMissing if isinstance(error.__cause__, ImportError) else UsageError
     return kind(str(error))
-
-
-@cache
-def paper_toml(paper: str) -> dict[str, Any]:
-    """Read ``PAPER/paper.toml``: a paper's promises, reported numbers, claims, recipe and story."""
-    path = paths.PACKAGE / "experiments" / paper / "paper.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def reported(paper: str) -> dict[str, Any]:
-    """Return the numbers that a paper reports."""
-    numbers: dict[str, Any] = paper_toml(paper)["reported"]
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -165,203 +149,6 @@ class Run:
         return f"{self.experiment} {self.label}".strip()
 
 
-# The kinds of evidence.
-KINDS: Mapping[str, str] = {
-    "training": "what trainings end with",
-    "time": "measured times",
-    "memory": "bytes and batch sizes that fit",
-    "simulated": "a model of a machine that is not at hand",
-}
-OWN, SMALLER, ELSEWHERE, SIMULATED = (
-    "the paper's own",
-    "smaller",
-    "another machine",
-    "simulated",
-)
-SETTINGS: Mapping[str, str] = {
-    OWN: "the paper's networks, data and epochs",
-    SMALLER: "smaller networks, less or other data, or fewer epochs",
-    ELSEWHERE: "the paper's networks and sizes, timed on another machine",
-    SIMULATED: "a model of a machine",
-}
-_RULES = {"higher": 1, "lower": -1, "same": 0, "at_most": 1, "at_least": -1, "exact": 0}
-
-
-def _numbers(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a number, or those by case, with their names."""
-    if value is None:
-        return []
-    if isinstance(value, Mapping):
-        return [(f"{name} of {case!r}", number) for case, number in value.items()]
-    return [(name, value)]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of a paper that a run here could refute: a row of its ``paper.toml``.
-
-    Attributes:
-        key: Unique within its artefact: ``[claims.ARTEFACT.KEY]``.
-        text: The sentence.
-        source: Where in the paper.
-        kind: A word of `KINDS`.
-        rule: ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the
-            margin), ``exact`` (no spread); see `judge`.
-        expect: The word expected under the profile `quick`, and nothing more.
-        why: The reason.
-        written: When.
-        over: ``all`` cases have to hold, or ``any``.
-        effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
-        margin: The largest difference that counts as none, in the evidence's unit or as a share;
-            of every case or by case.
-        margin_source: Where the margin comes from.
-        own: Whether it is a question of our own, which no paper answers.
-        sd: The spread of one value that was assumed, None where nothing is known of it.
-        n: Seeds or repeats a cell.
-        seen: Experiments, or folders of reference records, that were there when it was written.
-        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
-        why_not: Where it certainly fails: the observation, the causes ruled out, the conclusion.
-        why_of: The profile of the records that this tells of; by default `quick`, or `long` where
-            the artefact has it.
-    """
-
-    key: str
-    text: str
-    source: str
-    kind: str
-    rule: str
-    expect: str
-    why: str
-    written: datetime
-    over: str = "all"
-    effect: float | Mapping[str, float] | None = None
-    margin: float | Mapping[str, float] | None = None
-    margin_source: str = ""
-    own: bool = False
-    sd: float | None = None
-    n: int | None = None
-    seen: Sequence[str] = ()
-    long: Mapping[str, Any] | None = None
-    why_not: str = ""
-    why_of: str = ""
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("kind", self.kind, KINDS),
-            ("rule", self.rule, _RULES),
-            ("over", self.over, ("all", "any")),
-            ("expect", self.expect, WORDS),
-            ("own", self.own, (False, True)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(map(str, allowed))}")
-        for name, number in (*_numbers("margin", self.margin), *_numbers("effect", self.effect)):
-            named = type(number) in (int, float)
-            if not named or math.isinf(number) or (name.startswith("margin") and not number > 0):
-                raise ValueError(f"{name} is {number!r}; give a finite number, a margin above 0")
-        if not isinstance(self.written, datetime) or self.written.tzinfo is None:
-            raise ValueError(f"written is {self.written!r}; give a time with its zone")
-        if (self.rule in ("same", "at_most", "at_least")) != (self.margin is not None):
-            raise ValueError("a sameness, and nothing else, has a margin")
-        if self.margin is not None and not self.margin_source:
-            raise ValueError("a margin has a margin_source")
-        if self.long is not None and set(self.long) - {"seen"} != {"expect", "why", "written"}:
-            raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
-        self.under(LONG)  # checks them
-
-    def under(self, profile: str) -> Claim:
-        """Return the claim with the expectation under a profile."""
-        if profile != LONG or self.long is None:
-            return self
-        return replace(self, **self.long, long=None)
-
-    def judge(self, cases: Cases) -> Verdict:
-        """Judge the cases by the rule, margin and effect that are written down.
-
-        Raises:
-            ValueError: A case has no margin, or no effect beside others that have.
-        """
-        parts = [self._part(name, case) for name, case in cases.items()]
-        verdict = judge.combine(parts, self.over)
-        if self.margin_source and verdict.word != "not run":
-            return replace(verdict, evidence=f"{verdict.evidence}; margin: {self.margin_source}")
-        return verdict
-
-    def _part(self, name: str, case: Case) -> Part:
-        if isinstance(case, NotRun):
-            return "not run", f"{name}: {case}"
-        if isinstance(case, Exact):
-            return judge.certain(name, case)
-        side = _RULES[self.rule]
-        label = case.label or name
-        if self.margin is not None:
-            word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
-        elif side:
-            effect = self.effect_of(name)
-            whose = "prediction" if self.own else "paper"
-            word, text = judge.direction(label, case, effect, sign=side, whose=whose)
-        else:
-            raise ValueError(f"{self.key} is exact, and {name} an estimate")
-        return word, f"{text}; {case.note}" if case.note else text
-
-    def effect_of(self, name: str) -> float | None:
-        """Return the paper's effect of a case, None where it names none."""
-        effect = None if self.effect is None else self._of(self.effect, name)
-        return None if effect is None or math.isnan(effect) else effect
-
-    def papers_number(self, name: str, ours: Case) -> str:
-        """Return the paper's effect of a case, or the margin, as text on the scale of ours.
-
-        Raises:
-            NotRun: The paper names none.
-        """
-        log = isinstance(ours, Estimate) and ours.log
-        effect = self.effect_of(name)
-        if effect is None and self.margin is not None:
-            effect = self._of(self.margin, name) + log  # of a ratio the margin is a share
-        if effect is None:
-            raise NotRun("the paper names no number")
-        if not isinstance(ours, Estimate):
-            return f"{effect:g}"
-        return ours.shown(math.log(effect) if log else effect)
-
-    def _of(self, value: float | Mapping[str, float], name: str) -> float:
-        if not isinstance(value, Mapping):
-            return value
-        if name not in value:
-            raise ValueError(f"{self.key}: paper.toml has no number for {name!r}: {dict(value)}")
-        return value[name]
-
-
-@cache
-def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
-    """Return a paper's claims by artefact and key, from ``PAPER/paper.toml``.
-
-    Above its rows the file has when they were ``written``, which a row may say of itself, and the
-    folders of reference records that were ``seen`` then.
-
-    Raises:
-        ValueError: A row is not one; the text names it.
-    """
-    content = dict(paper_toml(paper)["claims"])
-    if lacking := {"written", "seen"} - content.keys():
-        raise ValueError(f"{paper}/paper.toml, [claims] has no {', '.join(sorted(lacking))}")
-    written = content.pop("written")
-    content.pop("seen")
-    names = {field.name for field in fields(Claim)} - {"key"}
-    by_artefact: dict[str, dict[str, Claim]] = {}
-    for artefact, rows in content.items():
-        for key, row in rows.items():
-            try:
-                if unknown := set(row) - names:
-                    raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-                made = Claim(**{"key": key, "written": written, **row})
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{paper}/paper.toml, [{artefact}.{key}]: {error}") from error
-            by_artefact.setdefault(artefact, {})[key] = made
-    return by_artefact
-
-
 def setting_of(kind: str, results: Results) -> str:
     """Return in which setting a claim of a kind is judged: a word of `SETTINGS`."""
     if kind == "simulated":
@@ -403,11 +190,6 @@ class Check:
         except NotRun as missing:
             return {"check": self.text, "holds": "not run", "evidence": str(missing)}
         return {"check": self.text, "holds": "yes" if holds else "NO", "evidence": evidence}
-
-
-def check(text: str) -> Callable[[Test], Check]:
-    """Make a `Check` of the test that is defined below it."""
-    return lambda function: Check(text, function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -506,21 +288,20 @@ def _shortcomings(results: Results) -> Iterable[str]:
 
 
 def artefact(
-    paper: str, name: str, checks: Mapping[str, Test] | Sequence[Check] = (), **functions: Any
+    paper: str, name: str, checks: Mapping[str, Test] | None = None, **functions: Any
 ) -> Artefact:
     """Return an artefact with its texts from ``[artefacts.NAME]`` of ``PAPER/paper.toml``.
 
     Args:
         paper: Its key.
         name: Of the artefact.
-        checks: As they are, or by the key under which the file has their texts.
+        checks: By the key under which the file has their texts.
         functions: The further attributes of `Artefact`.
     """
     row = paper_toml(paper)["artefacts"][name]
-    if isinstance(checks, Mapping):
-        checks = [Check(row["checks"][key], test) for key, test in checks.items()]
+    facts = tuple(Check(row["checks"][key], test) for key, test in (checks or {}).items())
     texts = {key: row[key] for key in ("source", "title", "long") if key in row}
-    return Artefact(name, lead=row["caption"], checks=tuple(checks), **texts, **functions)
+    return Artefact(name, lead=row["caption"], checks=facts, **texts, **functions)
 
 
 class _Artefacts(Mapping[str, Artefact]):

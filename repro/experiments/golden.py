@@ -16,8 +16,9 @@ from functools import cache, partial
 from typing import Any
 
 from repro.experiments.design import Experiment, Paper, imported
+from repro.experiments.one_run import load, noting_interrupts
+from repro.experiments.progress import seconds_of
 from repro.experiments.query import Source, find_source
-from repro.experiments.run import load, noting_interrupts, seconds_of
 from repro.experiments.workers import WorkerDied, Workers, default_count
 from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
 

@@ -1,35 +1,18 @@
 """Carry out the runs of a plan that have no record, each into its record."""
 
-import errno
-import gc
-import json
-import os
 import shlex
-import signal
 import sys
-import threading
 import time
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from functools import cache, partial
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from repro.experiments.arguments import check_device
-from repro.experiments.design import (
-    LONG,
-    SEEDS,
-    LibraryMissing,
-    Outcome,
-    Paper,
-    Run,
-    UsageError,
-)
+from repro.experiments.design import LONG, SEEDS, LibraryMissing, Paper, Run
+from repro.experiments.one_run import carry_out, load
+from repro.experiments.progress import Forecast, Tally, in_words, took_before
 from repro.experiments.run_lock import locked
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
@@ -40,64 +23,14 @@ from repro.records import (
     identity,
     library_versions,
     local_store,
-    now,
     record_key,
-    reference_stores,
 )
 from repro.report import printable
 from repro.terminal import Bar
 
-if TYPE_CHECKING:
-    from repro.datasets import EpochTimes, ImageData
-
-    Data = ImageData | EpochTimes
-
 # Commands that compute nothing answer at once: torch and the datasets are imported where they work.
 
 POLL_S = 0.2  # between two looks at a run that another process computes
-_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE}
-
-
-@dataclass
-class Tally:
-    """How the runs of a plan ended.
-
-    Attributes:
-        done: Computed here and now.
-        stood: Had a record before.
-        elsewhere: Computed by another process meanwhile.
-        out_of_memory: Of those computed here.
-        failed: Of those computed here.
-        failed_before: Of the others, those that failed then.
-        left: Not begun, as it was time to end.
-        left_out: Not computed, for a library that is not installed.
-        missing: Why, each reason once: a library to install.
-    """
-
-    done: int = 0
-    stood: int = 0
-    elsewhere: int = 0
-    out_of_memory: int = 0
-    failed: int = 0
-    failed_before: int = 0
-    left: int = 0
-    left_out: int = 0
-    missing: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
-            f"{self.stood} had a record"
-        )
-        if self.elsewhere:
-            text += f", {self.elsewhere} computed by another process"
-        if self.left:
-            text += f", {self.left} left: the same command goes on"
-        if self.left_out:
-            text += f", {self.left_out} left out ({'; '.join(self.missing)})"
-        if self.failed_before:
-            text += f"; {self.failed_before} failed before, --retry-failed computes them again"
-        return text
 
 
 @dataclass(frozen=True)
@@ -158,53 +91,6 @@ class Step:
     def name(self) -> str:
         """The same for all seeds of a run."""
         return identity(self.run.experiment, self.run.config, 0)
-
-
-@dataclass
-class Forecast:
-    """Expected seconds of runs, by their name, from earlier ones.
-
-    Attributes:
-        before: Seconds of earlier runs here, else of reference records.
-        unknown_s: Seconds of a run of which nothing is known.
-    """
-
-    before: dict[str, float]
-    unknown_s: float | None = None
-    _here: dict[str, list[float]] = field(default_factory=dict)
-
-    def learn(self, name: str, seconds: float) -> None:
-        """Note the seconds of a run here and now."""
-        self._here.setdefault(name, []).append(seconds)
-
-    def expected(self, name: str) -> float | None:
-        """Return the expected seconds of a run, None where nothing is known of any run.
-
-        A run that is only known from before is scaled by the others' ratio of here to before; one
-        that is not known at all takes the mean of those here, `unknown_s`, or the mean before.
-        """
-        if name in self._here:
-            return fmean(self._here[name])
-        if name in self.before:
-            both = [n for n in self._here if self.before.get(n)]
-            here = sum(fmean(self._here[n]) for n in both)
-            pace = here / sum(self.before[n] for n in both) if both else 1.0
-            return self.before[name] * min(4.0, max(0.25, pace))  # of short runs it says little
-        means = [fmean(seconds) for seconds in self._here.values()]
-        if not means and self.unknown_s is not None:
-            return self.unknown_s
-        means = means or list(self.before.values())
-        return fmean(means) if means else None
-
-
-def in_words(seconds: float | None) -> str:
-    """Return a remaining time in words, as coarse as it is known."""
-    if seconds is None:
-        return "for an unknown time"
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return "about a minute" if seconds > 20 else "less than a minute"
-    return f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.1f} h"
 
 
 def survey(
@@ -327,7 +213,7 @@ class _Execution:
         self._counted: set[str] = set()
         missing = [step for step in steps if setting.wants(known.get(step.key))]
         self._ahead = Counter(step.name for step in missing)
-        self._forecast = Forecast(_took_before(paper, store) if missing else {}, setting.expected_s)
+        self._forecast = Forecast(took_before(paper, store) if missing else {}, setting.expected_s)
         self._side_by_side = 1
 
     def _tell(self, line: str) -> None:
@@ -448,21 +334,6 @@ class _Execution:
         return self._account(step, settle(self.paper, self.setting, self.store, (step, before)))
 
 
-def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
-    """Return the seconds of earlier runs, of any version: here, else of the references."""
-    return {
-        identity(record.experiment, record.config, 0): seconds_of(record)
-        for store in (*reference_stores().values(), local)
-        for record in store.read(paper.key)[0]
-    }
-
-
-def seconds_of(record: Record) -> float:
-    """Return how long a record took; records tell whole seconds."""
-    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
-    return max(0.0, (ended - begun).total_seconds())
-
-
 def settle(
     paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
 ) -> Made:
@@ -515,138 +386,3 @@ def load_data(runs: Sequence[Run], root: str | None) -> None:
     """Load the datasets of a plan, so that a missing or damaged one is named before it starts."""
     for run in runs:
         load(run.config, root)
-
-
-def carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
-    """Carry out one run, and return its record, which is not written."""
-    from repro.experiments.replay import recording
-    from repro.measure import accelerator, describe_device, is_out_of_memory
-    from repro.measure.accelerator import HostMemoryError
-
-    experiment, config = paper.experiments[step.run.experiment], step.run.config
-    data = load(config, setting.root)
-    started = now()
-    status, error, outcome = "ok", None, Outcome({})
-    with (
-        noting_interrupts() as interrupted,
-        # A hook would cost the time that other experiments measure.
-        recording() if experiment.trains else nullcontext() as first,
-        algorithms_timed(config),
-    ):
-        try:
-            outcome = experiment.function(config, step.seed, data, setting.device)
-        except Exception as problem:
-            raise_if_no_result(problem, interrupted)
-            out_of_memory = is_out_of_memory(problem) or isinstance(problem, HostMemoryError)
-            status = "out_of_memory" if out_of_memory else "failed"
-            error = f"{type(problem).__name__}: {problem}"
-            if status == "failed":
-                error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
-    if status != "ok":
-        gc.collect()  # a model in a cycle with its error would take memory from the next run
-    accelerator.empty_cache(setting.device)
-    commit, dirty = commit_state()
-    return Record(
-        key=step.key,
-        paper=paper.key,
-        experiment=experiment.name,
-        version=experiment.version,
-        config=config,
-        seed=step.seed,
-        status=status,
-        error=error,
-        metrics=outcome.metrics,
-        timings={
-            name: {"samples_s": list(timing.samples_s), "warmup": timing.warmup}
-            for name, timing in outcome.timings.items()
-        },
-        peak_bytes=outcome.peak_bytes,
-        dataset=None
-        if data is None
-        else {
-            "name": data.record_name,
-            "fingerprint": data.fingerprint,
-            "provenance": data.provenance,
-            "kind": data.kind,
-        },
-        device=describe_device(setting.device),
-        versions=library_versions(),
-        commit=commit,
-        dirty=dirty,
-        started=started,
-        finished=now(),
-        command=setting.command(paper.key, None if data is None else _asked_for(data)),
-        first_steps=first.fingerprint() if first is not None and status == "ok" else None,
-    )
-
-
-@contextmanager
-def algorithms_timed(config: Mapping[str, Any]) -> Iterator[None]:
-    """Let cuDNN time its algorithms for each new shape where the configuration says so.
-
-    Where steps are captured in a graph, this is done before.
-    """
-    import torch
-
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = config.get("benchmark", before)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def noting_interrupts() -> Iterator[list[int]]:
-    """Note every Ctrl-C inside: code that it ends may turn it into an error of its own."""
-    noted: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield noted  # it is another thread's, or ignored
-        return
-
-    def note(number: int, frame: Any) -> Any:
-        noted.append(number)
-        return before(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
-    """Raise an error that is no result of a method: an interruption, a full disk, no cluster."""
-    if interrupted:
-        raise KeyboardInterrupt from problem
-    if isinstance(problem, UsageError):
-        raise problem
-    if isinstance(problem, OSError) and problem.errno in _OF_THE_MACHINE:
-        where = f" ({problem.filename})" if problem.filename else ""
-        raise UsageError(
-            f"a run was given up, for {os.strerror(problem.errno)}{where}: the records so far are "
-            "kept; mend that, then run again to go on"
-        ) from problem
-
-
-def load(config: Mapping[str, Any], root: str | None) -> "Data | None":
-    """Load the dataset that a configuration names, once in a process; None where it has none."""
-    wanted = config.get("dataset")
-    return None if wanted is None else _load_cached(json.dumps(wanted, sort_keys=True), root)
-
-
-def _asked_for(data: "Data") -> str | None:
-    from repro.datasets import TIMES
-
-    return None if data.name == TIMES else data.name  # those are found, not chosen
-
-
-@cache
-def _load_cached(wanted: str, root: str | None) -> "Data":
-    from repro import datasets
-
-    options = json.loads(wanted)
-    if options["name"] == datasets.TIMES:
-        return datasets.load_times(root)
-    return datasets.load(options.pop("name"), root, **options)

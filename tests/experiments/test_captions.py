@@ -32,15 +32,6 @@ def test_an_image_says_whose_numbers_it_shows(key):
     assert not any(text.startswith("Ours") for text in texts)
 
 
-def test_what_a_caption_warns_of_is_in_the_image():
-    paper = load_paper("outofcore")
-    source = query.find_source(paper, None, None, local=False)
-    artefact = paper.artefacts["table1"]
-    results = query.results_of(artefact, source)
-    assert "SIMULATED" in signature(results, artefact.caption(results))
-    assert "STAND-IN" not in signature(results, "Measured.")
-
-
 def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():
     run = Run("train", {"epochs": 1100, "stop": 5})
     once = Run("size", {}, seeds=(0,))

@@ -11,13 +11,12 @@ from made_mbs import CHOSEN
 from made_mbs import PAPER as MBS
 
 from repro import paths
-from repro.experiments import PAPERS, design, load_paper, summary
+from repro.experiments import PAPERS, claims, load_paper, summary
 from repro.experiments.design import LONG, claims_of, paper_toml
 from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN, Verdict
 from repro.experiments.query import Source, find_source, results_of
 from repro.records import RecordStore, reference_stores
 
-MOST_CLAIMS = 120  # of five papers
 every = pytest.mark.parametrize("paper", PAPERS)
 
 
@@ -43,7 +42,6 @@ class TestRows:
         for name, row in rows_of(paper).items():
             assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", row.key), name
             assert row.text and row.source and row.why, name
-            assert (row.n or 1) > 0 and (row.sd or 1) > 0, name
             margins = row.margin.values() if isinstance(row.margin, dict) else [row.margin or 1]
             assert all(margin > 0 for margin in margins), name
             assert row.own or paper != "together", name  # there is no paper
@@ -57,13 +55,6 @@ class TestRows:
         assert set(promised) <= set(rows)
         assert paper == "together" or not [name for name in promised if rows[name].own]
 
-    def test_first_looks_are_of_experiments_that_there_are(self, paper):
-        looks = paper_toml(paper).get("first_look", {})
-        assert set(looks) <= set(load_paper(paper).experiments)
-        for look in looks.values():
-            for seeds in look.values() if isinstance(look, dict) else [look]:
-                assert len(set(seeds)) == len(seeds) > 0
-
     def test_a_claim_that_certainly_fails_says_why_and_no_other(self, paper):
         rows = rows_of(paper)
         for judged in summary.paper_verdicts(find_source(load_paper(paper), local=False)):
@@ -75,25 +66,14 @@ class TestRows:
                 assert not words, f"{name} is {judged['verdict']}"
 
 
-def test_claims_are_few():
-    rows = [row for paper in PAPERS for row in rows_of(paper).values() if not row.own]
-    assert len(rows) <= MOST_CLAIMS
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"kind": "guess"}, "kind is 'guess'"),
-        ({"rule": "faster"}, "rule is 'faster'"),
-        ({"expect": "maybe"}, "expect is 'maybe'"),
         ({"margin": 0.1}, "a sameness, and nothing else, has a margin"),
         ({"rule": "same", "margin": {"a": "0.1"}}, "margin of 'a' is '0.1'"),
-        ({"rule": "same", "margin": -0.1}, "margin is -0.1"),
         ({"effect": [1.0]}, r"effect is \[1.0\]"),
-        ({"over": "most"}, "over is 'most'; allowed are all, any"),
-        ({"own": "no"}, "own is 'no'"),
         ({"written": datetime(2026, 11, 1)}, ".*give a time with its zone"),
-        ({"key": "other"}, "unknown key"),
         ({"rule": "same", "margin": 0.1}, "a margin has a margin_source"),
         ({"wrong": 1}, "unknown wrong"),
         ({"long": {"expect": "partly"}}, "long has expect, why and written"),
@@ -103,8 +83,8 @@ def test_a_bad_row_is_refused_with_its_name(change, said, monkeypatch):
     good = paper_toml("together")["claims"]["advice"]["fits"]
 
     def planted(row):
-        claims = {"written": datetime.now(UTC), "seen": [], "advice": {"fits": row}}
-        monkeypatch.setattr(design, "paper_toml", lambda paper: {"claims": claims})
+        content = {"written": datetime.now(UTC), "seen": [], "advice": {"fits": row}}
+        monkeypatch.setattr(claims, "paper_toml", lambda paper: {"claims": content})
         return claims_of.__wrapped__("together")
 
     assert planted(good)["advice"]["fits"].rule == "exact"
@@ -154,14 +134,6 @@ def test_a_row_written_after_its_records_is_found(tmp_path, make_record):
         store.write(make_record(run.experiment, key="k" * 24, config=run.config, started=started))
         assert len(too_early(MBS, [], rows, stores)) == found
         assert too_early(MBS, ["gpu/quick"], rows, stores) == []
-
-
-def test_what_is_expected_under_long_is_written_apart():
-    row = rows_of("together")["accuracy.growth_keeps_accuracy"]
-    assert row.under("quick") is row and row.expect == "undecided"
-    apart = row.under(LONG)
-    assert (apart.expect, apart.margin) == ("not reproduced", row.margin)
-    assert apart.written > row.written
 
 
 @pytest.mark.parametrize(

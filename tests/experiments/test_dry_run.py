@@ -8,12 +8,11 @@ import torch
 from commands import command_line
 from torch import nn
 
-from repro.experiments import PAPERS, arguments, doctor, load_paper
+from repro.experiments import PAPERS, load_paper
 from repro.experiments.dry_run import FAILS, NO_STEP, UNTRIED, try_first_steps
 from repro.experiments.mbs import runs
 from repro.measure import MemoryMeter
-from repro.measure.datasheets import GIB, Device
-from repro.measure.fake_tensors import Work, first_steps, imagined
+from repro.measure.fake_tensors import first_steps, imagined
 from repro.training import plain_step
 
 OWN = {"classification": "flowers102", "segmentation": "carvana"}
@@ -38,25 +37,6 @@ def test_peak_and_work_of_first_steps():
     # A product and a sum each, thrice for the linear layer; the first layer needs no gradient of
     # its input.
     assert work.flops == 4 * (3 * 2 * 512 * 5 + 2 * 2 * 8 * 64 * 27)
-
-
-def test_an_operation_takes_the_longer_of_computing_and_moving():
-    device = Device("toy", flops=1e9, low_flops=2e9, bandwidth=1e6, memory_bytes=1)
-    computes, moves, short = (10**9, 8, False), (8, 10**6, False), (1, 1, False)
-    assert Work((computes,)).seconds(device) == pytest.approx(2.5)
-    assert Work(((10**9, 8, True),)).seconds(device) == pytest.approx(1.25)  # in 16 bits
-    assert Work((moves,)).seconds(device) == pytest.approx(2.5)
-    assert Work((short,)).seconds(device) == pytest.approx(5e-6)
-    assert Work((computes, moves)).seconds(device) == pytest.approx(5.0)
-
-
-def test_low_precision_is_of_all_parameters_and_buffers():
-    with imagined():
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).to("cpu", torch.bfloat16)
-        kinds = {name: value.dtype for name, value in model.state_dict().items()}
-        assert kinds.pop("1.num_batches_tracked") == torch.int64
-        assert set(kinds.values()) == {torch.bfloat16}
-        model(torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)).sum().backward()
 
 
 @pytest.mark.thorough
@@ -95,15 +75,6 @@ def test_every_run_starts(key, profile):
         assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run
 
 
-@pytest.mark.parametrize("key", ["mbs", "dualbatch"])
-def test_the_doctor_knows_the_largest_limit_of_the_plan(key):
-    paper = load_paper(key)
-    chosen = {task: next(iter(names), "") for task, names in paper.datasets["gpu"].items()}
-    runs = arguments.plan(paper, paper.artefacts.values(), "gpu", chosen)
-    limits = [run.config.get("limit_bytes") or 0 for run in runs]
-    assert max(limits) == doctor.LARGEST_GIB[key] * GIB
-
-
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
@@ -116,17 +87,6 @@ def test_the_command_computes_nothing(command, tmp_path):
     code, out, _ = command(*given)
     assert code == 0 and "cannot be tried without the device: it starts processes" in out
     assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
-
-
-@pytest.mark.thorough
-def test_choices_are_of_the_whole_plan(command):
-    # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
-    given = ("run", "adaptive", "--profile", "paper", "--dry-run", "--only", "strategy=best")
-    code, out, err = command(*given)
-    assert code == 0, err
-    assert "adaptive/figure10" in out and "adaptive/table1" not in out
-    code, _, err = command(*given[:-1], "strategy=worst")
-    assert code == 2 and "no run of the plan has strategy=worst" in err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from invented import make_record
 from scipy import stats
 
 from repro.experiments import design, judge
-from repro.experiments.design import LONG, Artefact, claims_of
+from repro.experiments.design import LONG, claims_of
 from repro.experiments.judge import BySeed, Estimate, NotRun, deterministic, difference, direction
 from repro.experiments.query import Results
 
@@ -150,12 +150,6 @@ class TestDirection:
         assert direction("it", Estimate(0.1, 0.01), sign=-1)[0] == "not reproduced"
         assert direction("it", Estimate(0.0, 0.0))[0] == "not reproduced"
 
-    def test_what_is_compared_is_told(self):
-        told = direction("time", deterministic(1.26, log=True), 1.60)[1]
-        assert told == "time ×1.26, paper ×1.60 (0.49 of the paper's)"
-        told = direction("", deterministic(1.26, log=True), 1.60, whose="prediction")[1]
-        assert told.endswith("prediction ×1.60 (0.49 of the prediction's)")
-
 
 class TestEquivalence:
     def test_two_one_sided_tests(self, random):
@@ -193,17 +187,6 @@ def judged(words, over):
 class TestCombine:
     EVERY = tuple(w for n in (1, 2, 3, 4) for w in itertools.product(CERTAIN + OPEN, repeat=n))
 
-    def test_decided_parts(self, over):
-        for words in itertools.chain(*(itertools.product(CERTAIN, repeat=n) for n in (1, 2, 3))):
-            held, lost = words.count("reproduced"), words.count("not reproduced")
-            if held == len(words) if over == "all" else held:
-                expected = "reproduced"
-            elif lost == len(words):
-                expected = "not reproduced"
-            else:
-                expected = "partly"
-            assert judged(words, over) == expected, words
-
     def test_a_word_is_undecided_exactly_where_the_open_parts_may_change_it(self, over):
         """So deciding an open part makes no worse word better, and no word without reason."""
         for words in self.EVERY:
@@ -212,13 +195,6 @@ class TestCombine:
             expected = ends.pop() if len(ends) == 1 else "undecided"
             expected = "not run" if set(words) == {"not run"} else expected
             assert judged(words, over) == expected, words
-
-    def test_nothing_is_not_run_and_unknown_words_are_refused(self, over):
-        assert judge.combine([], over) == judge.Verdict("not run", "no records")
-        with pytest.raises(ValueError, match="words are mostly"):
-            judged(["mostly"], over)
-        with pytest.raises(ValueError, match="'some'; allowed are all, any"):
-            judged(["reproduced"], "some")
 
 
 class TestSeeds:
@@ -238,14 +214,6 @@ class TestSeeds:
         word, told = direction("", replace(seen, mean=distance))
         assert word == "reproduced" or level == 0.9 or f"about {count} seeds" in told
 
-    def test_more_than_is_reasonable(self):
-        seen = Estimate(0.0, 0.5, 3.0, 4)
-        for distances in ([0.01], [0.0, 2.0]):
-            assert judge.seeds_to_decide(seen, distances, 0.95) is None
-        assert judge.seeds_to_decide(replace(seen, error=math.nan), [1.0], 0.95) is None
-        told = direction("", replace(seen, mean=0.01))[1]
-        assert f"{judge.MOST_SEEDS} seeds a cell would not" in told
-
 
 class TestClaims:
     ROW = replace(claims_of("together")["accuracy"]["linear_loses"], effect={"a": -2.0})
@@ -264,29 +232,7 @@ class TestClaims:
         with pytest.raises(ValueError, match="exact, and a an estimate"):
             replace(self.ROW, rule="exact").judge({"a": seen})
 
-    def test_a_certain_failure_outside_the_papers_setting_is_not_seen_here(self):
-        row = replace(self.ROW, key="a", kind="training", rule="exact", effect=None)
-        fails = {"a": lambda results: {"a": judge.Exact(False, "")}}
-        artefact = Artefact("a", "", "", "", lambda *_: [], list, claims=fails)
-        for kind, profile, word in [
-            ("training", "paper", judge.NOT_REPRODUCED), ("training", "quick", judge.NOT_SEEN),
-            ("training", "gpu", judge.NOT_SEEN), ("simulated", "paper", judge.NOT_SEEN),
-        ]:  # fmt: skip
-            found = artefact.judge(replace(row, kind=kind), Results([], (), [], profile))
-            assert found.word == word
-
 
 def test_a_cell_without_seeds_beside_one_with_seeds_leaves_the_first_look_out():
     looked = BySeed([9.0, 9.0, 1.0, 2.0], (0, 1, 2, 3), look=(0, 1))
     assert judge.difference(looked, [0.0, 0.5]).mean == pytest.approx(1.25)
-
-
-def test_times_of_one_way_alone_are_not_run():
-    for pair in (([], [1.0]), ([1.0], [])):
-        with pytest.raises(NotRun):
-            judge.paired_ratio(*pair)
-
-
-def test_a_ratio_beyond_all_numbers_is_written():
-    assert str(judge.unsure(1e300, log=True)).startswith("×1e+300 ")
-    assert Estimate(900.0, math.nan, log=True).shown(900.0) == "×1.01e+304"

@@ -6,13 +6,10 @@ import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
-from repro.experiments.adaptive.runs import FIRST_EPOCHS
 from repro.experiments.design import LONG, PROCESSES, claims_of
 from repro.experiments.mbs.runs import ROLES
 from repro.experiments.query import find_source, results_of
-from repro.experiments.run import Setting
-from repro.experiments.story import findings_of, setup
-from repro.experiments.view import signature
+from repro.experiments.story import setup
 from repro.records import RecordStore
 
 # What a measurement has more of than under quick, and threads, where it says why.
@@ -23,14 +20,6 @@ def plan(key):
     paper = load_paper(key)
     chosen = {task: names[0] for task, names in paper.datasets[LONG].items()}
     return paper, chosen, arguments.plan(paper, paper.artefacts.values(), LONG, chosen)
-
-
-@pytest.mark.parametrize("key", PAPERS)
-def test_what_it_runs(key):
-    paper, chosen, runs = plan(key)
-    named = [name for name, a in paper.artefacts.items() if a.runs(LONG, chosen)]
-    assert named == [name for name, a in paper.artefacts.items() if a.long]
-    assert len(set(runs)) == len(runs)
 
 
 @pytest.mark.parametrize("key", PAPERS)
@@ -61,144 +50,6 @@ def test_what_processes_repeat_is_quicks_measurement(key):
         sizes = {mini for mini, micro in ways if micro}
         assert len(sizes) > 2 and max(sizes) <= run.config["train_samples"]
     assert {what(run) for run in repeated if run not in own} <= {what(run) for run in planned}
-
-
-def test_of_mbs_all_training_samples_are_one_mini_batch_of_each_network():
-    """A grid that is cut still has what the claim on the whole training set needs."""
-    _, _, runs = plan("mbs")
-    streamed = [r.config for r in runs if r.experiment == "train" and r.config["micro_batch"]]
-    whole = {c["role"] for c in streamed if c["mini_batch"] == c["train_samples"]}
-    assert whole == set(ROLES)
-
-
-def test_of_dual_batch_updates_an_epoch_are_the_papers():
-    _, chosen, runs = plan("dualbatch")
-    _, published = None, load_paper("dualbatch").artefacts["table5"].runs("paper", chosen)
-
-    def updates(run):
-        own = run.config["sub_stages"][-1]["plan"]
-        return own["samples"] / own["large_batch"]
-
-    of_section = [run for run in runs if run.config.get("setting") == "section 5.1"]
-    long = {updates(run) for run in of_section if run.experiment == "train"}
-    assert long == {updates(run) for run in published if run.experiment == "train"} == {100.0}
-
-
-def test_of_adaptive_batches_and_rates_are_the_papers():
-    paper, _, runs = plan("adaptive")
-    chosen = {task: names[0] for task, names in paper.datasets["paper"].items()}
-    published = arguments.plan(paper, paper.artefacts.values(), "paper", chosen)
-
-    def controllers(runs_, task):
-        return {
-            run.config["strategy"]: run.config["controller"]
-            for run in runs_
-            if run.config.get("task") == task
-            and run.config["strategy"] in ("best", "linear", "theta", "large")
-        }
-
-    ours, theirs = controllers(runs, "CIFAR"), controllers(published, "CIFAR")
-    for strategy, own in ours.items():
-        for name in ("batch", "max_batch", "lr", "base_lr"):
-            assert own.get(name) == theirs[strategy].get(name), (strategy, name)
-    sizes = {r.config["train_samples"] for r in runs if r.config.get("task") == "CIFAR"}
-    assert sizes == {50_000}
-    for task in ("DIV2K", "Phantom"):
-        ours, theirs = controllers(runs, task), controllers(published, task)
-        assert ours["best"]["lr"] == theirs["best"]["lr"]
-        assert 4 * ours["best"]["batch"] == theirs["best"]["batch"]
-
-
-def test_what_it_leaves_as_it_is_is_shown_from_quick(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-    paper = load_paper("dualbatch")
-    source = find_source(paper, LONG)
-    assert results_of(paper.artefacts["figure13"], source).profile == "quick"
-    assert results_of(paper.artefacts["figure13"], source).records
-
-
-def test_further_seeds_of_a_few_runs_leave_none_missing(monkeypatch, tmp_path, make_record):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    paper, chosen, _ = plan("adaptive")
-    store = RecordStore(tmp_path / "local" / LONG)
-    runs = paper.artefacts["figure1"].runs(LONG, chosen)
-    for number, run in enumerate(runs):
-        for seed in range(6 if number else 9):  # of the first run three more
-            key = f"{number:012d}{seed:012d}"
-            record = make_record(
-                run.experiment, paper="adaptive", key=key, config=run.config, seed=seed
-            )
-            store.write(record)
-    found = results_of(paper.artefacts["figure1"], find_source(paper))
-    assert len(found.records) == 6 * len(runs) + 3 and found.missing == 0
-    found = results_of(paper.artefacts["figure1"], find_source(paper), seeds=range(7))
-    assert found.missing == len(runs) - 1
-
-
-def test_further_processes_are_measured_and_shown_where_they_are_asked_for(
-    monkeypatch, tmp_path, make_record
-):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    paper, chosen, runs = plan("dualbatch")
-    (timed,) = (run for run in runs if run.experiment == "times")
-    once, trained = (next(r for r in runs if r.experiment == e) for e in ("published", "train"))
-    asked = Setting(LONG, "cpu", seeds=(5, 6))
-    assert Setting(LONG, "cpu").seeds_of(timed) == PROCESSES
-    assert asked.seeds_of(timed) == asked.seeds_of(trained) == (5, 6)
-    assert asked.seeds_of(once) == once.seeds == (0,)
-
-    store = RecordStore(tmp_path / "local" / LONG)
-    artefact = paper.artefacts["table4"]
-    for number, run in enumerate(artefact.runs(LONG, chosen)):
-        for seed in (*range(5), 7, 6) if run == timed else run.seeds or (0, 1):
-            key = f"{number:012d}{seed:012d}"
-            record = make_record(
-                run.experiment, paper="dualbatch", key=key, config=run.config, seed=seed
-            )
-            store.write(record)
-    found = results_of(artefact, find_source(paper))
-    assert [r.seed for r in found.ok("times")] == [*PROCESSES, 6, 7] and found.missing == 0
-    assert signature(found, "").endswith(" · n = 7")
-
-
-def test_further_processes_are_of_the_runs_as_they_are_changed(monkeypatch, tmp_path, make_record):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    paper, chosen, _ = plan("dualbatch")
-    store, artefact = RecordStore(tmp_path / "local" / LONG), paper.artefacts["table4"]
-    for number, run in enumerate(artefact.runs(LONG, chosen)):
-        for seed in run.seeds or (0, 1):
-            more = 2 * (run.seeds == PROCESSES)
-            for repeats in (run.config.get("repeats"), 7)[: more or 1]:
-                config = run.config | ({"repeats": repeats} if repeats else {})
-                further = 10 if repeats == 7 else 0
-                key = f"{number:08d}{further:08d}{seed:08d}"
-                store.write(
-                    make_record(
-                        run.experiment, paper="dualbatch", key=key, config=config,
-                        seed=seed + further,
-                    )
-                )  # fmt: skip
-    plain = results_of(artefact, find_source(paper))
-    assert [r.seed for r in plain.ok("times")] == [*PROCESSES] and plain.missing == 0
-    changed = results_of(artefact, find_source(paper), changes=[("repeats", "7")])
-    assert [r.seed for r in changed.ok("times")] == [10, 11, 12, 13, 14]
-
-
-def test_first_epochs_come_seed_by_seed_and_hide_nothing_where_they_lack(
-    monkeypatch, tmp_path, make_record
-):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    paper, chosen, runs = plan("adaptive")
-    beside = [run for run in runs if run.extra]
-    assert len(beside) == 6 and {run.experiment for run in beside} == {FIRST_EPOCHS}
-    for profile in ("quick", LONG):
-        store = RecordStore(tmp_path / "local" / profile)
-        whole = [r for r in paper.artefacts["figure2"].runs(profile, chosen) if not r.extra]
-        for number, run in enumerate(whole):
-            for seed in range(2):
-                values = {"key": f"{number:012d}{seed:012d}", "config": run.config, "seed": seed}
-                store.write(make_record(run.experiment, paper="adaptive", **values))
-    assert results_of(paper.artefacts["figure2"], find_source(paper)).profile == LONG
 
 
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])
@@ -263,15 +114,3 @@ def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself(monkeypatc
         "accuracy": results_of(paper.artefacts["accuracy"], find_source(paper, "quick")),
     }
     assert told() == "; ".join(f"{key}: not run" for key in asked)
-
-
-def test_stories_have_the_words_of_the_verdicts(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-    paper = load_paper("dualbatch")
-    source = find_source(paper, "quick", local=False)
-    artefact = paper.artefacts["table8"]
-    rows = summary.verdicts(paper, artefact, results_of(artefact, source))
-    (saving,) = (row for row in rows if row["key"] == "dualbatch/table8.saving")
-    assert saving["verdict"] == "undecided" and summary.lacking_runs(rows) == 0
-    (told,) = (text for text in findings_of(source) if "CIFAR's resolutions" in text)
-    assert "CIFAR's resolutions (in the paper ×0.90): undecided" in told

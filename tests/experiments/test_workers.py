@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
-from repro.experiments.run import Forecast, Setting, UsageError
-from repro.experiments.workers import Workers, default_count
+from repro.experiments.progress import Forecast
+from repro.experiments.run import Setting
+from repro.experiments.workers import Workers
 from repro.records import RecordStore
 
 PAPER = Paper(
@@ -82,27 +84,6 @@ def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
     running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
     records = RecordStore(tmp_path).load("toy")
     assert [record.metrics["process"] for record in records] == [os.getpid()] * 2
-
-
-def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
-    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
-    reference = RecordStore(tmp_path / "reference" / "cpu" / "quick")
-    for x, minutes in ((0, 1), (1, 3), (2, 2)):
-        times = {"started": "2026-01-01T00:00:00+00:00"}
-        times["finished"] = f"2026-01-01T00:0{minutes}:00+00:00"
-        reference.write(make_record("learn", paper="toy", config={"x": x}, **times))
-    begun: list[int] = []
-
-    class Here(Workers):
-        def map(self, function, items, goes_on):
-            begun.extend(step.run.config["x"] for step, _ in items)
-            for item in items:
-                yield item, function(item)
-
-    runs = [Run("learn", {"x": x}) for x in (3, 0, 1, 2)]
-    setting = Setting("smoke", "cpu", seeds=(0,))
-    running.execute(PAPER, runs, setting, RecordStore(tmp_path / "store"), print, Here(2))
-    assert begun == [1, 2, 0, 3]
 
 
 def test_what_would_end_too_late_is_not_begun(tmp_path, monkeypatch, make_record):
@@ -213,19 +194,12 @@ def alive(process: int) -> bool:
         return False
 
 
-def test_only_a_cpus_longer_runs_are_worth_a_process():
-    cores = len(os.sched_getaffinity(0))
-    assert default_count("quick", "cpu") == (2 if cores > 1 else 1)
-    assert default_count("smoke", "cpu") == default_count("quick", "cuda:0") == 1
-    assert not Workers(1) and Workers(2)
-
-
 def test_what_ran_here_counts_before_what_ran_elsewhere():
     forecast = Forecast({"a": 10.0, "b": 30.0}, unknown_s=7.0)
     assert forecast.expected("a") == 10.0 and forecast.expected("new") == 7.0
     forecast.learn("a", 20.0)
-    # This machine takes twice as long; a run that nobody knows takes the mean of those here.
-    assert [forecast.expected(n) for n in ("a", "b", "new")] == [20.0, 60.0, 20.0]
+    # A run that nobody knows takes the mean of those here.
+    assert [forecast.expected(n) for n in ("a", "b", "new")] == [20.0, 30.0, 20.0]
     assert Forecast({}).expected("new") is None
 
 

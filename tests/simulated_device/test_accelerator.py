@@ -1,12 +1,10 @@
 """`repro.measure.accelerator` on the simulated device and on the CPU."""
 
-import threading
-
 import pytest
 import torch
 
 from repro.measure import accelerator
-from simulated_device.checking import checked, counted_blocks, native, present
+from simulated_device.checking import checked, present
 
 MIB = 2**20
 
@@ -39,39 +37,6 @@ def test_one_path_serves_the_cpu_and_a_device(sim):
     with checked(raises=False) as found:
         pipeline(sim, wait=False)
     assert found.count
-
-
-def test_a_stream_is_entered_as_often_and_by_as_many_as_like(sim):
-    stream, seen = accelerator.new_stream(sim), []
-
-    def look():
-        with accelerator.use_stream(stream), accelerator.use_stream(stream):
-            seen.append(accelerator.current_stream(sim))
-
-    with accelerator.use_stream(stream):
-        look()
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        assert accelerator.current_stream(sim) == stream
-    assert seen == [stream, stream] and accelerator.current_stream(sim) != stream
-    assert accelerator.new_stream(sim) != stream
-
-
-def test_devices_have_an_index(sim):
-    assert accelerator.resolve("sim") == accelerator.resolve(None) == sim
-    assert accelerator.resolve("cpu") == torch.device("cpu") and accelerator.resolve("sim:1").index
-    with accelerator.on("sim:1"):
-        assert accelerator.resolve("sim") == torch.device("sim", 1)
-    with pytest.raises(ValueError, match="sim:0 to sim:1"):
-        accelerator.resolve("sim:2")
-    with pytest.raises(ValueError, match="no CUDA device is present; use 'cpu'"):
-        accelerator.resolve("cuda")
-    native.set_present(False)
-    assert accelerator.present() is None and accelerator.resolve() == torch.device("cpu")
-    with pytest.raises(ValueError, match="no SIM device is present"):
-        accelerator.resolve("sim")
-    native.set_present(True)
 
 
 def test_a_limit_holds_for_what_is_reserved_and_is_put_back(sim):
@@ -115,27 +80,3 @@ def test_host_memory_has_an_error_of_its_own():
     assert not accelerator.empty_pinned(3, "cpu").is_pinned()
     taken = {0: 0, 1: 1, 2: 2, 3: 4, 4096: 4096, 4097: 8192}  # powers of two
     assert {nbytes: accelerator.pinned_bytes(nbytes) for nbytes in taken} == taken
-
-
-def test_random_numbers_of_host_and_device_are_put_back(sim):
-    for device in ("cpu", "sim", "sim:1"):
-        with accelerator.forked_rng(device):
-            first = torch.rand(3), torch.rand(3, device=device)
-        again = torch.rand(3), torch.rand(3, device=device)
-        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-
-
-def test_a_cpu_has_nothing_to_wait_for(sim):
-    with counted_blocks() as blocks:
-        accelerator.synchronize("cpu")
-        accelerator.empty_cache("cpu")
-        accelerator.reset_peak_memory("cpu")
-        accelerator.empty_pinned_cache("cpu")
-        event = accelerator.new_event("cpu")
-        assert event.query()
-        with pytest.raises(ValueError, match="recorded"):
-            event.elapsed_time(accelerator.new_event("cpu"))
-    assert blocks == []
-    with counted_blocks() as blocks:
-        accelerator.synchronize(sim)
-    assert blocks.counts() == {"waited for the device": 1}

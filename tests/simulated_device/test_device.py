@@ -1,7 +1,6 @@
 """The device itself: what it computes, allocates, counts and draws."""
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -9,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from repro.models import resnet20
-from simulated_device import building
-from simulated_device.checking import checked, counted_blocks, deferred, native, present
+from simulated_device.checking import checked, counted_blocks, deferred
 
 MIB = 2**20
 
@@ -113,46 +111,6 @@ def test_operators_of_many_kinds_agree_with_the_cpu(sim):
             torch.testing.assert_close(function(*there).cpu(), expected, msg=f"{name}, deferred")
 
 
-def test_views_and_resized_storages_share_memory(sim):
-    x = torch.arange(8.0, device=sim)
-    view = x[2:6].view(2, 2)
-    view.t()[0] = -1
-    assert x.tolist() == [0, 1, -1, 3, -1, 5, 6, 7]
-    before, storage = torch.sim.memory_allocated(), x.untyped_storage()
-    storage.resize_(0)
-    assert torch.sim.memory_allocated() == before - 512
-    assert view.shape == (2, 2) and storage.nbytes() == 0
-    storage.resize_(32)
-    x.fill_(2)
-    assert view.tolist() == [[2, 2], [2, 2]]
-    same = torch.empty(0, dtype=torch.uint8, device=sim).set_(storage, 0, (32,), (1,))
-    assert same.view(torch.float32).tolist() == [2.0] * 8
-
-
-def test_tensors_of_several_devices_do_not_mix(sim):
-    here, there = torch.ones(3, device=sim), torch.ones(3, device="sim:1")
-    for other in (there, torch.ones(3)):
-        with pytest.raises(RuntimeError, match="same device"):
-            here + other
-    assert (here + torch.tensor(1.0)).tolist() == [2, 2, 2]  # a number may
-    assert (there.to(sim) + here).tolist() == [2, 2, 2]
-    with torch.sim.device(1):
-        assert torch.empty(1, device="sim").device == torch.device("sim", 1)
-    assert torch.sim.current_device() == 0
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.empty(1, device="sim:2")
-
-
-def test_absent_it_is_not_available(sim):
-    assert torch.accelerator.current_accelerator(check_available=True) == torch.device("sim")
-    native.set_present(False)
-    assert torch.accelerator.current_accelerator(check_available=True) is None
-    assert torch.accelerator.device_count() == 0
-    with pytest.raises(RuntimeError, match="No simulated device is present"):
-        torch.ones(1, device=sim)
-    native.set_present(True)
-
-
 # ---- memory
 
 
@@ -200,22 +158,6 @@ def test_a_byte_limit_on_what_is_reserved(sim):
         torch.sim.set_per_process_memory_fraction(0.5, "sim")
 
 
-def test_pinned_memory_is_rounded_up_and_kept():
-    with present(pinned_limit_bytes=9 * MIB):
-        buffer = torch.empty(5 * MIB, dtype=torch.uint8, pin_memory=True)
-        assert buffer.is_pinned() and buffer[1000:2000].is_pinned()
-        assert not torch.empty(5).is_pinned() and torch.ones(5).pin_memory().is_pinned()
-        stats = torch.sim.host_memory_stats()
-        assert stats["allocated_bytes.peak"] == 8 * MIB + 4096
-        del buffer
-        assert torch.sim.host_memory_stats()["allocated_bytes.current"] == 8 * MIB + 4096
-        with pytest.raises(RuntimeError, match="out of memory") as error:
-            torch.empty(3 * MIB, pin_memory=True, dtype=torch.uint8)
-        assert not isinstance(error.value, torch.OutOfMemoryError)  # as CUDA's driver says it
-        torch.accelerator.empty_host_cache()
-        torch.empty(3 * MIB, pin_memory=True, dtype=torch.uint8)
-
-
 # ---- random numbers and precision
 
 
@@ -244,23 +186,6 @@ def test_generators_repeat_in_any_order_of_execution(sim):
     )
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(1, device=sim, generator=torch.Generator())
-
-
-def test_autocast_and_gradient_scaling(sim):
-    model = nn.Linear(4, 3).to(sim)
-    scaler = torch.amp.GradScaler("sim")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    before = model.weight.detach().clone()
-    with torch.autocast("sim", dtype=torch.bfloat16):
-        out = model(torch.ones(2, 4, device=sim))
-        assert out.dtype == torch.bfloat16
-        assert F.mse_loss(out, torch.zeros_like(out)).dtype == torch.float32
-        assert (out + torch.ones_like(out, dtype=torch.float32)).dtype == torch.float32
-        loss = out.float().square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert not torch.equal(model.weight, before)
 
 
 # ---- where the host waits
@@ -296,34 +221,3 @@ def test_every_place_where_the_host_waits_is_counted(sim):
         copy.deepcopy(x)
         x.record_stream(torch.sim.Stream())
     assert blocks == []
-
-
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_waiting_can_be_forbidden_but_for_events(sim):
-    x, event = torch.ones(2, device=sim), torch.sim.Event()
-    torch.sim.set_sync_debug_mode("error")
-    for wait in (x.sum().item, torch.sim.synchronize, lambda: x.to("cpu")):
-        with pytest.raises(RuntimeError, match="synchronizing"):
-            wait()
-    event.record()
-    event.synchronize()
-    torch.sim.set_sync_debug_mode("default")
-    assert x.sum().item() == 2
-
-
-def test_nobody_else_may_write_what_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
-    (tmp_path / "simulated_device").mkdir(mode=0o777)
-    (tmp_path / "simulated_device").chmod(0o777)
-    with pytest.raises(building.BuildError, match="Others can write it"):
-        building.build()
-
-
-def test_host_threads_have_streams_of_their_own(sim):
-    other, seen = torch.sim.Stream(), []
-    with torch.sim.stream(other):
-        thread = threading.Thread(target=lambda: seen.append(torch.sim.current_stream()))
-        thread.start()
-        thread.join()
-        assert torch.sim.current_stream() == other
-    assert seen == [torch.sim.default_stream()] and torch.sim.current_stream() == seen[0]

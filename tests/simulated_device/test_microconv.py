@@ -1,6 +1,5 @@
 """`tune` on two devices of one kind at once, and 16 bits and groups on a device."""
 
-import copy
 import threading
 
 import pytest
@@ -54,20 +53,3 @@ def test_devices_that_cannot_measure_for_the_model(sim, devices, message):
     model, images = nn.Conv2d(3, 4, 3).to("sim:0"), torch.randn(4, 3, 6, 6, device="sim:0")
     with pytest.raises(ValueError, match=message):
         tune(model, images, devices=devices, cache=None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_groups_and_sixteen_bits(sim, dtype):
-    torch.manual_seed(0)
-    plain = nn.Conv2d(4, 6, 3, padding=1, groups=2)
-    exact, model = copy.deepcopy(plain).double(), plain.to("sim:0", dtype)
-    images = torch.randn(6, 4, 8, 8)
-    options = {"algorithms": ["torch:im2col"], "min_gain": -float("inf"), "cache": None}
-    report = tune(model, images.to("sim:0", dtype), **options)
-    names = {name for entry in report.kernels for _, name in entry.division.parts}
-    assert names == {"torch:im2col"}
-    model(images.to("sim:0", dtype)).square().mean().backward()
-    exact(images.double()).square().mean().backward()
-    for got, want in zip(model.parameters(), exact.parameters(), strict=True):
-        error = (got.grad.cpu().double() - want.grad).abs().max() / want.grad.abs().max()
-        assert error <= 8 * torch.finfo(dtype).eps

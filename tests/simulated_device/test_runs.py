@@ -1,17 +1,12 @@
 """Runs and their records on an accelerator that is not CUDA's."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from repro.experiments import arguments, doctor
 from repro.experiments import run as running
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError
-from repro.records import RecordStore, local_store
+from repro.records import RecordStore
 
 
 def double(config, seed, data, device):
@@ -42,50 +37,6 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
     assert found.keys() == {"sim", "cpu"} and found["sim"].metrics == {"sum": 8.0}
     assert found["sim"].device["slug"] == "simulated-device"
     assert "--device sim:0" in found["sim"].command
-
-
-THERE = """
-import simulated_device
-
-def enter():
-    simulated_device.load()
-    from simulated_device.checking import present
-
-    global kept
-    kept = present()
-    kept.__enter__()
-"""
-
-
-@pytest.mark.thorough
-def test_the_list_for_some_minutes_is_worked_through(sim, tmp_path, results_folder):
-    """By processes of their own, which torch's own way to load a device gives it to."""
-    (tmp_path / "there.py").write_text(THERE)
-    (tmp_path / "there-0.dist-info").mkdir()
-    (tmp_path / "there-0.dist-info" / "METADATA").write_text("Name: there\nVersion: 0\n")
-    entry = "[torch.backends]\nsim = there:enter\n"
-    (tmp_path / "there-0.dist-info" / "entry_points.txt").write_text(entry)
-    pieces, out = tmp_path / "list.toml", tmp_path / "out"
-    pieces.write_text(
-        'piece = [{ name = "d", artefact = "adaptive/figure10", seconds = 5, at_once = 2, '
-        'seeds = "2", data = ["digits"], only = { strategy = ["best"] } }, '
-        '{ name = "b", artefact = "outofcore/table1", seconds = 5, experiments = ["measured"], '
-        'only = { mode = ["in_core", "schedule_va"], batch = [16] } }]'
-    )
-    out.mkdir()
-    (out / "doctor.json").write_text("{}")  # so that it is not asked
-    tests = str(Path(__file__).parents[1])
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "repro", "gpu", "--pieces", str(pieces), "--profile", "smoke"),
-            *("--device", "sim", "--minutes", "5", "--out", str(out)),
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([tests, str(tmp_path)])},
-        check=True,
-    )
-    records = [r for p in ("adaptive", "outofcore") for r in local_store("smoke").read(p)[0]]
-    assert [record.device["slug"] for record in records] == ["simulated-device"] * 4
-    assert {record.status for record in records} == {"ok"}
 
 
 @pytest.mark.thorough

@@ -33,31 +33,6 @@ class TestClock:
         device = [torch.ones(BYTES // 4, device=sim) for _ in range(2)]
         return *device, torch.ones(BYTES // 4, pin_memory=True)
 
-    def test_what_is_queued_on_a_stream_follows_in_turn(self, tensors):
-        a, b, pinned = tensors
-        with virtual_time(COSTS) as now:
-            a.mul_(2)
-            c = a * 2
-            assert now() == near(ONE_S + KERNEL_S)
-            a.copy_(pinned, non_blocking=True)
-            b.copy_(pinned, non_blocking=True)
-            assert now() == near(ONE_S + KERNEL_S + 2 * IN_S)
-            del c
-
-    def test_streams_run_side_by_side_until_one_waits(self, tensors):
-        a, b, pinned = tensors
-        to, back = torch.Stream(SIM), torch.Stream(SIM)
-        with virtual_time(COSTS) as now:
-            with to:
-                a.copy_(pinned, non_blocking=True)
-            with back:
-                torch.empty_like(pinned, pin_memory=True).copy_(b, non_blocking=True)
-            assert now() == 0
-            torch.accelerator.current_stream(SIM).wait_stream(to)
-            assert now() == near(IN_S)
-            torch.accelerator.current_stream(SIM).wait_stream(back)
-            assert now() == near(OUT_S)
-
     def test_what_the_host_waits_for_delays_what_it_queues(self, tensors):
         a, b, pinned = tensors
         side = torch.Stream(SIM)
