@@ -283,8 +283,11 @@ def _shortcomings(results: Results) -> Iterable[str]:
         yield f"{lacking} runs ran out of memory."
     if results.failed:
         yield f"{len(results.failed)} runs FAILED."
-    if results.missing:
-        yield f"{results.missing} of {len(results.expected)} runs are missing."
+    # Of seeds that are missing the table's n tells.
+    planned = {run for run, _ in results.expected if not run.extra}
+    made = {identity(record.experiment, record.config, 0) for record in results.records}
+    if lacking := sum(identity(run.experiment, run.config, 0) not in made for run in planned):
+        yield f"{lacking} of {len(planned)} configurations have no record."
 
 
 def artefact(
