@@ -2,23 +2,30 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
-PALETTE = [INK, *sns.color_palette("colorblind", 9)]
+# After the ink, nine colours that the colour-blind tell apart (seaborn's "colorblind").
+PALETTE = [INK, "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4",
+           "#949494", "#ece133"]  # fmt: skip
+_LOOK: dict[Any, Any] = {
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": "#e6e9ef"},
+    **{"axes.edgecolor": "#8d99ae", "xtick.bottom": False, "ytick.left": False},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ".15"),
+}
 MARKERS = "osD^vPX*hd"
 
 
 def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
     """A figure of a size in inches and its axes, shape (rows, columns)."""
-    with sns.axes_style("whitegrid", {"grid.color": "#e6e9ef", "axes.edgecolor": "#8d99ae"}):
+    with plt.rc_context(_LOOK):
         figure, axes = plt.subplots(
             rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
         )
@@ -51,7 +58,7 @@ def sign(figure: Figure, text: str) -> None:
     """Write a line below all that a figure shows, in grey; it is saved with a tight box."""
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)  # for good, without drawing
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     for legend in figure.legends:  # stay in place when a tight box is saved
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     across, up = figure.get_size_inches()

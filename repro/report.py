@@ -278,24 +278,31 @@ def cell_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
-def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
-    """Return a figure as PNG of at most 96 colours, which takes a quarter of the bytes.
+def figure_png(figure: "Figure", dpi: int = 110, small: bool = True) -> bytes:
+    """Return a figure as PNG; its texts are shown as they are, but for powers of ten on an axis.
 
-    Its texts are shown as they are; only the powers of ten of a logarithmic axis are formulas.
+    Args:
+        figure: The figure.
+        dpi: Pixels per inch.
+        small: Whether at most 96 colours are kept, which takes longer and a quarter of the bytes.
     """
     from PIL import Image
 
     _show_texts_as_they_are(figure)
-    drawn, small = io.BytesIO(), io.BytesIO()
-    uncompressed = {"compress_level": 0}  # it is read at once
-    figure.savefig(drawn, format="png", dpi=dpi, bbox_inches="tight", pil_kwargs=uncompressed)
+    drawn, reduced = io.BytesIO(), io.BytesIO()
+    uncompressed = {"compress_level": 0 if small else 6}  # a small one is read at once
+    # A box of our own saves one of two drawings; the layout has to be final for it.
+    box = "tight" if figure.get_layout_engine() else figure.get_tightbbox().padded(0.1)
+    figure.savefig(drawn, format="png", dpi=dpi, bbox_inches=box, pil_kwargs=uncompressed)
+    if not small:
+        return drawn.getvalue()
     with Image.open(drawn, formats=("PNG",)) as image:
         # By the median of all pixels, the colour of a few markers falls to that of its neighbours.
         colours = image.convert("RGB").quantize(
             96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
         )
-    colours.save(small, format="png", optimize=True)
-    return small.getvalue()
+    colours.save(reduced, format="png", optimize=True)
+    return reduced.getvalue()
 
 
 def figure_file(figure: "Figure", form: str) -> bytes:

@@ -215,10 +215,11 @@ class ScalingModel:
 
         def errors(x: np.ndarray) -> list[float]:
             candidate = model(x)
-            misses = [
-                math.log(max(candidate.speedup(s, samples, p) for p in nodes) / value)
-                for s, nodes, value in points
-            ]
+            misses = []
+            for schedule, nodes, value in points:
+                fastest = min(candidate.training_time(schedule, samples, p) for p in nodes)
+                alone = candidate.training_time(schedule, samples, 1)
+                misses.append(math.log(alone / fastest / value))
             # Where the points leave latency and transfer open, both are as small as can be.
             return misses + [1e-4 * (value + 14) for value in x[:2]]
 

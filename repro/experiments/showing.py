@@ -226,7 +226,7 @@ def _chapter(asked: tuple[str, str | None, str | None, Path]) -> _Chapter:
             made.blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
             if artefact.draw:
                 name = f"{key}-{artefact.name}.png"
-                made.pictures[name] = report.figure_png(artefact.figure(results))
+                made.pictures[name] = report.figure_png(artefact.figure(results), small=False)
                 link = quote((folder / name).as_posix())
                 made.blocks.append(f"![{report.markdown(artefact.title)}]({link})")
             made.blocks += _section(source, artefact, results, judged)
