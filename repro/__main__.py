@@ -97,6 +97,11 @@ def advise(
         if method is not None and method not in advising.METHODS:
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
+        if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
+            measured = f", then steps for at most {probe:g} s" if probe else ""
+            typer.echo(
+                f"Recording a step of {model} at several batch sizes{measured} ...", err=True
+            )
         advice = advising.advise(
             model,
             batch,
@@ -119,15 +124,18 @@ def list_(
     """List papers and artefacts."""
     from repro import terminal
     from repro.experiments import PAPERS, load_paper
+    from repro.experiments.design import claims_of
 
     for key in dict.fromkeys(papers or PAPERS):
         paper = load_paper(key)
-        claims = sum(len(artefact.claims) for artefact in paper.artefacts.values())
+        written = [claim for rows in claims_of(key).values() for claim in rows.values()]
+        own = sum(claim.own for claim in written)
         rows = [
             {"artefact": f"{key}/{a.name}", "in the paper": a.source, "what it shows": a.title}
             for a in paper.artefacts.values()
         ]
-        title = f"{key}: {paper.title}, {len(rows)} artefacts, {claims} claims"
+        title = f"{key}: {paper.title}, {len(rows)} artefacts, {len(written) - own} claims"
+        title += f", {own} question{'s' * (own > 1)} of our own" if own else ""
         typer.echo(f"{terminal.table(rows, title)}\n")
 
 

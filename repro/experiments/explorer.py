@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 
 from repro import report
 
+WAITS = "It answers once no other cell runs."
+
 
 @dataclass(frozen=True)
 class Control:
@@ -73,7 +75,8 @@ class Explorer:
 
         said, figure = self.computed(**{k: c.choices[c.first] for k, c in self.controls.items()})
         made = {key: _widget(control) for key, control in self.controls.items()}
-        state, view = widgets.Label(""), widgets.Output(layout={"min_height": f"{self.height}px"})
+        state = widgets.Label(WAITS)
+        view = widgets.Output(layout={"min_height": f"{self.height}px"})
 
         def fill(said: str, figure: Figure) -> None:
             with view:

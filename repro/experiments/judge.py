@@ -26,10 +26,10 @@ WORDS: Mapping[str, str] = {
     "the paper's (at most ten times); or the 90 % interval of a sameness lies within its margin",
     "partly": "the side is certain and the size is not the paper's; or some cases hold and others "
     "certainly do not",
-    "undecided": "the interval admits both answers",
+    "undecided": "the interval holds the paper's answer and the opposite one; more runs may decide",
     NOT_SEEN: "it certainly fails, in a setting that is not the paper's own",
     NOT_REPRODUCED: "it certainly fails in the paper's own setting",
-    "not run": "the records that would say are missing, or are of a setting that cannot say",
+    "not run": "no record is there, or the setting cannot answer the question",
 }
 
 

@@ -53,7 +53,10 @@ def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
 def _at(config: Mapping[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):
-        value = value.get(part, ...) if isinstance(value, Mapping) else ...
+        if isinstance(value, list) and part.isdigit():
+            value = value[int(part)]
+        else:
+            value = value.get(part, ...) if isinstance(value, Mapping) else ...
     return value
 
 

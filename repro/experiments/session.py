@@ -111,6 +111,8 @@ class Session:
             display(report.VerdictList(judged[:MOST_VERDICTS]))
         if figure is not None:
             show_figure(figure, f"{artefact.source}: {artefact.title}")
+        if opened:
+            caption += " Its figure is at the top of this notebook."
         display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
         display(_folded(table, checked, judged[MOST_VERDICTS:]))
         if failed := [row for row in checked if row["holds"] == "NO"]:

@@ -79,7 +79,7 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
 def _in_short(row: Row) -> str:
     """Return a verdict in two lines of the terminal at most: the word, the claim, one number."""
-    number = row["evidence"].partition(";")[0]
+    number = summary.one_number(row["evidence"])
     end = "" if row["claim"].endswith("?") else "."
     said = f"{row['verdict']} ({row['setting']}): {row['claim']}{end} {number}"
     columns = terminal.width() or terminal.WIDE

@@ -230,8 +230,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
     """
     # JupyterLab centres the columns of a table that says nothing of them.
     rows = [
-        "| paper | idea | held up? | verdicts |",
-        "| :--- | :--- | :--- | :--- |",
+        "| paper | idea | held up? | verdicts | use it for |",
+        "| :--- | :--- | :--- | :--- | :--- |",
     ]
     claims = []
     for source in sources.values():
@@ -243,7 +243,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(source))
-        rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {counted} |")
+        idea = report.markdown(story.idea)
+        rows.append(f"| {link} | {idea} | {kept} | {counted} | {story.use} |")
     return "\n\n".join(
         [
             "**What each gives and costs**, as ratios. Hollow: the paper's. Solid: ours, with its "
@@ -315,6 +316,7 @@ def setup(source: Source, look: Look | None = None) -> list[str]:
     look = look or looking(source)
     every = [look(name) for name in source.paper.artefacts]
     records = [record for results in every for record in results.records]
+    records += [r for results in every if results.gpu for r in results.gpu.records]
     if not records:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})

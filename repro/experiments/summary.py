@@ -1,12 +1,13 @@
 """Verdicts and status over all papers."""
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from repro import paths
+from repro import paths, report
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import (
     COMPUTING_PROFILES,
@@ -211,12 +212,30 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
         sides = {"reference": paper_verdicts(source), "here": judged_here}
         for promise in paper_toml(key)["promises"]:
             row = {"paper": key, "promise": promise["text"]}
+            row["paper's number"] = _papers_number(source, promise["claim"])
             for side, judged_rows in sides.items():
                 found = {one["key"]: one for one in judged_rows}[f"{key}/{promise['claim']}"]
                 row[side] = f"{found['verdict']} ({found['setting']})"
-                row[f"{side}, number"] = found["evidence"].partition(";")[0]
+                row[f"{side}, number"] = one_number(found["evidence"])
             rows.append(row)
     return rows
+
+
+def _papers_number(source: Source, name: str) -> str:
+    """Return the paper's number of a claim's first case, or its margin; a dash without one."""
+    place, _, key = name.partition(".")
+    artefact, claim = source.paper.artefacts[place], claims_of(source.paper.key)[place][key]
+    with suppress(NotRun):
+        *_, used = judged(artefact, claim, results_of(artefact, source))
+        for case, ours in artefact.claims[key](used).items():
+            if not isinstance(ours, NotRun):
+                return claim.papers_number(case, ours)
+    return report.DASH
+
+
+def one_number(evidence: str) -> str:
+    """Return the first number of a verdict's evidence, without its intervals."""
+    return re.sub(r" \[[^\]]*\]| \(90 %[^)]*\)", "", evidence.partition(";")[0])
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -282,8 +301,8 @@ def completeness(rows: Sequence[Row]) -> str:
     """Return in a sentence or two how many artefacts of `status` have all their records."""
     if not rows:
         return (
-            "This machine has no records yet: python -m repro run computes them; show and report "
-            "use the reference records."
+            "This machine has no records yet: python -m repro run all computes them; show and "
+            "report use the reference records."
         )
     whole = sum(map(complete, rows))
     profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
