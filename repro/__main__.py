@@ -98,10 +98,7 @@ def advise(
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
         if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
-            measured = f", then steps for at most {probe:g} s" if probe else ""
-            typer.echo(
-                f"Recording a step of {model} at several batch sizes{measured} ...", err=True
-            )
+            typer.echo(f"recording steps of {model}, then measuring for {probe:g} s ...", err=True)
         advice = advising.advise(
             model,
             batch,
