@@ -159,7 +159,7 @@ class TestAsTheyStand:
             if "(attachment:method.svg)" in source(cell):
                 drawn = FOLDER.parent / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.svg"
                 (text,) = cell["attachments"]["method.svg"].values()
-                assert base64.b64decode(text) == drawn.read_bytes()
+                assert base64.b64decode("".join(text)) == drawn.read_bytes()
 
     @pytest.mark.parametrize("key", PAPERS)
     def test_a_papers_notebook_shows_every_artefact_and_its_end(self, key):

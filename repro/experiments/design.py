@@ -287,7 +287,7 @@ def _shortcomings(results: Results) -> Iterable[str]:
     planned = {run for run, _ in results.expected if not run.extra}
     made = {identity(record.experiment, record.config, 0) for record in results.records}
     if lacking := sum(identity(run.experiment, run.config, 0) not in made for run in planned):
-        yield f"{lacking} of {len(planned)} configurations have no record."
+        yield f"Not run: {lacking} of {len(planned)} configurations."
 
 
 def artefact(

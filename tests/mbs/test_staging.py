@@ -136,7 +136,7 @@ def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
     streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
     plan = Reader().read(x, y, None).plan(16)
     with no_waits():
-        streamer._accumulate(model, plan, 70.0)
+        streamer._accumulate(plan, 70.0)
 
 
 @pytest.mark.gpu
