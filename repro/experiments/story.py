@@ -230,8 +230,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
     """
     # JupyterLab centres the columns of a table that says nothing of them.
     rows = [
-        "| paper | idea | held up? | verdicts | use it for |",
-        "| :--- | :--- | :--- | :--- | :--- |",
+        "| paper | idea | held up? | verdicts |",
+        "| :--- | :--- | :--- | :--- |",
     ]
     claims = []
     for source in sources.values():
@@ -243,8 +243,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(source))
-        idea = report.markdown(story.idea)
-        rows.append(f"| {link} | {idea} | {kept} | {counted} | {story.use} |")
+        idea = f"{report.markdown(story.idea)}<br>**Use it for** {story.use}"
+        rows.append(f"| {link} | {idea} | {kept} | {counted} |")
     return "\n\n".join(
         [
             "**What each gives and costs**, as ratios. Hollow: the paper's. Solid: ours, with its "
