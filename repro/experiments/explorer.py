@@ -79,20 +79,21 @@ class Explorer:
         view = widgets.Output(layout={"min_height": f"{self.height}px"})
 
         def fill(said: str, figure: Figure) -> None:
-            with view:
-                clear_output(wait=True)
-                print(said)
-                show_figure(figure, said)
+            clear_output(wait=True)
+            print(said)
+            show_figure(figure, said)
 
         def update(_: object) -> None:
             state.value = "computing …"
-            fill(*self.computed(**{key: own.value for key, own in made.items()}))
+            with view:  # which shows an error, too
+                fill(*self.computed(**{key: own.value for key, own in made.items()}))
             state.value = ""
 
         for own in made.values():
             own.observe(update, "value")
         row = widgets.HBox([*made.values(), state], layout={"flex_flow": "row wrap"})
-        fill(said, figure)
+        with view:
+            fill(said, figure)
         live = widgets.VBox([row, view])._repr_mimebundle_()
         still = report.Picture(report.figure_png(figure), said)._repr_html_()
         words = f"<pre>{html.escape(said)}</pre>"
