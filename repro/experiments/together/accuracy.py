@@ -56,7 +56,8 @@ def tuned(results: Results, strategy: str) -> Tuned:
     Raises:
         NotRun: A rate has no records, so that this would be another search, or all diverged.
     """
-    rates = sorted({record.config["rate"] for record in results.select(TRAIN)})
+    planned = [run.config for run, _ in results.expected if run.experiment == TRAIN]
+    rates = sorted({config["rate"] for config in planned if config["strategy"] == strategy})
     held = {rate: results.ok(TRAIN, strategy=strategy, rate=rate) for rate in rates}
     by_rate = [{record.seed for record in records} for records in held.values()]
     seeds = set.intersection(*by_rate) if by_rate else set()

@@ -100,7 +100,7 @@ def trainings(profile: str, chosen: Chosen) -> list[Run]:
     planned = [
         Run(TRAIN, {"strategy": name, "rate": rate, **shared}, label=f"{label}, rate {rate:g}")
         for name, label in STRATEGIES.items()
-        for rate in sizes["rates"]
+        for rate in sorted([*sizes["rates"], *sizes.get("beyond", {}).get(name, ())])
     ]
     return [*planned, Run(PACE, paced, seeds=(0,), label="steps by size and resolution")]
 
