@@ -126,6 +126,13 @@ def against_mini_batch(
             axis.set_xlabel("mini-batch size" if row == len(quantities) - 1 or alone else "")
             axis.set_ylabel(quantity if column == 0 else "")
             axis.tick_params(labelleft=column == 0)
+    for row, quantity in enumerate(quantities):
+        # Intervals of two seeds, which may be ten times as long as the curves, do not set the axis.
+        values = [neutral[quantity], *(point[1] for column in panels.values()
+                  for points in column[quantity].values() for point in points)]  # fmt: skip
+        low, high = grid[row, 0].get_ylim()
+        room = 0.5 * (max(values) - min(values))
+        grid[row, 0].set_ylim(max(low, min(values) - room), min(high, max(values) + room))
     legend_below(figure, 2 if alone else 4, (*labels, line))
     return figure
 
@@ -433,47 +440,67 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
     return figure
 
 
-# What a method gives or costs: label, the paper's ratio, ours, our interval, whether it is a cost.
-Ratio = tuple[str, float | None, float, tuple[float, float] | None, bool]
+_EFFECT_PANELS = {
+    "gives": "What it gives: right is better",
+    "costs": "What it costs: left is better",
+    "accuracy": "Accuracy (points): right is better",
+}
 
 
-def gains_and_costs(groups: Mapping[str, Sequence[Ratio]]) -> Figure:
-    """Draw ratios of gains in a left panel, of costs in a right one, a row each.
+def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figure:
+    """Draw gains and costs as ratios in two panels, and differences in accuracy in a third.
 
     Args:
-        groups: By the name of a method, its gains and costs.
+        groups: By the name of a method its effects, each after ``gives``, ``costs`` or
+            ``accuracy``. An effect without our value is words alone.
     """
-    rows = [max(1, *(sum(r[-1] is cost for r in group) for cost in (False, True)))
-            for group in groups.values()]  # fmt: skip
-    figure, axes = new_axes(1, 2, 12, 1.4 + 0.62 * sum(rows))
-    for axis, cost in zip(axes[0], (False, True), strict=True):
-        _against_one(axis)
+    rows = {
+        name: max(1, *(sum(panel == kind for panel, _ in group) for kind in _EFFECT_PANELS))
+        for name, group in groups.items()
+    }
+    figure, axes = new_axes(1, 3, 13, 1.2 + 0.78 * sum(rows.values()))
+    for axis, (kind, title) in zip(axes[0], _EFFECT_PANELS.items(), strict=True):
+        points = kind == "accuracy"
         top = 0
-        for group, height in zip(groups.values(), rows, strict=True):
-            chosen = [row for row in group if row[-1] is cost]
-            for at, (label, paper, ours, interval, _) in enumerate(chosen, top):
-                said = f"{label}: ×{_times(ours)}"
-                said += "" if paper is None else f" (paper ×{_times(paper)})"
-                axis.annotate(said, (0, at - 0.3), (4, 0), fontsize=9, va="center",
+        for name, group in groups.items():
+            for at, effect in enumerate((e for panel, e in group if panel == kind), top):
+                label, paper, ours, interval = effect
+                said = textwrap.fill(label, 52) + _beside(paper, ours, points)
+                axis.annotate(said, (0, at - 0.24), (4, 0), fontsize=9, va="center",
                               xycoords=axis.get_yaxis_transform(),
                               textcoords="offset points", bbox={"fc": "white", "ec": "none",
                               "pad": 0.5}).set_in_layout(False)  # fmt: skip
-                _draw_effect(axis, (ours, interval, at + 0.1), (paper, at + 0.1))
-            top += height
+                _draw_effect(axis, (ours, interval, at + 0.22), (paper, at + 0.22))
+            top += rows[name]
             axis.axhline(top - 0.5, color="#dfe3ea", lw=1)
-        low, high = axis.get_xlim()
-        axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
-        log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
-        axis.set_ylim(top - 0.5, -0.6)
-        title = "What it costs: left is better" if cost else "What it gives: right is better"
+        if points:
+            axis.axvline(0, color="#48536a", linewidth=1)
+            axis.margins(x=0.08)
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:+g}".replace("-", "−"))
+        else:
+            _against_one(axis)
+            low, high = axis.get_xlim()
+            axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
+            log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
+        axis.set_ylim(top - 0.5, -0.5)
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold")
         axis.grid(axis="y", visible=False)
         axis.tick_params(axis="y", length=0)
-    places = [sum(rows[:number]) for number in range(len(rows))]
+        axis.set_yticks([])
+    places = [sum([*rows.values()][:number]) for number in range(len(rows))]
     axes[0, 0].set_yticks(places, [textwrap.fill(name, 16) for name in groups], fontweight="bold")
-    axes[0, 1].set_yticks([])
     legend_below(figure, 3, ("paper", "ours"))
     return figure
+
+
+def _beside(paper: float | None, ours: float | None, points: bool) -> str:
+    """Our value and the paper's in words."""
+
+    def shown(value: float) -> str:
+        return f"{value:+.2f}".replace("-", "−") if points else f"×{_times(value)}"
+
+    said = "" if ours is None else f"\n{shown(ours)}"
+    return said if paper is None else f"{said} (paper {shown(paper)})"
 
 
 def _ticks_of(low: float, high: float) -> Sequence[float]:

@@ -56,8 +56,9 @@ FIGURES = {
     "effects": (([*EFFECTS, LEFT], "ratio"), 3),
     "effects_by_group": (({"MBS": EFFECTS, "lacking": []}, "ratio (logarithmic)"), 3),
     "gains_and_costs": (
-        ({"MBS": [("reach", 64.0, 32.0, None, False), ("time", 1.03, 1.4, (1.2, 1.6), True)],
-          "Another": [("speed", None, 2.0, None, False)]},), 3
+        ({"MBS": [("gives", ("reach", 64.0, 32.0, None)), ("costs", EFFECTS[1]),
+                  ("accuracy", ("ends", None, -1.5, (-2.0, -1.0)))],
+          "Another": [("accuracy", ("unchanged", None, None, None))]},), 3
     ),
     "verdict_counts": (
         ({name: dict(zip(WORDS, row, strict=True)) for name, row in COUNTS.items()},), 6

@@ -29,42 +29,47 @@ Look = Callable[[str], Results]  # an artefact's records, by its name
 
 @dataclass(frozen=True)
 class Effect:
-    """What a method gives or costs as a ratio, the paper's beside ours.
+    """Gain, cost or change of accuracy by a method, the paper's beside ours.
 
     Attributes:
         label: The two sides in a few words: ``time of an epoch over undivided``.
+        kind: ``gives`` (a ratio, more is better), ``costs`` (a ratio, less is better) or
+            ``accuracy`` (a difference in points, more is better).
         paper: The paper's value, None where it gives none.
-        ours: Our value.
+        ours: Our value, None where the label says all.
         interval: The 95 % interval of ours, None where there is none.
-        cost: Whether it is a cost, so that less is better; of a gain more is.
     """
 
     label: str
-    paper: float | None
-    ours: float
+    kind: str
+    paper: float | None = None
+    ours: float | None = None
     interval: tuple[float, float] | None = None
-    cost: bool = False
 
     @classmethod
     def of(
-        cls, label: str, paper: float | None, gap: Estimate, cost: bool = False, inverse: int = 1
+        cls, label: str, kind: str, paper: float | None, gap: Estimate, inverse: bool = False
     ) -> "Effect":
-        """Make an effect of an estimate of a ratio, or of its inverse where `inverse` is -1.
+        """Make an effect of an estimate, or of the inverse of a ratio.
 
         Raises:
-            ValueError: It is no ratio.
+            ValueError: It is no ratio; or, as accuracy, one.
         """
-        if not gap.log:
-            raise ValueError(f"{label!r} is no ratio")
-        value, *ends = (math.exp(inverse * number) for number in (gap.mean, *gap.interval()))
+        if gap.log == (kind == "accuracy"):
+            raise ValueError(f"{label!r} is {'a' if gap.log else 'no'} ratio")
+        numbers = [gap.mean, *gap.interval()]
+        if gap.log:
+            numbers = [math.exp(-number if inverse else number) for number in numbers]
+        value, *ends = numbers
         interval = None if math.isnan(ends[0]) else (min(ends), max(ends))
-        return cls(label, paper and paper**inverse, value, interval, cost)
+        return cls(label, kind, 1 / paper if paper and inverse else paper, value, interval)
 
 
 def story_of(paper: Paper) -> Any:
     """Return ``[story]`` of a paper's TOML: `says`, `findings`, `figure`, ... as attributes."""
     told = paper_toml(paper.key)["story"]
     defaults = {"asks": "What the paper says", "effects": [], "setup": []}
+    defaults |= {"did_columns": ["paper", "here"]}
     return SimpleNamespace(**defaults | {"did": [], "easy": "", "hard": "", "use": ""} | told)
 
 
@@ -140,10 +145,12 @@ def findings_of(source: Source) -> list[str]:
 
 
 def effects_of(source: Source) -> list[Effect]:
-    """Return the gains and costs of a method that have records, a GPU's first."""
+    """Return the gains, costs and accuracy of a method that have records, a GPU's first."""
     look, effects = looking(source), []
     for row in story_of(source.paper).effects:
-        options = row.get("cost", False), -1 if row.get("inverse") else 1
+        if "numbers" not in row and "claim" not in row:
+            effects.append(Effect(row["label"], row["kind"]))
+            continue
         try:
             if "numbers" in row:  # not a claim's
                 paper, ours = row.get("paper"), _numbers(row, look)
@@ -153,7 +160,8 @@ def effects_of(source: Source) -> list[Effect]:
                 paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
         except NotRun:
             continue
-        effects.append(Effect.of(row["label"], paper, ours, *options))
+        inverse = row.get("inverse", False)
+        effects.append(Effect.of(row["label"], row["kind"], paper, ours, inverse))
     return effects
 
 
@@ -198,10 +206,11 @@ def opening(source: Source, picture: str = "") -> str:
     lines = [f"**{story.asks}.** {story.says}"]
     if story.did:
         rows = [f"| {' | '.join(map(report.markdown, row))} |" for row in story.did]
-        table = "\n".join(["| | paper | here |", "| :--- | :--- | :--- |", *rows])
+        heads = f"| | {' | '.join(story.did_columns)} |"
+        table = "\n".join([heads, "| :--- | :--- | :--- |", *rows])
         lines += ["**What we did.**", table]
     lines += [
-        f"**What we found** ({report.markdown(source.label)}).",
+        f"**What we found** ({ran_on([source])}).",
         "\n".join(f"- {report.markdown(sentence)}" for sentence in sentences),
     ]
     told = {"What was easy": story.easy, "What was hard": story.hard, "Use it for": story.use}
@@ -250,9 +259,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
             "**What each gives and costs**, as ratios. Hollow: the paper's. Solid: ours, with its "
             "95 % interval where it has one. ×1 is no effect.",
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
-            f"**Did they hold up?** {summary.lead_of(claims)} Records: "
-            f"{report.markdown(_labels(sources))}. Most are of small networks and data that stand "
-            "in for the papers' (quick: minutes of training, long: hours).",
+            f"**Did they hold up?** {summary.lead_of(claims)} Measured {ran_on(sources.values())}, "
+            "most of it with small networks and data that stand in for the papers'.",
             "\n".join(rows),
             "Undecided: the data allow both answers. Not seen here: it failed, but our setting is "
             "not the paper's. Not run: it needs hardware or data that we did not have.",
@@ -261,10 +269,15 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
     )
 
 
-def _labels(sources: Mapping[str, Source]) -> str:
-    """Return the labels of sources, each once."""
-    parts = (part for source in sources.values() for part in source.label.split("; "))
-    return "; ".join(dict.fromkeys(parts))
+def ran_on(sources: Iterable[Source]) -> str:
+    """Return the devices of records in a few words; of CPUs not which."""
+    devices = {
+        record.device["name"] if record.device["type"] != "cpu" else "CPUs"
+        for source in sources
+        for group in source.records.values()
+        for record in group
+    }
+    return f"on {', '.join(sorted(devices))}" if devices else "no records yet"
 
 
 def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
@@ -284,24 +297,19 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     """Draw what each method gives and costs, signed by the devices and profiles of ours."""
     from repro import plots
 
-    groups, records = {}, []
-    for source in sources.values():
-        if effects := effects_of(source):
-            groups[source.paper.title] = effects
-        records += [record for group in source.records.values() for record in group]
+    groups = {s.paper.title: effects for s in sources.values() if (effects := effects_of(s))}
     figure = plots.gains_and_costs(
         {
-            title: [(e.label, e.paper, e.ours, e.interval, e.cost) for e in effects]
+            title: [(e.kind, (e.label, e.paper, e.ours, e.interval)) for e in effects]
             for title, effects in groups.items()
         }
     )
-    if records:
-        plots.sign(
-            figure,
-            f"Ours: {devices(records)}; mostly small networks and data that stand in for the "
-            "papers'. SIMULATED: by a model of a machine, or within a limit that the machine does "
-            "not have.",
-        )
+    plots.sign(
+        figure,
+        f"Ours: {ran_on(sources.values())}; mostly small networks and data that stand in for the "
+        "papers'. SIMULATED: by a model of a machine, or within a limit that the machine does not "
+        "have.",
+    )
     return figure
 
 

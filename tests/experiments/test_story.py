@@ -118,14 +118,21 @@ def test_the_overview_has_a_row_for_each_paper():
 def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
-    known = {"label": "time", "claim": "table5.overhead_halved", "cost": True}
-    unknown = {"label": "reach", "claim": "table4.overhead_halved", "case": "U-Net"}
-    told.effects = [known, unknown]
+    known = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs"}
+    unknown = {
+        "label": "reach",
+        "claim": "table4.overhead_halved",
+        "case": "U-Net",
+        "kind": "gives",
+    }
+    words = {"label": "unchanged", "kind": "accuracy"}
+    told.effects = [known, unknown, words]
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     figure = story.effects_figure({"mbs": source})
-    gains, costs = figure.axes
+    gains, costs, accuracy = figure.axes
     assert [text.get_text() for text in gains.get_yticklabels()] == ["Micro-Batch\nStreaming"]
-    assert not gains.texts and costs.texts[0].get_text().startswith("time: ×1.17")
+    assert not gains.texts and costs.texts[0].get_text().startswith("time\n×1.17")
+    assert [text.get_text() for text in accuracy.texts] == ["unchanged"]
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 
@@ -135,15 +142,18 @@ def test_a_study_of_our_own_asks():
     assert "**What the paper says.**" in story.opening(find_source(load_paper("mbs"), local=False))
 
 
-def test_an_effect_of_a_ratio_is_a_ratio():
+def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference():
     times = ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1])
-    for inverse in (1, -1):
-        effect = Effect.of("time", 1.5, times, inverse=inverse)
+    for inverse in (False, True):
+        effect = Effect.of("time", "costs", 1.5, times, inverse)
         low, high = effect.interval
-        assert low < effect.ours < high and effect.ours == pytest.approx(2.0**inverse)
-        assert effect.paper == pytest.approx(1.5**inverse)
-    with pytest.raises(ValueError, match="'points' is no ratio"):
-        Effect.of("points", None, difference([2.0, 3.0], [1.0, 1.5]))
+        assert low < effect.ours < high and effect.ours == pytest.approx(0.5 if inverse else 2.0)
+        assert effect.paper == pytest.approx(1 / 1.5 if inverse else 1.5)
+    points = difference([2.0, 3.0], [1.0, 1.5])
+    assert Effect.of("points", "accuracy", 1.0, points).ours == pytest.approx(1.25)
+    for kind, estimate in (("gives", points), ("accuracy", times)):
+        with pytest.raises(ValueError, match="ratio"):
+            Effect.of("other", kind, None, estimate)
 
 
 def test_the_figure_of_all_papers_shows_ours_and_the_papers():

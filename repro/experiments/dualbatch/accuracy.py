@@ -34,7 +34,6 @@ from repro.experiments.dualbatch.runs import (
     FACTORS,
     IMAGENET,
     PAPER,
-    RATES,
     SCHEMES,
     WORKERS,
     K,
@@ -318,19 +317,20 @@ def best_rate(results: Results, n: int) -> float | None:
             for record in _at_rate(results, n, rate)
             if record.seed in runs.SEARCH_SEEDS
         ]
-        for rate in RATES
+        for rate in runs.rates_of(results.profile, n)
     }
     if not all(held_out.values()):
         return None
-    return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
+    return max(held_out, key=lambda rate: float(np.mean(held_out[rate])))
 
 
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
-    for n, rate in itertools.product(runs.SEARCHED, RATES):
+    tried = {n: runs.rates_of(results.profile, n) for n in runs.SEARCHED}
+    for n, rate in [(small, rate) for small in tried for rate in tried[small]]:
         records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
-        edge = f"; {UNTUNED}" if rate in (RATES[0], RATES[-1]) else ""
+        edge = f"; {UNTUNED}" if rate in (tried[n][0], tried[n][-1]) else ""
         row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
         for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
             mean = Summary.of(final(results, records, metric)).text()
@@ -343,7 +343,8 @@ def draw_rates(results: Results) -> "Figure":
     """Draw accuracy by rate for each mix: on images held out, and on test images."""
     from repro.experiments.dualbatch import drawing
 
-    cells = {mix(n): {rate: _at_rate(results, n, rate) for rate in RATES} for n in runs.SEARCHED}
+    tried = {n: runs.rates_of(results.profile, n) for n in runs.SEARCHED}
+    cells = {mix(n): {r: _at_rate(results, n, r) for r in rates} for n, rates in tried.items()}
     ran = [record for line in cells.values() for records in line.values() for record in records]
     panels = {
         f"accuracy on {images}\n{whose(ran)}; bars: ± 1 deviation": {
@@ -355,7 +356,7 @@ def draw_rates(results: Results) -> "Figure":
     figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
     for axis in axes:
         axis.set_xscale("log", base=2)
-        axis.set_xticks(RATES, [f"×{rate:g}" for rate in RATES])
+        axis.set_xticks(tried[0], [f"×{rate:g}" for rate in tried[0]])
     return figure
 
 

@@ -3,83 +3,55 @@
 from collections.abc import Iterable
 from typing import Any
 
-from repro.experiments.design import claims_of, paper_toml
+from repro.experiments.design import paper_toml
 from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
 from repro.experiments.together import accuracy, limit
-from repro.experiments.together.runs import (
-    BATCHNORM,
-    LABELS,
-    STRATEGIES,
-    artefact,
-    trainings,
-    under_limit,
-)
-from repro.report import DASH
+from repro.experiments.together.runs import LABELS, artefact, trainings, under_limit
 
 NOT_RUN = "not run yet"
-_ARTEFACTS = {"limit": limit.UNDER_LIMIT, "accuracy": accuracy.ACCURACY}
-_PARTS = {"limit": "Part 1 (together/limit)", "accuracy": "Part 2 (together/accuracy)"}
 
 
 def _of_method(results: Results, mode: str) -> str:
-    """The speed kept on each network at the largest that fits, and the gradient's error."""
-    kept: list[str] = []
-    errors: dict[str, list[float]] = {"with BatchNorm": [], "without": []}
-    for (network, _), tried in limit.measured(results, [mode]).items():
-        if last := limit.largest(tried):
-            speed = limit.speed(last)
-            kept.append(f"{network} {speed.shown(speed.mean)[1:]} at {last['multiple']}×")
-            group = "with BatchNorm" if network in BATCHNORM else "without"
-            errors[group].append(last["gradient_error"])
-    if not kept:
+    """The speed kept at the largest mini-batch that each network trains."""
+    found = [limit.largest(tried) for tried in limit.measured(results, [mode]).values()]
+    lasts = [last for last in found if last]
+    if not lasts:
         return NOT_RUN
-    spans = [f"{group} {min(own):.1g} to {max(own):.1g}" for group, own in errors.items() if own]
-    told = f"of undivided images/s: {', '.join(kept)}"
-    return f"{told}; relative error of the gradient {', '.join(spans)}"
+    speeds = [speed.shown(speed.mean)[1:] for speed in map(limit.speed, lasts)]
+    times = _span([last["multiple"] for last in lasts], int)
+    return f"{_span(speeds, float)} of undivided speed, at {times} times its largest batch"
+
+
+def _span(values: Iterable[Any], number: type) -> str:
+    return " to ".join(dict.fromkeys(str(pick(values, key=number)) for pick in (min, max)))
 
 
 def _of_strategy(results: Results, strategy: str) -> str:
-    """Accuracy, updates and simulated time over the fixed small batch's."""
+    """Accuracy and updates over the fixed small batch's."""
     try:
         points = accuracy.less(results, strategy, "fixed")
     except NotRun as missing:
         return f"not compared: {missing}" if results.ok("train") else NOT_RUN
-    updates, time = (
-        accuracy.told(accuracy.over, results, strategy, "fixed", name)
-        for name in ("updates", "parallel")
+    updates = accuracy.over(results, strategy, "fixed", "updates")
+    said = (
+        f"{points.shown(points.mean)} points for {updates.shown(updates.mean)[1:]} of the updates"
     )
-    costs = f"updates {updates}; SIMULATED time on several devices {time}"
-    return f"over the fixed small batch: {points}; {costs}"
-
-
-def _word(results: Results, name: str) -> str:
-    """The verdict on a claim, by the records that show it."""
-    part, _, key = name.partition(".")
-    own = results.parts.get(part, results)
-    return f"{key}: {_ARTEFACTS[part].judge(claims_of('together')[part][key], own).word}"
+    return f"{said} of a fixed small batch"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """The page: a row for each tool, with the numbers of the records that are there."""
+    """The page: a row for each tool, with a number from the records that are there."""
     rows = []
     for row in paper_toml("together")["page"]:
-        told = {}
-        for name in row["numbers"]:
-            told_by = _of_method if name in LABELS else _of_strategy
-            told[{**LABELS, **STRATEGIES}[name]] = told_by(results, name)
-        several = len(told) > 1
+        told_by = _of_method if row["number"] in LABELS else _of_strategy
         rows.append(
             {
                 "tool": row["tool"],
                 "answers": row["answers"],
                 "take it where": row["take"],
-                "what it gives and costs": "; ".join(
-                    f"{label}: {text}" if several else text for label, text in told.items()
-                ),
                 "the wrong tool where": row["wrong"],
-                "claims": "; ".join(_word(results, name) for name in row["claims"]) or DASH,
-                "figure": _PARTS[row["figure"]],
+                "what it gives and costs": told_by(results, row["number"]),
             }
         )
     return rows

@@ -13,6 +13,7 @@ from repro.experiments.together.runs import (
     LABELS,
     LIMIT,
     NETWORKS,
+    PROFILES,
     RESNET,
     TRANSFORMER,
     artefact,
@@ -148,7 +149,8 @@ def figure(results: Results) -> "Figure":
         axis.set_yticks(range(len(modes)), labels)
         axis.set(ylim=(len(modes) - 0.5, -0.5), xlim=(0, 1.04 * most))
         axis.grid(axis="y", visible=False)
-        axis.set_title(panel(network, data="SYNTHETIC"), fontsize=9)
+        small = "" if PROFILES[results.profile].get("models") == "large" else "small "
+        axis.set_title(panel(small + network, data="SYNTHETIC"), fontsize=9)
         axis.set_xlabel("images/s over undivided", fontsize=9)
     if not shown:
         axes[0, 0].set_yticks([0], ["not run"])
