@@ -224,7 +224,8 @@ class ScalingModel:
             return misses + [1e-4 * (value + 14) for value in x[:2]]
 
         free = (0.5,) if most > least else ()
-        starts = [(a, b, *free) for a in (-9.0, -6.0, -3.0, 0.0) for b in (-6.0, -2.0, 1.0, 4.0)]
+        # Latency alone, transfer alone, both, and between: a fit from one may end beside the best.
+        starts = [(a, b, *free) for a, b in ((-3.0, -6.0), (-9.0, 4.0), (0.0, 4.0), (-3.0, 1.0))]
         low, high = ([-14.0, -14.0, 0.0], [8.0, 8.0, 1.0])
         bounds = (low[: 2 + len(free)], high[: 2 + len(free)])
         fits = [least_squares(errors, start, bounds=bounds) for start in starts]
