@@ -187,9 +187,8 @@ def refresh(path: Path) -> Outcome:
     """Run a notebook as it is, on the reference records, and keep its outputs in place.
 
     Its cell tagged ``opening`` is written anew from these records, and the method's diagram from
-    ``docs/diagrams``. What differs from run to run
-    without saying anything is left out: times, widgets, which live only in a kernel, and what went
-    to the error stream.
+    ``docs/diagrams``. Times, widgets (which live only in a kernel) and the error stream are left
+    out.
 
     Raises:
         UsageError: The notebooks are those of an installed package.
@@ -208,10 +207,10 @@ def refresh(path: Path) -> Outcome:
             cell.source, pictures = opening(path.stem)
             encoded = {name: base64.b64encode(png).decode() for name, png in pictures.items()}
             cell.attachments = {name: {"image/png": text} for name, text in encoded.items()}
-        if "(attachment:method.svg)" in cell.source:
-            drawn = paths.ROOT / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.svg"
-            svg = base64.b64encode(drawn.read_bytes()).decode()
-            cell.attachments = {"method.svg": {"image/svg+xml": svg}}
+        if "(attachment:method.png)" in cell.source:  # JupyterLab shows no attached SVG
+            drawn = paths.ROOT / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.png"
+            png = base64.b64encode(drawn.read_bytes()).decode()
+            cell.attachments = {"method.png": {"image/png": png}}
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder, path.name)
         nbformat.write(notebook, given)

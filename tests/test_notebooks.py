@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import struct
 import sys
 from pathlib import Path
 from queue import Empty
@@ -156,10 +157,15 @@ class TestAsTheyStand:
     @named
     def test_a_methods_diagram_is_that_of_its_page(self, path):
         for cell in cells(path, "markdown"):
-            if "(attachment:method.svg)" in source(cell):
-                drawn = FOLDER.parent / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.svg"
-                (text,) = cell["attachments"]["method.svg"].values()
+            for kind, text in cell.get("attachments", {}).get("method.png", {}).items():
+                drawn = FOLDER.parent / "docs" / "diagrams" / f"{path.stem.partition('_')[2]}.png"
                 assert base64.b64decode("".join(text)) == drawn.read_bytes()
+                assert kind == "image/png"  # JupyterLab shows no attached SVG
+                across, up = struct.unpack(">II", drawn.read_bytes()[16:24])
+                size = re.search(
+                    r'width="(\d+)" height="(\d+)"', drawn.with_suffix(".svg").read_text()
+                )
+                assert [across, up] == [1.5 * float(side) for side in size.groups()]
 
     @pytest.mark.parametrize("key", PAPERS)
     def test_a_papers_notebook_shows_every_artefact_and_its_end(self, key):

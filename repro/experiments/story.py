@@ -256,8 +256,9 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         rows.append(f"| {link} | {idea} | {kept} | {counted} |")
     return "\n\n".join(
         [
-            "**What each gives and costs**, as ratios. Hollow: the paper's. Solid: ours, with its "
-            "95 % interval where it has one. ×1 is no effect.",
+            "**What each gives and costs**, as ratios, and how accuracy changes, in points. "
+            "Hollow: the paper's. Solid: ours, with its 95 % interval where it has one. ×1 and +0 "
+            "are no effect.",
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
             f"**Did they hold up?** {summary.lead_of(claims)} Measured {ran_on(sources.values())}, "
             "most of it with small networks and data that stand in for the papers'.",
