@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 HERE = "this machine"
-MOST_NAMED = 6  # runs from one device and profile, in a caption
 
 
 class Results:
@@ -464,20 +463,15 @@ def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
     """Return the places that the records come from, most records first.
 
-    Where they are of several, each but the first names its runs.
+    Where they are of several, each but the first says how many configurations it has.
     """
-    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
     chosen = {id(record) for record in results.records}
-    by_label = {
-        _label_of(*origin): list(
-            dict.fromkeys(str(runs[r.identity]) for r in group if id(r) in chosen)
-        )
+    of_origin = {
+        _label_of(*origin): {identity(r.experiment, r.config, 0) for r in group if id(r) in chosen}
         for origin, group in records.items()
     }
-    first, *others = sorted(by_label.items(), key=lambda item: -len(item[1]))
-    places = [first[0]] if first[1] else []
-    for where, labels in others:
-        if labels:
-            more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-            places.append(f"{where}: {', '.join(labels[:MOST_NAMED])}{more}")
-    return places
+    places = sorted(filter(of_origin.get, of_origin), key=lambda where: -len(of_origin[where]))
+    total = len(set().union(*of_origin.values()))
+    return places[:1] + [
+        f"{where}: {len(of_origin[where])} of {total} configurations" for where in places[1:]
+    ]

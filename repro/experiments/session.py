@@ -206,7 +206,8 @@ def _folded(
 def show_figure(figure: Figure, alt: str) -> None:
     """Show a figure as PNG, sharp on a dense screen; `alt` is for those who do not see it."""
     png = report.figure_png(figure, dpi=105)
-    display(Image(png, width=int(figure.get_figwidth() * 85), alt=report.printable(alt)))
+    across = int.from_bytes(png[16:20])  # pixels; a legend may be wider than the figure
+    display(Image(png, width=across * 85 // 105, alt=report.printable(alt)))
 
 
 def definitions() -> report.TableView:

@@ -458,11 +458,11 @@ class TestSources:
         places = self.shown(toy).places
         assert len(places) == 2 and set(places) <= {
             "reference records, cpu-2-cores, profile quick",
-            "reference records, cpu-2-cores, profile quick: add of 2",
+            "reference records, cpu-2-cores, profile quick: 1 of 2 configurations",
             "this machine, profile quick",
-            "this machine, profile quick: add of 1",
+            "this machine, profile quick: 1 of 2 configurations",
         }
-        assert sum(":" in place for place in places) == 1  # where they differ, which
+        assert sum(":" in place for place in places) == 1
         only = self.shown(toy, None, "cpu-2-cores")
         assert {r.metrics["from"] for r in only.records} == {"reference"}
 
