@@ -348,7 +348,7 @@ def lead_of(rows: Sequence[Row]) -> str:
     papers, ours = of_papers(rows), [row for row in rows if row["own"]]
     lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
     if lacking := lacking_runs(papers):
-        lead += f" More runs would decide {lacking} of the undecided; each says how many."
+        lead += f" More runs would decide {lacking} of the undecided claims."
     if ours:
         lead += f" {len(ours)} questions of our own: {in_words(counts(ours))}."
     return lead
