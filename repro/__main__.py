@@ -84,6 +84,9 @@ def advise(
     probe: Annotated[
         float, typer.Option(help="Seconds of measured steps where the device is here, or 0.")
     ] = 6.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time some steps of each method that fits, here.")
+    ] = False,
 ) -> None:
     """Say which methods train a batch within a memory, how fast, and how to use them.
 
@@ -108,6 +111,7 @@ def advise(
             device=device or arguments.default_device(),
             optimizer=optimizer,
             probe_seconds=probe,
+            measure=measure,
         )
     except advising.AdviceError as error:
         raise arguments.UsageError(str(error)) from error
