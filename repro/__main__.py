@@ -101,7 +101,8 @@ def advise(
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
         if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
-            typer.echo(f"recording steps of {model}, then measuring for {probe:g} s ...", err=True)
+            steps = "steps of each method" if measure else f"for {probe:g} s"
+            typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
         advice = advising.advise(
             model,
             batch,

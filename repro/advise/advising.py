@@ -198,7 +198,8 @@ def advise(
         probe_seconds: To measure for, at most; 0 to leave it.
         measure: Run the lines of each method that fits, on a copy of the model, and rank by the
             median of `STEPS` steps. One that then runs out of memory does not fit; one that fails
-            otherwise is ranked by its prediction, after the measured ones. Needs the device.
+            otherwise is ranked by its prediction, after the measured ones. Needs the device; on a
+            CPU nothing holds a method to the limit.
         **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`,
             `options`.
 
