@@ -162,8 +162,8 @@ smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watche
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" PYTHONPATH=tests \
 	$(BIN)/python -m simulated_device smoke && rm -r "$$folder"
 
-recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, and examples/torchrun.py
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
+recipes: $(STAMP)  ## run the files of examples with the libraries they name; compare with ordinary training
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes,cluster]'
 	@$(BIN)/python -m pytest tests/test_recipes.py tests/test_torchrun.py
 
 # Not --quiet, which would keep warnings from --strict.

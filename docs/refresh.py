@@ -1,10 +1,11 @@
 """Write what README and these pages quote of the reference records: ``python docs/refresh.py``.
 
 That is two figures, the counts of verdicts, and the verdict and evidence of every claim that a
-table names. What a table quotes beside that is written by hand and checked by
-``tests/test_docs.py``, which also says when this is to be run.
+table names; and the code of examples that a page names. What a table quotes beside that is written
+by hand and checked by ``tests/test_docs.py``, which also says when this is to be run.
 """
 
+import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,10 @@ SHOWN = 5  # parts of an evidence that a table quotes
 _CLAIM = re.compile(r"^(\| `(\w+/\w+\.\w+)` [^|]*\| )[^|]*\| .* \|$", re.MULTILINE)
 _COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){10}$", re.MULTILINE)
 _TOTAL = re.compile(r"\d+ claims: \d+ [^.]*(?=\.)")
+_CODE = re.compile(
+    r"^(`(\w+)` of \[(examples/\w+\.py)\]\(\S+\):\n\n```python\n).*?(?=^```)",
+    re.DOTALL | re.MULTILINE,
+)
 _LACKING = re.compile(r"\d+ of \d+(?= undecided claims)")
 
 
@@ -56,8 +61,10 @@ def excerpt(evidence: str) -> str:
 def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     """Return a page's text with counts, verdicts and evidence as the records have them.
 
+    And with the code of the function or class of an example that is named above a block.
+
     Raises:
-        KeyError: The page names a claim that does not exist.
+        KeyError: The page names a claim, function or class that does not exist.
     """
     every = [row for judged_ in rows.values() for row in judged_]
     by_claim = {row["key"]: row for row in every}
@@ -73,6 +80,12 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     def counted(match: re.Match[str]) -> str:
         return f"| {match[1]} | {' | '.join(map(str, by_title[match[1]]))} |"
 
+    def code(match: re.Match[str]) -> str:
+        text = (ROOT / match[3]).read_text(encoding="utf-8")
+        node = {getattr(node, "name", ""): node for node in ast.parse(text).body}[match[2]]
+        return f"{match[1]}{ast.get_source_segment(text, node)}\n"
+
+    page = _CODE.sub(code, page)
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
     page = _LACKING.sub(f"{lacking_runs(of_papers(every))} of {total['undecided']}", page)

@@ -84,6 +84,9 @@ def advise(
     probe: Annotated[
         float, typer.Option(help="Seconds of measured steps where the device is here, or 0.")
     ] = 6.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time some steps of each method that fits, here.")
+    ] = False,
 ) -> None:
     """Say which methods train a batch within a memory, how fast, and how to use them.
 
@@ -98,7 +101,8 @@ def advise(
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
         if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
-            typer.echo(f"recording steps of {model}, then measuring for {probe:g} s ...", err=True)
+            steps = "steps of each method" if measure else f"for {probe:g} s"
+            typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
         advice = advising.advise(
             model,
             batch,
@@ -108,6 +112,7 @@ def advise(
             device=device or arguments.default_device(),
             optimizer=optimizer,
             probe_seconds=probe,
+            measure=measure,
         )
     except advising.AdviceError as error:
         raise arguments.UsageError(str(error)) from error

@@ -1,48 +1,46 @@
-"""The blocks of docs/recipes.md, run beside an ordinary training with whole mini-batches.
+"""The files of examples, run by themselves and beside an ordinary training with whole mini-batches.
 
-Each needs its library (``make recipes``), and is skipped without it.
+Each needs its library (``make recipes``), and is skipped without it; examples/torchrun.py has tests
+of its own.
 """
 
+import os
 import re
+import runpy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from repro import paths
 from repro._torchvision import torchvision  # noqa: F401  (first: the libraries import it themselves)
-from repro.mbs import MicroBatchStreamer
 
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 
-PAGE = (paths.ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+LIBRARIES = {
+    "plain_torch": [],
+    "with_accelerate": ["accelerate"],
+    "with_lightning": ["lightning"],
+    # The last, without which the Trainer would take the folder tests/datasets for that library.
+    "with_hf_trainer": ["transformers", "accelerate", "datasets.arrow_dataset"],
+    "with_ray": ["ray", "psutil"],
+}
+# A sum in parts is rounded otherwise; bfloat16 has 8 bits.
+TOLERANCES = {"no": 1e-6, "bf16": 8e-4}
 
 
-def recipe(title, **given):
-    """Run the block below a heading; return what it defines."""
-    block = re.search(rf"^## {title}\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    names = {"MicroBatchStreamer": MicroBatchStreamer, **given}
-    exec(compile(block[1], f"docs/recipes.md, {title}", "exec"), names)
-    return names
+def path_of(name):
+    for library in LIBRARIES[name]:
+        pytest.importorskip(library)
+    return str(paths.ROOT / "examples" / f"{name}.py")
 
 
-def classifier():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-
-
-def mini_batches():
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(48, 8, generator=generator)
-    labels = torch.randint(3, (48,), generator=generator)
-    return DataLoader(TensorDataset(images, labels), batch_size=16)
-
-
-def trained_whole(precision):
-    model = classifier()
+def trained_whole(example, precision="no"):
+    model = example["make_model"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for images, labels in mini_batches():
+    for images, labels in example["make_loader"]():
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -60,84 +58,61 @@ def assert_same(model, expected, start, tolerance):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
-# bfloat16 has 8 bits: a sum of rounded parts differs from the rounded sum.
-PRECISIONS = [("no", 1e-6), ("bf16", 2e-4)]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    # Ray takes many seconds to start, and tests/dualbatch/test_ray.py compares the engines.
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name == "with_ray")) for name in LIBRARIES],
+)
+def test_a_stranger_can_run_it(name, tmp_path):
+    variables = {"PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    command = [sys.executable, "-W", "ignore", path_of(name)]
+    ended = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, text=True,
+                           capture_output=True, timeout=240)  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not list(tmp_path.iterdir())
+    last = ended.stdout.splitlines()[-1]
+    if name in ("with_accelerate", "with_lightning"):  # of 1.4 before training
+        assert float(re.fullmatch(r"last loss ([\d.]+)", last)[1]) < 0.1
+    else:
+        assert float(re.fullmatch(r"largest difference .*: ([\d.e+-]+)", last)[1]) < 1e-6
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), PRECISIONS)
-def test_accelerate(precision, tolerance):
-    accelerate = pytest.importorskip("accelerate")
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    model = classifier()
-    names = recipe(
-        "Accelerate",
-        Accelerator=accelerate.Accelerator,
-        precision=precision,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loader=mini_batches(),
-        loss_fn=nn.CrossEntropyLoss(),
-        micro_batch_size=5,
-    )
-    assert_same(names["model"], trained_whole(precision), classifier(), tolerance)
+@pytest.mark.parametrize("train", ["train", "train_ordinarily"])
+def test_plain_torch(train):
+    example = runpy.run_path(path_of("plain_torch"))
+    model = example["make_model"]()
+    example[train](model, example["make_loader"](), 1)
+    assert_same(model, trained_whole(example), example["make_model"](), TOLERANCES["no"])
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), PRECISIONS)
-def test_lightning(precision, tolerance):
-    lightning = pytest.importorskip("lightning")
-    streaming = recipe("Lightning", LightningModule=lightning.LightningModule)["Streaming"]
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_accelerate(precision):
+    example = runpy.run_path(path_of("with_accelerate"))
+    from accelerate.state import AcceleratorState
 
-    class Training(streaming):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    module = Training(classifier(), nn.CrossEntropyLoss(), 5)
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, mini_batches())
-    assert_same(module.model, trained_whole(precision), classifier(), tolerance)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model = example["make_model"]()
+    accelerator = example["Accelerator"](mixed_precision=precision)
+    example["train"](accelerator, model, example["make_loader"](), 1)
+    expected = trained_whole(example, precision)
+    assert_same(model, expected, example["make_model"](), TOLERANCES[precision])
 
 
-def test_hugging_face_trainer(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    # Without it the Trainer would take the folder tests/datasets for the library.
-    pytest.importorskip("datasets.arrow_dataset")
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_lightning(precision):
+    example = runpy.run_path(path_of("with_lightning"))
+    model, name = example["make_model"](), "bf16-mixed" if precision == "bf16" else "32-true"
+    example["train"](model, example["make_loader"](), 1, precision=name)
+    expected = trained_whole(example, precision)
+    assert_same(model, expected, example["make_model"](), TOLERANCES[precision])
 
-    def language_model():
-        torch.manual_seed(0)
-        config = transformers.GPT2Config(
-            vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2, eos_token_id=0,
-            bos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        )  # fmt: skip
-        return transformers.GPT2LMHeadModel(config)
 
-    generator = torch.Generator().manual_seed(1)
-    sentences = []
-    for _ in range(24):
-        tokens = torch.randint(1, 50, (12,), generator=generator)
-        length = int(torch.randint(2, 12, (), generator=generator))
-        labels = torch.where(torch.arange(12) < length, tokens, -100)
-        sentences.append({"input_ids": tokens, "labels": labels})
-
-    def trained(trainer_class):
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1,
-            optim="sgd", learning_rate=0.5, report_to=[], save_strategy="no",
-            logging_strategy="no", disable_tqdm=True,
-        )  # fmt: skip
-        model = language_model()
-        result = trainer_class(model, arguments, train_dataset=sentences).train()
-        return model, result.training_loss
-
-    names = recipe("Hugging Face Trainer", Trainer=transformers.Trainer, micro_batch_size=3)
-    model, loss = trained(names["StreamingTrainer"])
-    expected, expected_loss = trained(transformers.Trainer)
-    assert_same(model, expected, language_model(), 1e-6)
-    assert loss == pytest.approx(expected_loss, rel=1e-6)
+def test_hugging_face_trainer():
+    example = runpy.run_path(path_of("with_hf_trainer"))
+    models, losses = [], []
+    for kind in ("StreamingTrainer", "Trainer"):
+        models.append(example["make_model"]())
+        losses.append(example["train"](example[kind], models[-1]))
+    assert_same(*models, example["make_model"](), TOLERANCES["no"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repro.advise.measuring import SETTLING, STEPS, WARMUP, measured
 from repro.advise.predicting import METHODS, Prediction, predict
 from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
@@ -43,7 +44,8 @@ CHANGES = {  # that a method makes in the mathematics
     "checkpointing_mbs": "as of both",
     "mbs_in_outofcore": "as MBS",
 }
-_TIE = 1e-9  # times that differ by less, relatively, are rounded otherwise and equal
+# Times that differ by less, relatively, are equal: by rounding; by noise where they are measured.
+_TIE, _NOISE = 1e-9, 0.05
 GIB = 2**30
 
 
@@ -57,7 +59,8 @@ class Advice:
         memory_bytes: The limit.
         device: For which.
         grounds: Source of the seconds.
-        rows: A prediction for each method: those that fit, by their time; then those that do not.
+        rows: A prediction for each method: those that fit, by their time, the measured ones first;
+            then those that do not.
     """
 
     workload: Workload
@@ -83,19 +86,26 @@ class Advice:
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""
 
-        def times(value: float | None) -> str:
-            return DASH if value is None else f"{value:.2f}"
+        def times(value: float | None, form: str = ".2f") -> str:
+            return DASH if value is None else f"{value:{form}}"
 
         def note(row: Prediction) -> str:
             size = row.settings.get("micro_batch")
             parts = [f"micro-batches of {size}" if size else "", row.reason]
             return "; ".join(part for part in parts if part) or DASH
 
+        def seconds(row: Prediction) -> dict[str, str]:
+            if not any(row.measured_s for row in self.rows):
+                return {}
+            both = {"measured (s)": row.measured_s, "predicted (s)": row.seconds}
+            return {name: times(value, ".3g") for name, value in both.items()}
+
         return [
             {
                 "method": TITLES[row.method],
                 "fits": "yes" if row.fits else "no",
                 "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
+                **seconds(row),
                 "time over undivided": times(row.slowdown),
                 "at least": times(row.bound),
                 "host (GiB)": f"{row.host_bytes / GIB:.3g}" if row.host_bytes else DASH,
@@ -112,8 +122,11 @@ class Advice:
         if best is None:
             least = min(self.rows, key=lambda row: row.peak_bytes)
             size = f"{least.peak_bytes / GIB:.3g} GiB"
-            return f"Nothing fits {memory}: the least, {TITLES[least.method]}, takes {size}."
+            why = f" ({least.reason})" if least.reason else ""
+            return f"Nothing fits {memory}: the least, {TITLES[least.method]}, takes {size}{why}."
         peak = f"{best.peak_bytes / GIB:.3g} of {memory}"
+        if best.measured_s:
+            peak += f", {best.measured_s:.3g} s a step as measured"
         if best.method == "undivided":
             return f"Take no method: the batch fits undivided, {peak}."
         said = f"Take {TITLES[best.method]}: {peak}"
@@ -138,15 +151,21 @@ class Advice:
             f"{self.workload.name}, batches of {self.batch:,} within "
             f"{self.memory_bytes / GIB:.3g} GiB on {self.device}"
         )
+        sources = (
+            f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
+            "inside comes on top. At least: no schedule of the method is faster."
+        )
+        if not any(row.measured_s for row in self.rows):
+            sources += (
+                " Predicted times can be far off (`python -m repro show together/advice`): where "
+                "two are close, measure them (measure=True, --measure)."
+            )
         lines = [
             terminal.prose(self.answer()),
             "",
             terminal.table(self.table(), title),
             "",
-            terminal.prose(
-                f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
-                "inside comes on top. At least: no schedule of the method is faster."
-            ),
+            terminal.prose(sources),
         ]
         chosen = method or (self.best.method if self.best else None)
         if chosen is not None and (code := self.code(chosen)):
@@ -161,12 +180,13 @@ def advise(
     *,
     device: str | torch.device = "cpu",
     probe_seconds: float = 6.0,
+    measure: bool = False,
     **given: Any,
 ) -> Advice:
     """Predict for each method whether a batch fits, its time and its change in the mathematics.
 
     Nothing is computed but, where the device is present, some steps of small batches that are
-    measured. No argument is changed.
+    measured, and with `measure` steps of each method that fits. No argument is changed.
 
     Args:
         model: A model, or its name, as of `Workload.of`.
@@ -176,11 +196,15 @@ def advise(
             (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
             an H100.
         probe_seconds: To measure for, at most; 0 to leave it.
+        measure: Run the lines of each method that fits, on a copy of the model, and rank by the
+            median of `STEPS` steps. One that then runs out of memory does not fit; one that fails
+            otherwise is ranked by its prediction, after the measured ones. Needs the device; on a
+            CPU nothing holds a method to the limit.
         **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`,
             `options`.
 
     Raises:
-        AdviceError: A number or a name is none, or the step cannot be recorded.
+        AdviceError: A number or a name is none, or the step cannot be recorded or run.
     """
     if not probe_seconds >= 0:
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
@@ -202,30 +226,40 @@ def advise(
                 "take; probe_seconds=0 measures nothing"
             ) from error
     rows = [predict(workload, m, batch, memory_bytes, speed, device=kind) for m in METHODS]
-    return Advice(workload, batch, memory_bytes, device, speed.grounds, ranked(rows))
+    grounds = speed.grounds
+    if measure and present:
+        rows = measured(workload, rows, device, memory_bytes)
+        count = sum(row.measured_s is not None for row in rows)
+        grounds = (
+            f"{count} methods measured, median of {STEPS} steps after {WARMUP} ({SETTLING} where "
+            f"tensors are swapped); else {grounds}"
+        )
+    elif measure:
+        grounds = f"nothing measured, as {device} is not here; {grounds}"
+    return Advice(workload, batch, memory_bytes, device, grounds, ranked(rows))
 
 
 def ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
-    """Methods that fit first, by time; of those that take as long, the plainest."""
+    """Methods that fit first, measured ones, by time; of those that take as long, the plainest."""
 
-    def rank(row: Prediction) -> tuple[bool, float]:
+    def rank(row: Prediction) -> tuple[bool, bool, float]:
         # Without a time it goes behind undivided training, of which it is a variation.
-        return not row.fits, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
+        time = row.measured_s or (1.0 + 1e-6 if row.slowdown is None else row.slowdown)
+        return not row.fits, row.measured_s is None, time
 
     left, done = sorted(rows, key=rank), list[Prediction]()
     while left:
-        misfit, slowdown = rank(left[0])
-        ties = [r for r in left if rank(r) <= (misfit, slowdown * (1 + _TIE))]
+        misfit, predicted, time = rank(left[0])
+        most = misfit, predicted, time * (1 + (_TIE if predicted else _NOISE))
+        ties = [r for r in left if rank(r) <= most]
         done += sorted(ties, key=lambda row: [*METHODS].index(row.method))
         left = left[len(ties) :]
     return tuple(done)
 
 
 def _is_present(device: str) -> bool:
-    if device == "cpu":
-        return True
-    if device in DEVICES:
-        return False
+    if device == "cpu" or device in DEVICES:
+        return device == "cpu"
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError) as error:

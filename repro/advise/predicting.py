@@ -44,6 +44,8 @@ class Prediction:
         largest: The largest batch that fits by it; None where any does, or nothing is known.
         settings: Options of the method, such as ``micro_batch``.
         reason: Why it does not fit, or a remark; may be empty.
+        measured_s: Seconds of a step as measured, not predicted, where that was asked for.
+            `slowdown` is then over undivided steps measured likewise; None where those were not.
     """
 
     method: str
@@ -57,6 +59,7 @@ class Prediction:
     largest: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    measured_s: float | None = None
 
 
 def predict(

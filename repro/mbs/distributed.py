@@ -101,13 +101,16 @@ class Processes:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
 
-    def check_shards(self, free: bool) -> None:
-        """Refuse sizes that are tried, or pieces, with a fully sharded model."""
-        if self.sharded and free:
+    def least(self, number: int) -> int:
+        """Return the smallest of a number over the processes of a fully sharded model."""
+        return -int(self.most(-number)[0]) if self.sharded else number
+
+    def check_whole(self) -> None:
+        """Refuse pieces with a fully sharded model."""
+        if self.sharded:
             raise DistributedModelError(
                 "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give a whole number as micro_batch_size, not "
-                "'auto', and the whole mini-batch, not an iterable"
+                "many micro-batches there are; give the whole mini-batch, not an iterable"
             )
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -37,7 +37,8 @@ class Retries:
         accumulate: Callable[[Plan, float], Any],
     ) -> None:
         self._setting, self._size, self._accumulate = setting, size, accumulate
-        self.sizer = AutoSizer(setting.device) if size is None else None
+        least = setting.processes.least if setting.processes.sharded else None
+        self.sizer = AutoSizer(setting.device, least) if size is None else None
         self._too_large: int | None = None
 
     def run(
@@ -66,11 +67,13 @@ class Retries:
         stager, device = setting.stager, setting.device
         marks = len(stager.marks)
         self._too_large = None
-        first = self.sizer.needs_probe(piece.num_samples)
+        fewest = setting.processes.least(piece.num_samples)
+        most = -setting.processes.least(-piece.num_samples)
+        first = self.sizer.needs_probe(fewest)
         problem: Exception | None = None
         if first:
             try:
-                self.sizer.probe(piece.num_samples, partial(self._measure, piece, roots))
+                self.sizer.probe(fewest, partial(self._measure, piece, roots))
             except Exception as error:
                 if not together:
                     raise
@@ -78,7 +81,7 @@ class Retries:
         versions = _versions(piece)
         while True:
             del stager.marks[marks:]  # what probes and failed tries left
-            size = self.sizer.size_for(piece.num_samples)
+            size = self.sizer.size_for(most)
             if together:
                 size = setting.processes.agreed_size(size, piece.num_samples, problem)
             try:
@@ -90,7 +93,7 @@ class Retries:
                 break
             except Exception as error:
                 size = self._too_large or size  # in the process that ran out
-                if not is_out_of_memory(error) or size == 1:
+                if not is_out_of_memory(error) or size == 1 or setting.processes.sharded:
                     raise
             if _versions(piece) != versions:
                 raise NondeterministicModelError(
@@ -135,7 +138,11 @@ class Retries:
                 f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
                 f"buffer, update it outside forward, or give a whole number"
             )
-        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
+        start, peak, held = meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
+        if setting.processes.sharded:  # what the process takes that takes most
+            start, peak, held = map(int, setting.processes.most(start, peak - start, held - peak))
+            peak, held = start + peak, start + peak + held
+        return start, peak, held
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
         """Run in processes that compute by themselves; where it fails in one, fail in all."""

@@ -47,6 +47,9 @@ class Sizing:
 class AutoSizer:
     """Keeps the largest micro-batch size that fits.
 
+    Processes that compute together give `least`, the smallest of a number over them. One of them
+    that runs out of memory cannot tell the others, which wait for it: its error is raised.
+
     The linear model M(B) = p + B a is fitted once, to the peaks of a few probes. A training step
     peaks at different moments for small and for large batches (workspace and gradients against
     activations), so that M is the largest of several lines and small probes underestimate it.
@@ -58,8 +61,8 @@ class AutoSizer:
     admits.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, least: Callable[[int], int] | None = None) -> None:
+        self._device, self._least = device, least
         self._model: LinearMemoryModel | None = None
         self._start_bytes = 0
         self._overhead_bytes = 0
@@ -119,6 +122,8 @@ class AutoSizer:
             self._overhead_bytes = max(self._overhead_bytes, held - peak)
             return peak
         except Exception as error:
+            if self._least is not None and is_out_of_memory(error):
+                raise
             if not is_out_of_memory(error):
                 if isinstance(error, MicroBatchError) or not isinstance(error, _REFUSALS):
                     raise
@@ -142,6 +147,8 @@ class AutoSizer:
         headroom = 0.0 if state.simulated else _HEADROOM
         # The limit is one on what the allocator holds, which is more than what lives in it.
         free = int(state.free_bytes * (1 - headroom))
+        if self._least is not None:
+            free = self._least(free)
         return self._start_bytes + free - self._overhead_bytes
 
     def size_for(self, num_samples: int) -> int:

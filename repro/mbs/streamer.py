@@ -58,9 +58,10 @@ class MicroBatchStreamer:
             positional arguments, a dictionary as keyword arguments, anything else as one. A
             `DistributedDataParallel` model is computed without its wrapper, which averages once
             per mini-batch; its gradient is the mean over all processes' samples (weights), with
-            `two_pass` over their losses. A fully
-            sharded model (FSDP) exchanges parameters with each micro-batch, of which all processes
-            take as many; it needs a whole number as `micro_batch_size`.
+            `two_pass` over their losses. A fully sharded model (FSDP) exchanges parameters with
+            each micro-batch, of which all processes take as many. With ``"auto"`` they agree on a
+            size that fits in each; where one runs out of memory nothing is tried again, as the
+            others wait for it.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
             are None; returns a scalar. Of torch's own losses the divisor is read: samples, or the
             class weights of the targets that are not ignored; a sum is summed. Any other is taken
@@ -103,8 +104,7 @@ class MicroBatchStreamer:
         MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
         LossReductionError: The loss has ``reduction="none"``.
         UnsupportedLossError: The loss sums, with ``normalization="paper"``.
-        DistributedModelError: A fully sharded model with ``"auto"`` or on a mesh of more than one
-            dimension.
+        DistributedModelError: A fully sharded model on a mesh of more than one dimension.
         ValueError: Another argument is not one of its choices.
     """
 
@@ -144,7 +144,6 @@ class MicroBatchStreamer:
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
         self._processes = processes = Processes(model, device)
-        processes.check_shards(free=size is None)
         randomness = Randomness(device, generators)
         self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
         setting = Setting(
@@ -218,7 +217,8 @@ class MicroBatchStreamer:
             raise errors.MicroBatchError(
                 "two_pass takes a whole mini-batch, not an iterable of pieces"
             )
-        self._processes.check_shards(free=pieces is not None)
+        if pieces is not None:
+            self._processes.check_whole()
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.

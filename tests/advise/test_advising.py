@@ -1,6 +1,7 @@
 """All methods beside each other, and the lines that use each."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from commands import command_line
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.advise import METHODS, AdviceError, Speed, advise, predict
+from repro.advise import METHODS, AdviceError, Speed, advise, measuring, predict
 from repro.advise.advising import CHANGES, TITLES, Advice, parse_memory, parse_sides, ranked
 from repro.advise.predicting import Prediction
 from repro.advise.snippets import snippet
 from repro.advise.workload import Workload
+from repro.measure import MemoryState
 
 MEMORY, BATCH = 300_000, 24
 
@@ -118,6 +120,91 @@ def test_a_device_that_is_here_is_measured():
     assert found["undivided"].seconds > 0 and found["undivided"].slowdown == 1
 
 
+def planted(monkeypatch, **lines: str) -> None:
+    """Have methods run another line after each step."""
+    monkeypatch.setattr(
+        measuring, "snippet", lambda row: f"{snippet(row)}; {lines.get(row.method, 'pass')}"
+    )
+
+
+@pytest.mark.slow
+def test_measured_methods_are_ranked_by_what_they_took(monkeypatch):
+    planted(monkeypatch, undivided="__import__('time').sleep(0.1)")
+    model, example, memory = network(), data(), 10**9
+    kept = [tensor.clone() for tensor in (*model.state_dict().values(), *example)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.get_rng_state()
+    found = advise(model.eval(), BATCH, memory, example=example, blocks=["ReLU"], measure=True,
+                   probe_seconds=0)  # fmt: skip
+    times = [row.measured_s for row in found.rows]
+    assert found.rows[-1].method == "undivided" and 0.1 < times[-1] < 5  # predicted as the fastest
+    for earlier, later in pairwise(times):
+        assert earlier <= 1.05 * later  # nearer ones are in the order of METHODS
+    assert all(row.slowdown == pytest.approx(row.measured_s / times[-1]) for row in found.rows)
+    assert "% faster than undivided" in found.answer() and "s a step as measured" in found.answer()
+    assert found.grounds.startswith("10 methods measured, median of 5 steps after 1 (3 where ")
+    assert {"measured (s)", "predicted (s)"} <= found.table()[0].keys()
+    # The user's own things are as they were.
+    assert torch.equal(torch.get_rng_state(), before) and not optimizer.state
+    after = [*model.state_dict().values(), *example]
+    assert all(torch.equal(*pair) for pair in zip(kept, after, strict=True))
+    assert not model.training and all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_methods_that_cannot_be_measured_say_why(monkeypatch):
+    memory = "raise torch.OutOfMemoryError('planted')"
+    refusal = "from repro.mbs import LossCheckError; raise LossCheckError('planted')"
+    planted(monkeypatch, accumulation="1 / 0", checkpointing=memory, mbs=refusal)
+    found = told.__wrapped__("cpu", memory=10**9, measure=True)
+    fitting = [row for row in found.rows if row.fits]
+    assert len(fitting) == 8 and fitting[-1].method == "accumulation"
+    assert [row.measured_s is None for row in fitting] == [False] * 7 + [True]
+    assert fitting[-1].reason == "not measured: ZeroDivisionError: division by zero"
+    assert found["checkpointing"].reason == "measured, it ran out of memory: planted"
+    assert found["mbs"].reason == "MBS refuses it: planted"
+    assert {row.method for row in found.rows[8:]} == {"checkpointing", "mbs"}
+
+
+def test_what_has_no_memory_is_not_measured(monkeypatch):
+    monkeypatch.setattr(measuring, "memory_state", lambda device: MemoryState(0, 7))
+    found = told.__wrapped__("cpu", memory=10**9, measure=True)
+    assert {row.reason for row in found.rows} == {"not measured: 7 bytes are free"}
+    assert found.best.method == "undivided" and "measured (s)" not in found.table()[0]
+
+
+@pytest.mark.slow
+def test_undivided_steps_beyond_the_limit_are_measured_to_compare_with():
+    found = told("cpu", measure=True)
+    whole, best = found["undivided"], found.best
+    assert not whole.fits and whole.measured_s and whole.slowdown == 1
+    assert best.fits and best.slowdown == best.measured_s / whole.measured_s
+
+
+def test_a_device_that_is_not_here_cannot_measure():
+    found = told("H100", measure=True)
+    assert found.grounds.startswith("nothing measured, as H100 is not here; the data sheet of")
+    assert found.rows == told("H100").rows
+
+
+def test_only_what_the_lines_take_is_measured():
+    images, labels = data()
+    with pytest.raises(AdviceError, match="one tensor of inputs"):
+        told("cpu", 4, measure=True, example=((images[:4],), labels[:4]))
+
+
+@pytest.mark.gpu
+def test_measured_on_an_accelerator_within_the_limit(device, monkeypatch):
+    planted(monkeypatch, accumulation="kept = torch.empty(2**28, device=device)")
+    example, limit = tuple(tensor[:4] for tensor in data()), 2**28
+    found = advise(network(), BATCH, limit, example=example, device=str(device), blocks=["ReLU"],
+                   measure=True, probe_seconds=0)  # fmt: skip
+    assert found["accumulation"].reason.startswith("measured, it ran out of memory: ")
+    assert not found["accumulation"].fits and not found["outofcore_file"].fits
+    others = [row for row in found.rows if row.method not in ("accumulation", "outofcore_file")]
+    assert all(row.fits and row.measured_s for row in others), [row.reason for row in others]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -163,6 +250,8 @@ def test_from_the_command_line(monkeypatch, capsys):
     code, out, err = run_command("advise", *given, "--image", "32", "--method", "mbs")
     assert code == 0 and not err
     assert out.startswith("Take ") and "MicroBatchStreamer(model, loss_fn" in out
+    code, out, _ = run_command("advise", *given, "--image", "32", "--measure")
+    assert code == 0 and "nothing measured, as cuda is not here" in out
     for wrong, message in (
         (["--model", "resnet2"], "choose one of"),
         (["--memory", "much"], "such as 16GiB"),

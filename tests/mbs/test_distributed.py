@@ -1,6 +1,7 @@
 """Two processes on this machine, connected by gloo; started once for all tests."""
 
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.mbs import MicroBatchStreamer, NonFiniteLossError
+from repro.measure import MemoryBudget
 
 pytestmark = pytest.mark.slow
 SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
@@ -23,9 +25,10 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto
          "auto short", "pieces auto short", "ignored", "hooks", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
-SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters"]
-REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "static graph",
-           "mixed precision", "unwrapped"]  # fmt: skip
+SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
+           "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
+REFUSED = ["one fails", "sharded pieces", "sharded few", "static graph", "mixed precision",
+           "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -185,10 +188,13 @@ def run_sharded(case, rank):
     model = sharded(case, make_model())
     size = "auto" if "auto" in case else 2
     streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass="two_pass" in case)
-    for _ in range(2):  # adds to the first
-        if "pieces" in case:
-            streamer.backward(iter([(x, y)]))
-        result = streamer.backward(x, y)
+    # A limit on the memory of each process, the lower one in the second, which has fewer samples.
+    limit = (4700 if case.startswith("Fully") else 6000) - 500 * rank
+    with MemoryBudget(limit, resident=model) if size == "auto" else nullcontext():
+        for _ in range(2):  # adds to the first
+            if "pieces" in case:
+                streamer.backward(iter([(x, y)]))
+            result = streamer.backward(x, y)
     if case.startswith("Fully"):  # in each process a part of one vector of all
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         everyones = [None, None]
@@ -196,7 +202,8 @@ def run_sharded(case, rank):
         gradients = [torch.cat(everyones)[:92]]  # without padding
     else:
         gradients = [p.grad.full_tensor() for p in model.parameters()]
-    return gradients, {"micro_batches": result.num_micro_batches}
+    sizing = streamer.sizing and (streamer.sizing.probes, streamer.sizing.limit_bytes)
+    return gradients, {"micro_batches": result.num_micro_batches, "sizing": sizing}
 
 
 def run_refused(case, rank):
@@ -334,10 +341,19 @@ def test_fully_sharded_models(reports, case):
     expected = torch.autograd.grad(loss, list(model.parameters()))
     for rank in range(2):
         gradients, facts = reports[rank][case]
-        assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
+        if "auto" not in case:
+            assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
         flat = torch.cat([g.flatten() for g in gradients])
         want = torch.cat([2 * g.flatten() for g in expected])
         torch.testing.assert_close(flat, want, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", [case for case in SHARDED if "auto" in case])
+def test_sharded_models_agree_on_a_size_that_fits_in_each_process(reports, case):
+    first, second = (reports[rank][case][1] for rank in range(2))
+    assert first == second
+    probes, limit = first["sizing"]
+    assert first["micro_batches"] > 1 and len(probes) > 1 and limit <= 5500
 
 
 def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
@@ -345,7 +361,6 @@ def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
         for case, message in (
             ("static graph", "DistributedDataParallel(static_graph=True) synchronises"),
             ("mixed precision", "DistributedDataParallel(mixed_precision=) casts"),
-            ("sharded auto", "a fully sharded model computes in all"),
             ("sharded pieces", "a fully sharded model computes in all"),
             ("sharded few", "a process can make 2 micro-batches of its samples, another has 6"),
         ):

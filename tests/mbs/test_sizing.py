@@ -322,6 +322,15 @@ def test_sizer_compares_what_is_held_with_the_limit():
         assert sizer.sizing.limit_bytes == 900
 
 
+def test_sizer_of_processes_that_compute_together_takes_the_least_and_tries_nothing_again():
+    with MemoryBudget(2**30):
+        sizer = AutoSizer(CPU, least=lambda free: min(free, 500))
+        sizer.probe(200, simulated(2**30))
+        assert sizer.size_for(200) == (500 - 100) // 10
+        with pytest.raises(torch.OutOfMemoryError, match="simulated"):
+            sizer.probe(200, simulated(130))
+
+
 def test_sizer_halves_then_doubles_after_a_while():
     with MemoryBudget(10_000):
         sizer = AutoSizer(CPU)
