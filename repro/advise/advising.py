@@ -76,8 +76,10 @@ class Advice:
 
     @property
     def best(self) -> Prediction | None:
-        """The fastest that fits; None where nothing does."""
-        return self.rows[0] if self.rows[0].fits else None
+        """No method where the batch fits undivided, else the fastest that fits, if one does."""
+        undivided = self["undivided"]
+        fastest = self.rows[0] if self.rows[0].fits else None
+        return undivided if undivided.fits else fastest
 
     def code(self, method: str) -> str:
         """Lines of code that use a method."""
