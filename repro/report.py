@@ -176,6 +176,11 @@ class TableView:
         )
 
 
+def setting(row: Mapping[str, str]) -> str:
+    """Return the setting of a verdict in brackets; nothing where nothing was run."""
+    return "" if row["verdict"] == "not run" else f" ({row['setting']})"
+
+
 class VerdictList:
     """Claims, each behind its verdict, as a notebook shows them above a figure."""
 
@@ -184,7 +189,7 @@ class VerdictList:
 
     def __repr__(self) -> str:
         return "\n".join(
-            f"[{row['verdict']}] {printable(row['claim'])} ({row['setting']})" for row in self.rows
+            f"[{row['verdict']}] {printable(row['claim'])}{setting(row)}" for row in self.rows
         )
 
     def _repr_html_(self) -> str:
@@ -193,7 +198,7 @@ class VerdictList:
             '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
             f"{badge(row['verdict'], '9em')}&ensp;"
             f"{_escaped(row['claim'])} "
-            f"<small>({html.escape(row['setting'])})</small></div>"
+            f"<small>{html.escape(setting(row))}</small></div>"
             for row in self.rows
         ]
         return "".join(lines)

@@ -114,7 +114,11 @@ class Session:
         if opened:
             caption += " Its figure is at the top of this notebook."
         display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
-        display(_folded(table, checked, judged[MOST_VERDICTS:]))
+        if not artefact.draw and len(table) <= 9 and len(table.columns) <= 6:
+            display(report.TableView(table))
+            table = table[:0]
+        if folded := _folded(table, checked, judged[MOST_VERDICTS:]):
+            display(folded)
         if failed := [row for row in checked if row["holds"] == "NO"]:
             display(report.TableView(summary.frame(failed)))
 
@@ -159,13 +163,20 @@ class Session:
         judged = summary.paper_verdicts(self.source)
         columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
         claims = report.TableView(summary.frame(judged, columns))
-        display(report.Folded(f"{len(judged)} claims, each with its evidence", claims))
+        display(report.Folded(f"{_counted(judged)}, each with its evidence", claims))
         if failed := [row for row in judged if "why_not" in row]:
             why = report.TableView(summary.frame(failed, ("claim", "why_not")))
             display(report.Folded(f"{len(failed)} that did not hold, and why", why))
         recipe = report.TableView(summary.frame(recipes.recipe(self.paper)))
         display(report.Folded("Recipe: the paper's, and each profile's", recipe))
         display(self.provenance())
+
+    def claims(self) -> None:
+        """Show, folded: each claim of the paper with its verdict and one number."""
+        judged = summary.paper_verdicts(self.source)
+        rows = [{**row, "number": summary.one_number(row["evidence"])} for row in judged]
+        table = report.TableView(summary.frame(rows, ("artefact", "claim", "verdict", "number")))
+        display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
 
     def provenance(self) -> report.Folded:
         """Return the origin of the records: devices, versions, commits, datasets, commands."""
@@ -190,17 +201,24 @@ def _folded(
     table: pd.DataFrame,
     checked: Sequence[dict[str, Any]] = (),
     judged: Sequence[dict[str, Any]] = (),
-) -> report.Folded:
-    """Return a table, checks and verdicts behind a line."""
-    parts: list[report.Part] = [report.TableView(table)]
-    title = f"Table of {len(table)} rows"
+) -> report.Folded | None:
+    """Return a table, checks and verdicts behind a line; None where there are none."""
+    parts: dict[str, report.Part] = {}
+    if len(table):
+        parts[f"table of {len(table)} rows"] = report.TableView(table)
     if checked:
-        parts.append(report.TableView(summary.frame(checked)))
-        title += f", {len(checked)} checks"
+        parts[f"{len(checked)} checks"] = report.TableView(summary.frame(checked))
     if judged:
-        parts.append(report.VerdictList(judged))
-        title += f", {len(judged)} further claims"
-    return report.Folded(title, *parts)
+        parts[f"{len(judged)} further claims"] = report.VerdictList(judged)
+    title = ", ".join(parts)
+    return report.Folded(title[:1].upper() + title[1:], *parts.values()) if parts else None
+
+
+def _counted(judged: Sequence[dict[str, Any]]) -> str:
+    """Say how many claims of the paper's, and questions of our own, were judged."""
+    own = sum(row["own"] for row in judged)
+    counts = {"claims": len(judged) - own, "questions of our own": own}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 
 def show_figure(figure: Figure, alt: str) -> None:

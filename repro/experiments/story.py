@@ -186,7 +186,7 @@ def held(source: Source) -> list[str]:
     for name in {claim.partition(".")[0] for _, claim in promises(key)}:
         artefact = source.paper.artefacts[name]
         for row in summary.verdicts(source.paper, artefact, results_of(artefact, source)):
-            words[row["key"]] = f"**{row['verdict']}** ({row['setting']})"
+            words[row["key"]] = f"**{row['verdict']}**{report.setting(row)}"
     return [
         f"{words.get(f'{key}/{claim}', '**not run**')}: {report.markdown(text)}"
         for text, claim in promises(key)
@@ -213,8 +213,8 @@ def opening(source: Source, picture: str = "") -> str:
         f"**What we found** ({ran_on([source])}).",
         "\n".join(f"- {report.markdown(sentence)}" for sentence in sentences),
     ]
-    told = {"What was easy": story.easy, "What was hard": story.hard, "Use it for": story.use}
-    lines += [f"**{head}.** {text}" for head, text in told.items() if text]
+    told = {"What was easy.": story.easy, "What was hard.": story.hard, "Use it for": story.use}
+    lines += [f"**{head}** {text}" for head, text in told.items() if text]
     lines.append(f"**{name}.** {story.look_for}")
     if picture:
         lines.append(f"![{name}: {source.paper.artefacts[story.figure].title}]({picture})")
