@@ -37,9 +37,9 @@ def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figu
 
 
 def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
-    """Name every line once, below all panels; those of `order` come first."""
+    """Name every line once, below all panels; lines in `order` come first."""
     named: dict[str, Artist] = {}
-    for axis in figure.axes:  # any of which may be empty
+    for axis in figure.axes:  # any axis may be empty
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     labels = list(dict.fromkeys([*(label for label in order if label in named), *named]))

@@ -388,7 +388,7 @@ def check_writable(folder: Path, what: str, advice: str) -> None:
     """Write a file of some size into a folder, made if missing, and remove the file again.
 
     Raises:
-        RecordError: Writing fails; the text names the purpose and ends in `advice`.
+        RecordError: Writing fails; the text names `what` and ends in `advice`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -276,7 +276,7 @@ def full_cost(
 
 
 def _new(novelty: Novelty[Batch], inputs: Any, targets: Any) -> list[Batch | None]:
-    """Return a mini-batch with new values in a list; [None] if its samples cannot be found."""
+    """Return a list with the mini-batch if it has new values; [None] if it cannot be read."""
     try:
         batch = read_batch(inputs, targets)
     except BatchError:

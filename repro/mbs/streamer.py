@@ -90,9 +90,9 @@ class MicroBatchStreamer:
         shared: The tensors that belong to all samples: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
-        split: For mini-batches of another form: a function ``split((inputs, targets),
-            micro_batch_size)`` that returns the list of micro-batches, each (inputs, targets) or
-            (inputs, targets, number of samples). Together they must have every sample once.
+        split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
+            form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
+            number of samples). Together they must have every sample once.
         generators: The model's or the loss's own random number generators (`torch.Generator`,
             `numpy.random.Generator` or `RandomState`, `random.Random`). Like the global generators
             of Python, numpy and torch, `two_pass` repeats and a failed try restores them.

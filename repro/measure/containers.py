@@ -16,7 +16,7 @@ Which = slice | list[int]
 
 
 class BatchError(ValueError):
-    """A mini-batch that cannot be used as it was given."""
+    """A mini-batch cannot be used in its given form."""
 
 
 class EmptyBatchError(BatchError):

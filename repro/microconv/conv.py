@@ -54,7 +54,7 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     parameters, buffers, hooks and place in the model are unchanged. Torch computes all calls
     outside its tuning: another image size, data type or device, a changed stride,
     ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms, forward-mode
-    and second derivatives, and tensor subclasses.
+    and second derivatives, and tensors of subclasses or sparse layouts.
 
     A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
     of the original; a deep copy has its own.

@@ -91,8 +91,8 @@ class CuDNNBackend(Backend):
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """The algorithms for a micro-batch of `b` with their workspace in bytes.
 
-        Algorithms with sums in an order of threads that varies are left out if torch requires
-        deterministic algorithms.
+        If torch requires deterministic algorithms, those with a varying order of summation are left
+        out.
         """
         return [
             (name, size)

@@ -93,7 +93,7 @@ class Operands:
     def of(
         self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Variable], list[Variable]]:
-        """Return the variables that an operation is given, and the ones that it writes."""
+        """Return an operation's input variables, and the inputs that it writes."""
         find = self._residency.look_up if known.view else self._residency.find
         inputs: list[Variable] = []
         written: list[Variable] = []

@@ -97,8 +97,8 @@ class OutOfCore:
             `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as needed. All
             of it is given back at the end.
         model: One or more modules; their parameters, buffers and gradients count from the start.
-            Another module's count from its first use on; those of the first module that is called,
-            from that call on.
+            Those of other modules count from their first use on; for the first called module, all
+            count from that call on.
         optimizer: One or more optimizers; their parameters and state count from the start.
         schedule: The scheduler of the iterations: ``"window"``, the paper's with our changes;
             ``"packed"``, which uses the whole iteration; ``"auto"``, the faster of these in
