@@ -1,12 +1,12 @@
 """The command line: ``python -m repro list | run | show | verify | status | report | ...``."""
 
-# ruff: noqa: E402 (Ctrl-C is seen to before all that takes time to import)
+# ruff: noqa: E402 (Ctrl-C is handled before slow imports)
 
 import os
 import signal
 import sys
 
-# Threads that wait by spinning stop each other for seconds where cores are shared.
+# Threads that wait by spinning block each other for seconds on shared cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from repro import console
@@ -52,10 +52,9 @@ def doctor(
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Describe this machine, try every method on it, and say which runs fit.
+    """Describe this machine, try every method on it, and list the runs that fit.
 
-    Run it first: it takes less than two minutes. The exit code is 1 where a self-test
-    failed.
+    Run it first: it takes less than two minutes. The exit code is 1 if a self-test failed.
     """
     from repro.experiments import arguments
     from repro.experiments import doctor as physician
@@ -88,9 +87,9 @@ def advise(
         bool, typer.Option("--measure", help="Time some steps of each method that fits, here.")
     ] = False,
 ) -> None:
-    """Say which methods train a batch within a memory, how fast, and how to use them.
+    """List the methods that train a batch within a memory, with their speed and code.
 
-    From one training step, recorded without content, and a data sheet or some measured steps.
+    Based on one training step, recorded without content, and a data sheet or measured steps.
     """
     from repro import advise as advising
     from repro.advise.advising import parse_memory, parse_sides
@@ -100,7 +99,7 @@ def advise(
         if method is not None and method not in advising.METHODS:
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
-        if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
+        if sys.stderr.isatty():  # no bar, which would slow the measured steps
             steps = "steps of each method" if measure else f"for {probe:g} s"
             typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
         advice = advising.advise(
@@ -167,11 +166,11 @@ def run(
     hours: Hours = None,
     on: Annotated[str, option(help="With --dry-run: the device whose time is estimated.")] = "H100",
 ) -> None:
-    """Compute the records of artefacts that are not there yet.
+    """Compute the missing records of artefacts.
 
-    --dry-run needs neither data nor device: the first two steps of every run are taken on tensors
-    without content, so that a recipe that cannot start fails there, and its memory and time are
-    estimated. The exit code is 1 where one fails.
+    --dry-run needs neither data nor device: it takes the first two steps of every run on tensors
+    without content, so that a recipe that cannot start fails early, and estimates memory and time.
+    The exit code is 1 if a run fails.
     """
     from repro import terminal
     from repro.experiments import arguments, carrying_out
@@ -221,12 +220,12 @@ def gpu(
     device: Device = None,
     data: Data = None,
 ) -> None:
-    """Make the most of a GPU for some minutes: the doctor, then the records that matter most.
+    """Make the most of a GPU for some minutes: the doctor, then the most important records.
 
     Computes the runs that have no record, here or in results/reference, in the list's order. Every
-    record is kept as soon as its run ends, and --out has an archive of all of them at any time:
-    unpack it into results/local, then `pack` folds them in. The same command goes on where it was
-    ended. $REPRO_COMMIT names the commit where a copy has no git.
+    record is saved as soon as its run ends, and --out has an archive of all of them at any time:
+    unpack it into results/local, then `pack` folds them in. The same command continues after an
+    interruption. $REPRO_COMMIT names the commit of a copy without git.
     """
     from pathlib import Path
 
@@ -247,7 +246,7 @@ def gpu(
         raise arguments.UsageError("give --minutes and --out FOLDER, or --list")
     here = arguments.check_device(device or arguments.default_device())
     setting = running.Setting(profile=profile, device=here, root=data)
-    # A machine that is taken away says so by SIGTERM: the last records go into the archive.
+    # SIGTERM announces that the machine is taken away: put the last records into the archive.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     well = session.compute(
         chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line))
@@ -267,9 +266,10 @@ def verify(
 ) -> None:
     """Compute reference records again and compare all but times (the golden rerun).
 
-    To the bit on the kind of processor that made a record. On another kind the first steps and the
-    plan of a training are compared, and everything else completely, to 1e-5. Fails if a result has
-    changed. If the change is meant, raise the experiment's version and compute its records anew.
+    The comparison is exact on the kind of processor that made a record. On another kind a training
+    is compared by its first steps and its plan, and everything else completely, to 1e-5. Fails if a
+    result has changed. If the change is intended, raise the experiment's version and compute its
+    records anew.
     """
     from repro.experiments import PAPERS, arguments, golden, load_paper
 
@@ -299,7 +299,7 @@ def pack(
     """Fold this machine's records into the packed reference records of its device.
 
     Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device, and so do
-    single files that lie in PAPER/ beside it. By default records of all profiles but smoke.
+    single files in PAPER/ beside it. By default records of all profiles except smoke.
     """
     from repro.experiments import PAPERS, load_paper
     from repro.experiments.design import COMPUTING_PROFILES
@@ -329,7 +329,7 @@ def show(
 ) -> None:
     """Print the verdicts on an artefact, and the paper's values beside the measured ones.
 
-    Where a table is wider than the terminal, columns are left out, from the right, and a line under
+    If a table is wider than the terminal, columns are left out, from the right, and a line under
     the table names them. With --evidence cells are folded first.
     """
     from repro import terminal
@@ -358,7 +358,7 @@ def figure(
     reference: Reference = None,
     changes: Changes = None,
 ) -> None:
-    """Write the figure of an artefact to a file, from the records that show would take."""
+    """Write the figure of an artefact to a file, from the same records as show."""
     from repro.experiments import arguments, showing
 
     changed = [arguments.parse_choice(text) for text in changes or ()]
@@ -370,7 +370,7 @@ def status(
     profile: Profile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say which records of this machine are missing or failed, or that all are there."""
+    """List this machine's missing and failed records, or state that all are present."""
     from repro import terminal
     from repro.experiments import summary
 
@@ -465,20 +465,20 @@ def data_(
 
 
 def _tell(line: str) -> None:
-    """Say what takes a while, where somebody watches."""
+    """Announce a slow action on a terminal."""
     if sys.stderr.isatty():
         typer.echo(f"{line} ...", err=True)
 
 
 def _printable(text: str) -> str:
-    from repro.report import printable  # names of files and texts of records may hold anything
+    from repro.report import printable  # names of files and texts of records are arbitrary
 
     return printable(text)
 
 
 def main() -> NoReturn:
     """Run a command; bad input ends with one line and exit code 2, Ctrl-C with one and 130."""
-    # Such as of a corrupt record: the text alone, not the line of code that found it.
+    # For example about a corrupt record: only the text, without the line of code.
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {console.one_line(str(message))}\n"
     )
@@ -486,7 +486,7 @@ def main() -> NoReturn:
 
 
 def _command() -> int:
-    # Not `app()`, which says nothing of an interruption, or an empty line, by its version.
+    # Not `app()`, which on an interruption prints nothing or an empty line, by its version.
     command = typer.main.get_command(app)
     try:
         with command.make_context(PROGRAM, sys.argv[1:]) as context:

@@ -1,7 +1,7 @@
-"""Kernels whose replies are not missed: needs jupyter_client, a part of the notebook extra.
+"""Kernel clients that miss no reply: needs jupyter_client, a part of the notebook extra.
 
-nbclient sends past the event loop whenever a widget's output changes; a reply that arrives in that
-moment wakes nobody, and jupyter_client waits for it forever. Asking again every second finds it.
+nbclient bypasses the event loop whenever a widget's output changes; a reply that arrives at that
+moment wakes no waiter, and jupyter_client waits forever. Polling every second finds the reply.
 """
 
 import time
@@ -17,7 +17,7 @@ POLL_S = 1.0
 
 
 class PatientChannel(AsyncZMQSocketChannel):
-    """A channel that asks its socket again while it waits."""
+    """A channel that polls its socket while it waits."""
 
     async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:  # type: ignore[override]
         """Return the next message; raise `Empty` after `timeout` seconds, never for None."""

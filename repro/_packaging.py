@@ -1,8 +1,8 @@
 """Files that a build adds to the package: the reference records, the notebooks, the commit.
 
-In a checkout they lie beside the package, where an editable install finds them; a wheel carries
-them in ``repro/shipped``. A source distribution carries the project's other folders, so that the
-wheel that is made of it is the same. pyproject.toml names the commands; nothing imports this.
+In a checkout they lie beside the package, where an editable install finds them; a wheel has them in
+``repro/shipped``. A source distribution has the project's other folders, so that a wheel made from
+it is the same. pyproject.toml names the commands; no module imports this one.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-# Relative to the project's folder, in which every build runs.
+# Relative to the project's folder, the working directory of every build.
 PACKAGE = Path("repro")
 SHIPPED = {
     "notebooks": ("notebooks", "[0-9]*.ipynb"),
@@ -40,7 +40,7 @@ PROJECT = (
 
 
 def shipped() -> Iterator[tuple[Path, Path]]:
-    """Yield the files that a wheel carries beside the package's own, and their places in it."""
+    """Yield the files that a wheel adds to the package's own, and their places in it."""
     for name, (folder, pattern) in SHIPPED.items():
         for file in sorted(Path(folder).glob(pattern)):
             parts = file.relative_to(folder).parts
@@ -49,17 +49,17 @@ def shipped() -> Iterator[tuple[Path, Path]]:
 
 
 def write_state(package: Path) -> None:
-    """Write the commit that is built, of the checkout or else of the source distribution."""
+    """Write the built commit, of the checkout or else of the source distribution."""
     namespace = runpy.run_path(str(PACKAGE / "paths.py"))
     state = namespace["checkout_state"]()
     commit, dirty = state if state[0] else namespace["built_from"]()
     target = package / "build.json"
-    target.unlink(missing_ok=True)  # may be a second name of the source's own
+    target.unlink(missing_ok=True)  # it may be a hard link to the source's file
     target.write_text(json.dumps({"commit": commit, "dirty": dirty}) + "\n", encoding="utf-8")
 
 
 class BuildPy(build_py):
-    """Build the package with these files; an editable install has them in the checkout."""
+    """Build the package with these files; an editable install finds them in the checkout."""
 
     def run(self) -> None:
         """Copy the files into the folder that becomes the wheel."""
@@ -67,7 +67,7 @@ class BuildPy(build_py):
             super().run()
             return
         built = Path(self.build_lib)
-        # Modules and records that are gone since an earlier build would be in the wheel.
+        # Else modules and records deleted since an earlier build would be in the wheel.
         shutil.rmtree(built / PACKAGE, ignore_errors=True)
         super().run()
         for file, target in shipped():
@@ -88,7 +88,7 @@ class BuildPy(build_py):
 
 
 class SDist(sdist):
-    """Make a source distribution that knows its commit."""
+    """Make a source distribution with its commit."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         """Lay out the folder that becomes the archive."""

@@ -1,4 +1,4 @@
-"""Import torchvision, also where its compiled operators do not match the installed torch.
+"""Import torchvision, even if its compiled operators do not match the installed torch.
 
 A CPU build of torch has no matching torchvision binary on PyPI; the import then stops at the
 missing `nms` schema although models, transforms and datasets need none of the compiled code.

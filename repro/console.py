@@ -1,4 +1,4 @@
-"""The process around a command: UTF-8, Ctrl-C, errors of its user in one line."""
+"""The process around a command: UTF-8, Ctrl-C, users' errors in one line."""
 
 import errno
 import io
@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 INTERRUPTED = "interrupted: what was computed stands, run again to go on"
-_LONGEST = 1600  # characters of a line, such as one that repeats what was given
+_LONGEST = 1600  # characters of a line, such as an error that repeats a long argument
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_THE_USER = {"UsageError", "RecordError", "DatasetError"}  # by name: not all are imported
 _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 
 
 def leave_when_interrupted() -> None:
-    """Let Ctrl-C end the process at once while modules are imported: some take it for an error."""
+    """Let Ctrl-C end the process at once during imports: some modules treat it as an error."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
@@ -29,14 +29,14 @@ def _leave(*_: Any) -> None:
 
 
 def carry_out(command: Callable[[], int], program: str) -> int:
-    """Carry out a command and return the exit code of its process: 2 for bad input, 130 for Ctrl-C.
+    """Run a command and return the exit code of its process: 2 for bad input, 130 for Ctrl-C.
 
     Args:
         command: Returns the exit code.
         program: Its name, for the advice on wrong options.
 
     Raises:
-        Exception: A defect of ours, whose traceback is to be seen.
+        Exception: A defect of this package, to be shown with its traceback.
     """
     _use_utf8()
     interrupted: list[int] = []
@@ -46,7 +46,7 @@ def carry_out(command: Callable[[], int], program: str) -> int:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    if before in (signal.default_int_handler, _leave):  # not where it is ignored, or another's
+    if before in (signal.default_int_handler, _leave):  # unless ignored, or handled by others
         signal.signal(signal.SIGINT, note)
     try:
         code = command()
@@ -55,7 +55,7 @@ def carry_out(command: Callable[[], int], program: str) -> int:
     except KeyboardInterrupt:
         return _say(INTERRUPTED, 130)
     except Exception as error:
-        if interrupted:  # and turned into another error on its way
+        if interrupted:  # the interrupt was turned into another error
             return _say(INTERRUPTED, 130)
         if isinstance(error, BrokenPipeError) and _has_no_reader():
             _print_nowhere()
@@ -86,12 +86,12 @@ def _has_no_reader() -> bool:
 
 
 def _print_nowhere() -> None:
-    """Let what is still to be printed go nowhere, so that the process ends silently."""
+    """Discard all further output, so that the process ends silently."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, not too long, with what cannot be printed written out."""
+    """Return a text in one shortened line, with unprintable characters escaped."""
     from repro.report import printable
 
     joined = printable(" ".join(text.split()))
@@ -101,9 +101,9 @@ def one_line(text: str) -> str:
 
 
 def explained(error: Exception, program: str) -> str | None:
-    """Return what to say of an error that its user can mend, None of a defect."""
+    """Return the message for an error that the user can correct, None for a defect."""
     text = str(error)
-    if hasattr(error, "format_message"):  # click's or the one that typer brings
+    if hasattr(error, "format_message"):  # an error of click or of typer's own copy of it
         context = getattr(error, "ctx", None)
         path = context.command_path if context else program
         return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
@@ -124,8 +124,8 @@ def explained(error: Exception, program: str) -> str | None:
 
 
 def _use_utf8() -> None:
-    """Print UTF-8 whatever the locale, what is no text as escapes; let child processes do so."""
-    if sys.stdout is None or sys.stderr is None:  # closed by whoever started this
+    """Print UTF-8 in any locale, invalid text as escapes, also in child processes."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the parent process
         nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 (to the end)
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):

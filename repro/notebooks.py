@@ -17,11 +17,11 @@ from repro.records import check_writable, reference_stores
 from repro.report import printable
 
 FOLDER = paths.notebooks_dir()
-# A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
-# its own where it is interrupted. An error of a cell comes as a message.
+# A kernel warns at every start that its local sockets are not encrypted, and prints its own
+# traceback if it is interrupted. A cell's error arrives as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# How a parameter is read, by the type that a notebook declares for it.
+# The parser of a parameter, by the type declared in a notebook.
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def find(names: Sequence[str]) -> list[Path]:
-    """Return the paths of notebooks by name, of all of them for no name.
+    """Return the paths of notebooks by name; without a name, of all notebooks.
 
     Raises:
         UsageError: There is no notebook of that name.
@@ -66,8 +66,8 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
     """Refuse parameters that a notebook does not have or cannot use, before any of them runs.
 
     Raises:
-        UsageError: One is unknown, of another type, or not one of its choices; or papermill is not
-            installed.
+        UsageError: A parameter is unknown, of another type, or not one of its choices; or papermill
+            is not installed.
         RecordError: The executed notebooks cannot be written.
     """
     values: dict[str, Any] = {}
@@ -92,11 +92,11 @@ def _target_folder() -> Path:
 
 
 def _typed(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return parameters as a notebook declares them; papermill only warns of an unknown one."""
+    """Return parameters with their declared types; papermill only warns of unknown ones."""
     papermill = _papermill()
     try:
         known = papermill.inspect_notebook(str(path))
-    except Exception as error:  # of many kinds, by what the file lacks
+    except Exception as error:  # a damaged file raises errors of many kinds
         raise UsageError(
             f"notebook {path} cannot be read ({type(error).__name__}: {error}); bring it back as "
             f"it was: git checkout {path.name}"
@@ -116,7 +116,7 @@ def _typed(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
 
 def _papermill() -> Any:
     try:
-        import nbconvert  # noqa: F401 (what is needed later is asked for now)
+        import nbconvert  # noqa: F401 (needed later; a missing package should fail now)
         import papermill
 
         return papermill
@@ -128,7 +128,7 @@ def _papermill() -> Any:
 
 
 def _run(path: Path, parameters: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Return a notebook after papermill executed it, and why it failed if it did."""
+    """Return a notebook after papermill executed it, and the reason of a failure."""
     papermill = _papermill()
     import nbformat
 
@@ -141,15 +141,15 @@ def _run(path: Path, parameters: Mapping[str, Any]) -> tuple[Any, str | None]:
                 str(path),
                 str(target),
                 parameters=parameters,
-                kernel_name="python3",  # whatever kernel the notebook was last saved with
+                kernel_name="python3",  # not the kernel of the last save
                 progress_bar=False,
                 extra_arguments=QUIET_KERNEL,
                 cwd=str(paths.home() if paths.INSTALLED else FOLDER),
                 kernel_manager_class=PatientManager,
             )
         except papermill.PapermillExecutionError as error:
-            failure = f"{error.ename}: {error.evalue}"  # the notebook shows how far it came
-        except RuntimeError as error:  # of the kernel, such as one that memory ran out for
+            failure = f"{error.ename}: {error.evalue}"  # the notebook shows its progress
+        except RuntimeError as error:  # the kernel died, for example without memory
             failure = str(error)
         return nbformat.read(target, as_version=4), failure and printable(failure)
 
@@ -162,10 +162,10 @@ def _write(notebook: Any, path: Path) -> None:
 
 
 def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
-    """Run a notebook with parameters, and keep it and an HTML copy of it among the results.
+    """Run a notebook with parameters, and save it and an HTML copy among the results.
 
     Raises:
-        UsageError: As in `check`.
+        UsageError: See `check`.
     """
     typed = _typed(path, parameters)
     if typed.get("data"):
@@ -184,14 +184,14 @@ def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
 
 
 def refresh(path: Path) -> Outcome:
-    """Run a notebook as it is, on the reference records, and keep its outputs in place.
+    """Run a notebook unchanged, on the reference records, and save its outputs in place.
 
     Its cell tagged ``opening`` is written anew from these records, and the method's diagram from
-    ``docs/diagrams``. Times, widgets (which live only in a kernel) and the error stream are left
-    out.
+    ``docs/diagrams``. Outputs that differ between runs without meaning are left out: times,
+    widgets, which exist only in a kernel, and the error stream.
 
     Raises:
-        UsageError: The notebooks are those of an installed package.
+        UsageError: The notebooks belong to an installed package.
     """
     if paths.INSTALLED:
         raise UsageError(
@@ -221,7 +221,7 @@ def refresh(path: Path) -> Outcome:
     for cell in executed.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = {"tags": tags} if tags else {}
-        if "hide-input" in (tags or ()):  # the site knows the tag, JupyterLab this
+        if "hide-input" in (tags or ()):  # the site reads the tag, JupyterLab this setting
             cell.metadata["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
@@ -232,10 +232,10 @@ def refresh(path: Path) -> Outcome:
 
 
 def opening(name: str) -> tuple[str, dict[str, bytes]]:
-    """Return the Markdown under a notebook's title, by the reference records, and its pictures.
+    """Return the Markdown under a notebook's title, from the reference records, and its pictures.
 
     Args:
-        name: The notebook's, without ending.
+        name: The notebook's name, without ending.
     """
     from repro.experiments import PAPERS, load_paper, story
     from repro.experiments.query import find_source
@@ -250,7 +250,7 @@ def opening(name: str) -> tuple[str, dict[str, bytes]]:
 
 @contextmanager
 def _same_folders() -> Iterator[None]:
-    """Let kernels, which run in another folder, find those that relative paths mean here."""
+    """Make relative paths absolute for kernels, which run in another folder."""
     folders = {
         "REPRO_CACHE": paths.cache_dir,
         "REPRO_DATA": lambda: paths.data_roots()[0],

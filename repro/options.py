@@ -6,7 +6,7 @@ import typer
 
 
 def option(*names: str, **settings: Any) -> Any:
-    """Return an option of typer whose value is not empty, as one that a script forgot to set."""
+    """Return an option of typer that refuses an empty value, such as a script's unset variable."""
     return typer.Option(*names, callback=_not_empty, **settings)
 
 

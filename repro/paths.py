@@ -1,8 +1,8 @@
-"""Where things live: beside the package in a checkout, where it is used once it is installed.
+"""The project's folders: beside the package in a checkout, else in the working directory.
 
-A checkout, an editable install among them, has its data, results and notebooks beside the package,
-whatever the working directory. An installed package carries the reference records and notebooks
-within itself, and keeps what it makes in the working directory.
+A checkout, including an editable install, has its data, results and notebooks beside the package,
+for any working directory. An installed package contains the reference records and notebooks, and
+writes its results in the working directory.
 """
 
 import errno
@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 SHIPPED = PACKAGE / "shipped"  # a checkout's other folders, within a wheel
 BUILT = PACKAGE / "build.json"  # the commit of a build
-# They would make git answer for another repository, such as that of a hook that calls this.
+# Variables that would make git use another repository, such as that of a calling hook.
 _ANOTHER_REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"),
     *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX"),
@@ -29,7 +29,7 @@ def _is_installed() -> bool:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return True
-    # Copied into another project, the package lies beside that one's results.
+    # If copied into another project, the package lies beside that project's results.
     return SHIPPED.is_dir() or not re.search(r'^name = "repro"$', project, re.MULTILINE)
 
 
@@ -58,12 +58,12 @@ def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def data_problem(root: str | os.PathLike[str] | None = None) -> str | None:
-    """Name the fault of a data folder that was given; None where it has none.
+    """Name the fault of a given data folder; None if it has none.
 
-    A folder that is given and cannot be read would silently mean other data.
+    An unreadable folder would otherwise silently be replaced by other data.
 
     Args:
-        root: None where none was given. That of `$REPRO_DATA` is looked at as well.
+        root: The given folder or None. The folder of `$REPRO_DATA` is checked as well.
     """
     given = {"": root, " of $REPRO_DATA": os.environ.get("REPRO_DATA") or None}
     for whence, folder in given.items():
@@ -95,21 +95,21 @@ def _why_unreadable(path: Path) -> str:
         return "is a broken link" if path.is_symlink() else "does not exist"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # an invalid file name
         return f"cannot be read ({error})"
     return ""
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
-    # A relative path is meant from where the command was typed; a notebook's kernel runs in
-    # another folder, so that the repository is tried as well.
-    # Neither function fails where there is no such user, or for links in a circle.
+    # A relative path starts at the command's working directory; a notebook's kernel runs in another
+    # folder, so that the repository is tried as well.
+    # Neither function fails for an unknown user, or for links in a circle.
     given = Path(os.path.expanduser(path))  # noqa: PTH111
     return Path(os.path.realpath(given if os.path.exists(given) else home() / given))  # noqa: PTH110
 
 
 def cache_dir() -> Path:
-    """Where decoded datasets are kept; see `repro.measure.files.cache_folder`."""
+    """The folder of decoded datasets; see `repro.measure.files.cache_folder`."""
     from repro.measure.files import cache_folder
 
     return cache_folder()
@@ -119,12 +119,12 @@ def results_dir() -> Path:
     """The folder of records: `$REPRO_RESULTS`, else `results`.
 
     Raises:
-        OSError: There can be no such folder.
+        OSError: The path is invalid.
     """
     given = os.environ.get("REPRO_RESULTS")
     try:
         return Path(given).expanduser().resolve() if given else (home() / "results").resolve()
-    except RuntimeError as error:  # of a user who is not known, or of links in a circle
+    except RuntimeError as error:  # an unknown user, or links in a circle
         text = f"$REPRO_RESULTS cannot be followed ({error}); name another folder"
         raise FileNotFoundError(errno.ENOENT, text, given or "results") from error
 
@@ -141,7 +141,7 @@ def notebooks_dir() -> Path:
 
 
 def git(*arguments: str) -> bytes | None:
-    """Output of git in the checkout; None where git fails, or where this is no checkout."""
+    """Output of git in the checkout; None if git fails, or outside a checkout."""
     if INSTALLED:
         return None
     kept = {name: text for name, text in os.environ.items() if name not in _ANOTHER_REPOSITORY}
@@ -155,7 +155,7 @@ def git(*arguments: str) -> bytes | None:
 def checkout_state() -> tuple[str | None, bool | None]:
     """The commit of the checkout and whether it has changes; None if this is no checkout.
 
-    A repository that the checkout merely lies in is another one.
+    A repository around the checkout does not count.
     """
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(os.fsdecode(top).removesuffix("\n")).resolve() != ROOT.resolve():

@@ -27,9 +27,9 @@ HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls"
 Point = tuple[float, float, float]
 # One point with its interval: position, value, low, high (NaN for none).
 Bounds = tuple[float, float, float, float]
-# One effect: label, the paper's value, ours, our 95 % interval; None where there is none.
+# One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
-Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, the values by epoch of every seed
+Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, each seed's values by epoch
 Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
 
 
@@ -37,9 +37,9 @@ def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) 
     """Draw curves per epoch, mean over seeds with a band of one standard deviation.
 
     Args:
-        panels: By column (a model), then row (a quantity with its unit), which has one vertical
-            axis.
-        styles: Of each label.
+        panels: By column (a model), then by row (a quantity with its unit), which shares one
+            vertical axis.
+        styles: Style of each label.
     """
     rows = list(next(iter(panels.values())))
     figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
@@ -57,7 +57,7 @@ def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) 
 
 
 def _lines(title: str) -> str:
-    """Break a title over lines, so that it does not reach into that of the next panel."""
+    """Break a title over lines, so that it does not overlap the next panel's."""
     return "\n".join(textwrap.wrap(title, 46, break_on_hyphens=False))
 
 
@@ -89,7 +89,8 @@ def against_mini_batch(
 
     Args:
         panels: By column (a model), then by quantity with its unit, then by series (``paper`` and
-            ``ours``), the points. All columns have one horizontal axis, a quantity one vertical.
+            ``ours``), the points. Columns share the horizontal axis, a quantity's panels the
+            vertical one.
         refused: By column, the sizes that ran out of memory without streaming; shaded.
         neutral: By quantity, the value of the baseline, marked by a line.
         style: Colour and marker of ours.
@@ -116,7 +117,7 @@ def against_mini_batch(
             axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
             _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
             _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)
-            slope = 45 if len(ticks) > 8 else 0  # long ones would run into each other
+            slope = 45 if len(ticks) > 8 else 0  # long labels would overlap
             written = [f"{tick:,g}" for tick in ticks]
             axis.set_xticks(ticks, written, fontsize=8, rotation=slope)
             axis.minorticks_off()
@@ -127,7 +128,7 @@ def against_mini_batch(
             axis.set_ylabel(quantity if column == 0 else "")
             axis.tick_params(labelleft=column == 0)
     for row, quantity in enumerate(quantities):
-        # Intervals of two seeds, which may be ten times as long as the curves, do not set the axis.
+        # Intervals of two seeds may be ten times as long as the curves, and do not set the axis.
         values = [neutral[quantity], *(point[1] for column in panels.values()
                   for points in column[quantity].values() for point in points)]  # fmt: skip
         low, high = grid[row, 0].get_ylim()
@@ -162,12 +163,12 @@ def grouped_bars(
     """Draw percentages in pairs, the paper's hollow beside ours with its standard deviation.
 
     Args:
-        panels: By title, then by series (``paper`` and ``ours``), points whose position is the
-            number of a group.
+        panels: By title, then by series (``paper`` and ``ours``), points, with the number of a
+            group as position.
         groups: By title, the label below each pair.
-        xlabel: Of the positions.
-        ylabels: One for each panel.
-        colour: Of our bars.
+        xlabel: Label of the horizontal axes.
+        ylabels: Label of each panel's vertical axis.
+        colour: Colour of our bars.
     """
     figure, axes = new_axes(1, len(panels), 5 * len(panels), 3.4)
     paper = {"color": "none", "edgecolor": HOLLOW["color"], "linestyle": "--", "linewidth": 1.4}
@@ -225,7 +226,7 @@ def timeline(
 
 
 def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
+    """Draw each paper's number of claims by verdict, as one stacked bar per paper."""
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
     left = np.zeros(len(counts))
@@ -241,7 +242,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
             if hatched and text.get_text():
                 text.set_bbox({"boxstyle": "round,pad=0.2", "fc": "#eceef3", "ec": "none"})
         left += values
-    axis.set_ylim(len(counts) - 0.4, -0.6)  # in their order, from above
+    axis.set_ylim(len(counts) - 0.4, -0.6)  # the first paper on top
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
@@ -250,7 +251,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 
 
 def _against_one(axis: Axes) -> None:
-    """Make an axis of ratios logarithmic, and mark no effect by a line."""
+    """Make an axis of ratios logarithmic, with a line at 1 for no effect."""
     axis.set_xscale("log")
     axis.axvline(1, color="#48536a", linewidth=1)
 
@@ -274,7 +275,7 @@ def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool
     """Draw effects as dots, the paper's hollow beside ours solid with its interval.
 
     Args:
-        rows: From above.
+        rows: Effects from top to bottom.
         xlabel: The quantity, with its unit.
         neutral: The value of no effect, marked by a line.
         log: Whether the axis is logarithmic, as for ratios.
@@ -313,11 +314,11 @@ def streaming_plan(
     Args:
         sizes: Mini-batch sizes, ascending.
         memory_mib: By method (without, with streaming), for each size, MiB.
-        time_ms: Likewise, milliseconds per sample; NaN where it does not fit.
+        time_ms: Likewise, milliseconds per sample; NaN if the batch does not fit.
         limit_mib: The device's memory, MiB.
-        mini_batch: The size that is marked, one of them.
-        styles: Of each method.
-        extent: Both vertical axes' ends, the same for every choice.
+        mini_batch: The marked size, one of `sizes`.
+        styles: Style of each method.
+        extent: Limits of both vertical axes, the same for every choice.
         title: Source of memory and times.
     """
     figure, axes = new_axes(1, 2, 10, 3.7)
@@ -356,15 +357,15 @@ def errors_and_curves(
     Args:
         errors: By case, then by method, the error over the exact gradient's length.
         curves: By quantity with its unit, the curves by method.
-        titles: Of the errors and of the curves: their source.
-        styles: Of each method.
-        rounding: The error below which a gradient counts as the same.
+        titles: Titles of the errors and of the curves, with their sources.
+        styles: Style of each method.
+        rounding: The error below which a gradient counts as equal.
     """
     figure, axes = new_axes(1, 1 + len(curves), 4.4 + 3.1 * len(curves), 3.3)
     first, *others = axes[0]
     for row, methods in enumerate(errors.values()):
         for number, (method, error) in enumerate(methods.items()):
-            # Rounding may leave nothing at all, which a logarithm has no place for.
+            # The error may be exactly 0, which a logarithmic axis cannot show.
             height = row + 0.22 * (number - (len(methods) - 1) / 2)
             first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=method, **styles[method])
     first.set_xscale("log")
@@ -385,10 +386,10 @@ def errors_and_curves(
 
 
 def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Figure:
-    """Draw ratios under the names of their groups, and write their values beside them.
+    """Draw ratios under the names of their groups, and write the values beside the points.
 
     Args:
-        groups: By name, its effects as ratios.
+        groups: Each group's effects, as ratios, by name.
         xlabel: The quantity.
     """
     lines = sum(1 + max(1, len(rows)) for rows in groups.values())
@@ -397,7 +398,7 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
     _against_one(axis)
 
     def write(row: int, points: int, text: str, colour: str, weight: str = "normal") -> None:
-        """Write right of the axis, in a column so many points away."""
+        """Write right of the axis, in a column `points` away."""
         axis.annotate(text, (1, row), (points, 0), xycoords=axis.get_yaxis_transform(),
                       textcoords="offset points", va="center", fontsize=9, color=colour,
                       weight=weight, annotation_clip=False)  # fmt: skip
@@ -434,7 +435,7 @@ def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Fig
         label.set_horizontalalignment("left")
         if label.get_text() in groups:
             label.set_fontweight("bold")
-    figure.draw_without_rendering()  # so that labels have a width, which changes with resolution
+    figure.draw_without_rendering()  # gives labels a width, which depends on the resolution
     across = max((label.get_window_extent().width for label in ticks), default=0)
     axis.tick_params(axis="y", pad=1.04 * 72 * across / figure.dpi + 8)
     return figure
@@ -451,8 +452,8 @@ def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figur
     """Draw gains and costs as ratios in two panels, and differences in accuracy in a third.
 
     Args:
-        groups: By the name of a method its effects, each after ``gives``, ``costs`` or
-            ``accuracy``. An effect without our value is words alone.
+        groups: By method, its effects, each after ``gives``, ``costs`` or ``accuracy``. An effect
+            without our value is shown as words only.
     """
     rows = {
         name: max(1, *(sum(panel == kind for panel, _ in group) for kind in _EFFECT_PANELS))
@@ -504,7 +505,7 @@ def _beside(paper: float | None, ours: float | None, points: bool) -> str:
 
 
 def _ticks_of(low: float, high: float) -> Sequence[float]:
-    """The ticks of each decade that a logarithmic axis has room for."""
+    """The ticks of each decade that fit a logarithmic axis."""
     if high < 5 * low:
         return 1, 1.2, 1.5, 2, 3, 5, 8
     return (1, 2, 5) if high < 1000 * low else (1,)

@@ -39,7 +39,7 @@ class RecordError(ValueError):
 
 
 class CorruptRecordWarning(UserWarning):
-    """A file in a folder of records is no record. It is left alone; the others are read."""
+    """A file in a folder of records is no record. It is ignored; the others are read."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,23 @@ class Record:
     status: str  # ok, out_of_memory or failed
     metrics: dict[str, Any]  # results by name: numbers, texts or lists of them
     timings: dict[str, Any]  # by name: {"samples_s": [...], "warmup": n}
-    peak_bytes: int | None  # memory, where it was measured
+    peak_bytes: int | None  # peak memory, if it was measured
     dataset: dict[str, Any] | None  # name, fingerprint, provenance, kind
     device: dict[str, Any]  # of `repro.measure.describe_device`
     versions: dict[str, str]  # of Python and the libraries
-    commit: str | None  # of the package, where it is known
+    commit: str | None  # of the package, if known
     dirty: bool | None  # whether there were uncommitted changes
     started: str  # ISO 8601 in UTC
     finished: str
     command: str
-    error: str | None = None  # type and text, where the status is not ok
+    error: str | None = None  # type and text, if the status is not ok
     first_steps: dict[str, Any] | None = None  # of a training: `repro.experiments.replay`
-    code: str | None = None  # hash of the source, of records before experiments had versions
+    code: str | None = None  # hash of the source, in records older than experiments' versions
     schema: int = SCHEMA
 
     @cached_property
     def identity(self) -> str:
-        """Names the configuration and seed alone, whatever data or version they ran with."""
+        """Hash of the configuration and seed, independent of data and version."""
         return identity(self.experiment, self.config, self.seed)
 
 
@@ -90,16 +90,16 @@ def record_key(
     fingerprint: str | None,
     device: str | None,
 ) -> str:
-    """Hash all that a result depends on; the version represents the source code.
+    """Hash everything on which a result depends; the version represents the source code.
 
     Args:
         paper: Key of the paper.
         experiment: Name of the experiment.
-        version: Raised whenever what the experiment computes changes.
+        version: The experiment's version, raised whenever its results change.
         config: The configuration.
         seed: The seed.
-        fingerprint: The dataset's, None where no data is used.
-        device: Device and torch version where time or memory is measured, else None.
+        fingerprint: The dataset's fingerprint, None without data.
+        device: Device and torch version if time or memory is measured, else None.
     """
     parts = {"paper": paper, "experiment": experiment, "version": version, "config": config}
     return _digest(parts | {"seed": seed, "data": fingerprint, "device": device})
@@ -110,7 +110,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-# The types of a record's fields, and of the entries that readers need within them.
+# The types of a record's fields, and of the entries in them that readers need.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("key", "paper", "experiment", "command", "started", "finished"), (str,)),
     **dict.fromkeys(("error", "commit", "code"), (str, NoneType)),
@@ -129,10 +129,10 @@ _WITHIN: dict[str, dict[str, type]] = {
 
 
 def _parsed(text: bytes, where: str, advice: str, paper: str | None = None) -> Record:
-    """Return the record that JSON holds.
+    """Return a record from JSON.
 
     Raises:
-        RecordError: It is none, or of another paper; the text names `where` and ends in `advice`.
+        RecordError: It is no record, or of another paper; names `where` and ends in `advice`.
     """
     try:
         content = json.loads(text.decode())
@@ -161,7 +161,7 @@ def _is_usable(name: str, value: Any) -> bool:
             return datetime.fromisoformat(value).tzinfo is not None
         return False
     if name == "seed":
-        return 0 <= value < 2**32  # as numpy's generators take them
+        return 0 <= value < 2**32  # the range of numpy's generators
     if name == "timings":
         return all(_has(timing, samples_s=list) for timing in value.values())
     if name == "config":
@@ -179,7 +179,7 @@ def _line(record: Record) -> str:
 
 
 def read_record(path: Path, paper: str | None = None) -> Record:
-    """Read one record, of a paper if one is given; a second time only where the file has changed.
+    """Read one record, optionally of one paper; read again only if the file has changed.
 
     Raises:
         RecordError: The file is not JSON, lacks a field or is of another schema or paper.
@@ -199,7 +199,7 @@ def _read(path: Path, paper: str | None, changed: int, size: int) -> Record:
 
 
 def _read_packed(path: Path, paper: str) -> tuple[list[Record], list[RecordError]]:
-    """Read a packed file, again only where it has changed: its records, and the faults in it."""
+    """Read a packed file, again only if it has changed: its records, and the faults in it."""
     try:
         state = regular(path).stat()
         records, problems = _read_lines(path, paper, state.st_mtime_ns, state.st_size)
@@ -228,22 +228,22 @@ def _read_lines(
 class RecordStore:
     """A folder of records: ``PAPER/EXPERIMENT-KEY.json`` each, or packed in ``PAPER.jsonl.gz``.
 
-    Runs write single files; `pack` folds them into the packed file, a line each. If both have a
-    record of one key, the single file's counts.
+    Runs write single files; `pack` folds them into the packed file, one line each. If both have a
+    record of one key, the single file counts.
 
     Args:
-        folder: Where the records are; made when the first one is written.
+        folder: Folder of the records; made when the first record is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, paper: str, experiment: str, key: str) -> Path:
-        """Return where the single file of a record lies, or would."""
+        """Return the path of a record's single file, which need not exist."""
         return self.folder / paper / f"{experiment}-{key}.json"
 
     def packed(self, paper: str) -> Path:
-        """Return where the packed records of a paper lie, or would."""
+        """Return the path of a paper's packed records, which need not exist."""
         return self.folder / f"{paper}.jsonl.gz"
 
     def singles(self, paper: str) -> list[Path]:
@@ -262,7 +262,7 @@ class RecordStore:
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
 
-        An unreadable record is named by a `CorruptRecordWarning`, and left alone.
+        An unreadable record is named by a `CorruptRecordWarning`, and ignored.
         """
         records, problems = self.read(paper)
         for problem in problems:
@@ -276,7 +276,7 @@ class RecordStore:
             try:
                 singles.append(read_record(path, paper))
             except RecordError as error:
-                if os.path.lexists(path):  # else it has been packed meanwhile
+                if os.path.lexists(path):  # else it was packed meanwhile
                     problems.append(error)
         # Last, so that a record that was packed meanwhile is seen.
         packed, wrong = _read_packed(self.packed(paper), paper)
@@ -284,10 +284,10 @@ class RecordStore:
         return sorted(records.values(), key=lambda r: (r.finished, r.key)), [*wrong, *problems]
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
-        """Return a record as it is now, None where there is none.
+        """Return the current record, or None.
 
         Raises:
-            RecordError: Something else is in its place.
+            RecordError: Its file is no record.
         """
         path = self.path(paper, experiment, key)
         if not os.path.lexists(path):
@@ -301,7 +301,7 @@ class RecordStore:
         """Write a record whole or not at all.
 
         Raises:
-            RecordError: It cannot be written; what stood before stands.
+            RecordError: It cannot be written; an earlier record stays.
         """
         path = self.path(record.paper, record.experiment, record.key)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
@@ -314,7 +314,7 @@ class RecordStore:
         """Write a file beside a paper's records and remove it, before anything is computed.
 
         Raises:
-            RecordError: That cannot be done; the text says why.
+            RecordError: Writing fails; the text gives the reason.
         """
         check_writable(self.folder / paper, f"records of {paper}", _MAKE_ROOM)
 
@@ -326,13 +326,13 @@ class RecordStore:
 
         Args:
             paper: Key of the paper.
-            records: Further ones, such as those of another store.
+            records: Further records, such as another store's.
 
         Returns:
-            How many records are new in the packed file, or newer than those that it held.
+            Number of records that are new in the packed file, or newer than before.
 
         Raises:
-            RecordError: A file cannot be read, or cannot be written. No record is lost then.
+            RecordError: A file cannot be read or written. No record is lost.
         """
         records = list(records)
         if not records and not self.folder.is_dir():
@@ -374,7 +374,7 @@ def _naming(problem: str, then: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time pack a folder; another would overwrite its file."""
+    """Let one process at a time pack a folder, since two would overwrite each other's file."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -385,17 +385,17 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path, what: str, advice: str) -> None:
-    """Write a file of some size into a folder, made where it is not there, and remove it again.
+    """Write a file of some size into a folder, made if missing, and remove the file again.
 
     Raises:
-        RecordError: That cannot be done; the text names `what` and ends in `advice`.
+        RecordError: Writing fails; the text names `what` and ends in `advice`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_PROBE_BYTES))
             file.flush()
-            os.fsync(file.fileno())  # a full disk may be found no earlier
+            os.fsync(file.fileno())  # a full disk may be detected only here
     except OSError as error:
         raise RecordError(
             f"{what} cannot be written to {folder} ({error.strerror or error}): {advice}"
@@ -421,10 +421,10 @@ def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple
     """Fold this machine's records, and single files among the reference, into packed references.
 
     A record goes to ``results/reference/DEVICE/PROFILE/PAPER.jsonl.gz`` of its own device. This
-    machine's single files stay; those among the reference are removed.
+    machine's single files stay; single files among the reference are removed.
 
     Returns:
-        Each packed file that records were folded into, and how many are new or newer there.
+        Each packed file that received records, and the number of new or newer records in it.
 
     Raises:
         RecordError: A record cannot be read, or a file cannot be written.
@@ -462,14 +462,14 @@ def library_versions() -> dict[str, str]:
 
 
 def commit_state() -> tuple[str | None, bool | None]:
-    """Return the commit of this package's source and whether it had changes; None where unknown.
+    """Return the commit of this package's source and whether it had changes; None if unknown.
 
-    That of the checkout, or the one that an installed package was built from; never that of a
-    repository that the package merely lies in or is called from. ``$REPRO_COMMIT`` names that of a
-    copy that has no git, or another one.
+    It is the checkout's commit, or the commit from which an installed package was built, never that
+    of a surrounding or a calling repository. ``$REPRO_COMMIT`` overrides it, for example for a copy
+    without git.
 
     Raises:
-        RecordError: That variable holds no hash.
+        RecordError: `$REPRO_COMMIT` is no hash.
     """
     if given := os.environ.get("REPRO_COMMIT"):
         if not re.fullmatch("[0-9a-f]{7,40}", given):

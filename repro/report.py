@@ -1,8 +1,8 @@
 """Tables, comparisons with a paper's values, and figures as files.
 
-Records come from elsewhere: text in one is shown as text. `printable` is for a
-terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_png` takes no dollar
-for a formula.
+Records may come from elsewhere, so their text is shown as plain text: `printable` escapes for a
+terminal, `markdown` for a notebook, `to_html` for HTML, and `figure_png` treats no dollar as a
+formula.
 """
 
 import base64
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 DASH = "–"
 
-# Background and ink of each verdict, in the colours of Okabe and Ito, which the colour-blind tell
-# apart; in grey, decided verdicts are dark, open ones light.
+# Background and ink of each verdict, in the colours of Okabe and Ito, which colour-blind readers
+# can distinguish; in grey, decided verdicts are dark, open ones light.
 VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
     "reproduced": ("#0072b2", "#ffffff"),
     "partly": ("#56b4e9", "#000000"),
@@ -36,7 +36,7 @@ VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation of n values; `std` is NaN for a single one."""
+    """Mean and sample standard deviation of n values; `std` is NaN for n = 1."""
 
     n: int
     mean: float
@@ -50,7 +50,7 @@ class Summary:
         return cls(len(array), mean, float(array.std(ddof=1)) if len(array) > 1 else float("nan"))
 
     def text(self, digits: int = 2) -> str:
-        """Return ``mean ± std``, or the mean alone where n is 1."""
+        """Return ``mean ± std``, or only the mean if n is 1."""
         if self.n == 0:
             return DASH
         spread = "" if np.isnan(self.std) else f" ± {self.std:.{digits}f}"
@@ -60,7 +60,7 @@ class Summary:
 def printable(text: str) -> str:
     r"""Return text with its control characters written out, such as ``\x1b``.
 
-    They would let a terminal delete, hide or overwrite what it shows. Ends of lines and tabs stay.
+    They could make a terminal delete, hide or overwrite text. Ends of lines and tabs stay.
     """
     if text.isprintable():
         return text
@@ -68,7 +68,7 @@ def printable(text: str) -> str:
 
 
 def _is_shown(character: str) -> bool:
-    # Spaces of other widths count as not printable, and do no harm.
+    # Spaces of other widths count as unprintable, but are harmless.
     return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
 
 
@@ -77,19 +77,19 @@ def _written(character: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return text as Markdown that shows it: no HTML, formula, link or emphasis comes of it."""
+    """Return text escaped for Markdown: without HTML, formula, link or emphasis."""
     shown = " ".join(printable(text).split())
     return "".join(_ENTITIES.get(character, character) for character in shown)
 
 
-# As entities, which neither Markdown nor a page of it takes for a beginning of anything.
+# As entities, which neither Markdown nor HTML interprets.
 _ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~|"}
-# MathJax reads the finished page: text in an element of its own is no formula to it.
+# MathJax reads the finished page, and finds no formula in text inside a separate element.
 _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
 
 
 def markdown_table(frame: "pd.DataFrame") -> str:
-    """Return a data frame as a Markdown table, in which text is text."""
+    """Return a data frame as a Markdown table with escaped text."""
     head = "|".join(map(markdown, map(str, frame.columns)))
     rows = [
         "|".join(
@@ -121,7 +121,7 @@ _TEXT_COLUMNS = (
 
 
 def is_text(column: str, cells: Sequence[str]) -> bool:
-    """Whether a column holds words and no numbers, or sentences that begin with one."""
+    """Whether a column holds words without numbers, or sentences, which may begin with one."""
     return (
         column in _TEXT_COLUMNS
         or not any(cell[:1] in _NUMERIC for cell in cells if cell)
@@ -130,36 +130,36 @@ def is_text(column: str, cells: Sequence[str]) -> bool:
 
 
 def evidence_lines(column: str, text: str) -> str:
-    """Return evidence with a line for each of its parts."""
+    """Return evidence with one line per part."""
     return text.replace("; ", ";\n") if column == "evidence" else text
 
 
 def to_html(frame: "pd.DataFrame") -> str:
-    """Return a data frame as an HTML table, in which text is text."""
+    """Return a data frame as an HTML table with escaped text."""
     cells = frame.map(cell_text).rename(columns=lambda name: printable(str(name)))
     for column in cells.columns.intersection(["evidence"]):
-        # pandas writes the end of a line as two characters, and leaves this one alone.
+        # pandas escapes the end of a line, but not this character.
         cells[column] = [
             evidence_lines(column, text).replace("\n", "\u2028") for text in cells[column]
         ]
     page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
-    # A notebook takes text between dollars for a formula, in its tables too.
+    # A notebook treats text between dollars as a formula, even in tables.
     return _alone(page).replace("\u2028", "<br>")
 
 
-# A notebook that is not trusted yet loses its style sheets, and keeps these.
+# An untrusted notebook loses its style sheets, but keeps these styles.
 _CELL = "text-align:left;vertical-align:top"
 _LEAST = {"claim": "12em", "evidence": "19em"}  # widths: sentences, beside columns of words
 
 
 class TableView:
-    """A data frame as a notebook shows it: HTML on screen, a line a row where there is none."""
+    """A data frame for a notebook: HTML on screen, otherwise one line of text per row."""
 
     def __init__(self, frame: "pd.DataFrame") -> None:
         self.frame = frame
 
     def __repr__(self) -> str:
-        # Not aligned: blanks beside long evidence would be most of a notebook.
+        # Not aligned: most of a notebook would be blanks beside long evidence.
         rows = [self.frame.columns, *self.frame.map(cell_text).itertuples(index=False)]
         return "\n".join(" | ".join(map(str, row)) for row in rows)
 
@@ -182,7 +182,7 @@ def setting(row: Mapping[str, str]) -> str:
 
 
 class VerdictList:
-    """Claims, each behind its verdict, as a notebook shows them above a figure."""
+    """Claims after their verdicts, for display above a figure in a notebook."""
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         self.rows = rows
@@ -193,7 +193,7 @@ class VerdictList:
         )
 
     def _repr_html_(self) -> str:
-        # A claim that takes two lines stays beside its badge: the column is as wide as the widest.
+        # A claim of two lines stays beside its badge: the column is as wide as the widest badge.
         lines = [
             '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
             f"{badge(row['verdict'], '9em')}&ensp;"
@@ -206,7 +206,7 @@ class VerdictList:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as HTML, with what it shows in words."""
+    """A figure as HTML, with its description as text."""
 
     png: bytes
     said: str
@@ -224,7 +224,7 @@ Part = TableView | VerdictList | Picture | str
 
 
 class Folded:
-    """What a notebook shows behind one line, which opens it.
+    """A notebook's content behind one line, which opens it.
 
     Args:
         title: The line.
@@ -247,7 +247,7 @@ class Folded:
 
 
 def _escaped(text: str) -> str:
-    """Return text as HTML in which no dollar and no backslash begins a formula."""
+    """Return text as HTML without formulas: dollars and backslashes are escaped."""
     return _alone(html.escape(printable(text)))
 
 
@@ -258,8 +258,8 @@ def _alone(page: str) -> str:
 def badge(word: str, width: str = "0px") -> str:
     """Return a verdict as HTML, coloured without a style sheet.
 
-    JupyterLab keeps these styles in a notebook that it does not trust. Ink and ground are both
-    given, so that a dark theme changes neither.
+    JupyterLab keeps these styles in an untrusted notebook. Ink and background are both set, so that
+    a dark theme changes neither.
 
     Args:
         word: The verdict.
@@ -277,32 +277,32 @@ def badge(word: str, width: str = "0px") -> str:
 
 
 def cell_text(value: Any) -> str:
-    """Return a cell as text: a dash for nothing, control characters written out."""
+    """Return a cell as text: a dash for a missing value, control characters written out."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return DASH
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
 def figure_png(figure: "Figure", dpi: int = 110, small: bool = True) -> bytes:
-    """Return a figure as PNG; its texts are shown as they are, but for powers of ten on an axis.
+    """Return a figure as PNG; its texts are shown literally, except powers of ten on an axis.
 
     Args:
         figure: The figure.
         dpi: Pixels per inch.
-        small: Whether at most 96 colours are kept, which takes longer and a quarter of the bytes.
+        small: Whether to keep at most 96 colours, which takes longer but a quarter of the bytes.
     """
     from PIL import Image
 
     _show_texts_as_they_are(figure)
     drawn, reduced = io.BytesIO(), io.BytesIO()
-    uncompressed = {"compress_level": 0 if small else 6}  # a small one is read at once
-    # A box of our own saves one of two drawings; the layout has to be final for it.
+    uncompressed = {"compress_level": 0 if small else 6}  # a small one is read again at once
+    # Computing the box here saves one of two drawings; the layout must be final.
     box = "tight" if figure.get_layout_engine() else figure.get_tightbbox().padded(0.1)
     figure.savefig(drawn, format="png", dpi=dpi, bbox_inches=box, pil_kwargs=uncompressed)
     if not small:
         return drawn.getvalue()
     with Image.open(drawn, formats=("PNG",)) as image:
-        # By the median of all pixels, the colour of a few markers falls to that of its neighbours.
+        # Quantising by the median of all pixels would lose the colours of small markers.
         colours = image.convert("RGB").quantize(
             96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
         )
@@ -322,13 +322,13 @@ def figure_file(figure: "Figure", form: str) -> bytes:
 
 
 def _show_texts_as_they_are(figure: "Figure") -> None:
-    """Let no text of a figure be parsed for mathematics, which a name with dollars would break."""
+    """Disable formulas in all texts of a figure, since a name with dollars would break them."""
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter
 
     powers = []
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        labels = axis.get_ticklabels(which="both")  # which are made only when asked for
+        labels = axis.get_ticklabels(which="both")  # labels are made only on request
         if isinstance(axis.get_major_formatter(), LogFormatter):
             powers += labels
     for text in figure.findobj(Text):

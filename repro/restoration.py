@@ -9,8 +9,8 @@ from torch import Tensor, nn
 def psnr(restored: Tensor, target: Tensor, data_range: float = 1.0) -> Tensor:
     """Return the peak signal-to-noise ratio of each image in dB, (B,).
 
-    10 log10(R² / MSE), with the mean over all channels and pixels of an image; infinite where
-    the images are equal.
+    10 log10(R² / MSE), with the mean over all channels and pixels of an image; infinite for equal
+    images.
 
     Args:
         restored: (B, C, H, W).
@@ -37,7 +37,7 @@ def evaluate_psnr(
 ) -> dict[str, float]:
     """Return ``psnr``, the mean over images in dB, and ``test_l1``, the mean absolute error.
 
-    What the model restores is clipped to [0, 1], the range of the targets, before `psnr`.
+    The model's outputs are clipped to [0, 1], the range of the targets, before `psnr`.
 
     Raises:
         ValueError: There is no image.

@@ -1,4 +1,4 @@
-"""Text for a terminal: tables and prose of its width, in which no number and no name is cut."""
+"""Text for a terminal: tables and prose of its width, without cutting numbers or names."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 
 from repro.report import cell_text, evidence_lines, is_text, printable
 
-WIDE = 180  # columns of prose and long cells in a pipe, which has no width of its own
+WIDE = 180  # columns of prose and long cells in a pipe, which has no width
 NARROW = 40
 _GAP = 2  # spaces between columns
 _LONGEST = 40  # characters of a word that is never folded
@@ -24,14 +24,14 @@ def width() -> int | None:
 
 
 class Bar:
-    """A progress bar on the standard error stream, which changes when it is told something.
+    """A progress bar on the standard error stream, redrawn only by its methods.
 
-    No thread redraws it, which would take time from what is being measured.
+    No thread redraws it, since that would disturb measurements.
 
     Args:
-        name: Stands before it.
-        total: How many steps there are.
-        shown: Whether there is a bar at all.
+        name: Text before the bar.
+        total: Number of steps.
+        shown: Whether to show a bar at all.
     """
 
     def __init__(self, name: str, total: int, shown: bool) -> None:
@@ -64,7 +64,7 @@ class Bar:
         self._progress.update(self._task, advance=1, refresh=True)
 
     def say(self, text: str) -> None:
-        """Say beside the bar what is being done."""
+        """Show the current activity beside the bar."""
         self._progress.update(self._task, now=printable(text), refresh=True)
 
     def write(self, line: str) -> None:
@@ -84,12 +84,12 @@ def prose(text: str) -> str:
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", folded: bool = True) -> str:
     """Rows as a table that fits the terminal.
 
-    Cells are folded between words. Where that is not enough, columns are left out, from the right.
-    A line under the table names them.
+    Cells are folded between words. If that is not enough, columns are left out, from the right. A
+    line under the table names them.
 
     Args:
-        rows: By column, in the order of the first row that has it.
-        title: Stands above.
+        rows: Cells by column; columns keep the order of their first occurrence.
+        title: Text above the table.
         folded: Whether cells may be folded before columns are left out.
     """
     limit = width()
@@ -112,7 +112,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", folded: bool = Tru
 
 
 def _bounds(texts: Sequence[str]) -> tuple[int, int]:
-    """The least and the largest width of a column: of a word, and of a line."""
+    """The least and the largest width of a column: of its longest word and its longest line."""
     from rich.cells import cell_len
 
     word = max(cell_len(word) for text in texts for word in [*text.split(), ""])
@@ -130,7 +130,7 @@ def _drawn(
 
     gaps = _GAP * (len(cells) - 1)
     room = (limit or max(WIDE, sum(bounds[column][0] for column in cells) + gaps)) - gaps
-    # Short columns stay as they are; the long ones share what is left.
+    # Short columns keep their width; long columns share the rest.
     level = max([1, *(most for _, most in bounds.values())])
     while level > 1 and sum(max(bounds[c][0], min(bounds[c][1], level)) for c in cells) > room:
         level -= 1

@@ -1,4 +1,4 @@
-"""One plain loop for fitting and evaluating, which every method's step plugs into."""
+"""A plain loop for fitting and evaluating, for the steps of all methods."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -63,13 +63,13 @@ def fit(
         step: Takes (inputs, targets), updates the model, returns the mini-batch's mean loss.
         loader: Iterated once per epoch.
         epochs: At least 1.
-        device: Waited for before the clock is read.
+        device: Device to wait for before reading the clock.
         evaluate: Called after each epoch, outside its time.
         scheduler: A learning-rate scheduler, stepped once per epoch.
-        on_epoch: Told of each epoch as it ends.
+        on_epoch: Called with each epoch at its end.
 
     Raises:
-        ValueError: `epochs` is no whole number of at least 1, or the loader yields nothing.
+        ValueError: `epochs` is no integer of at least 1, or the loader yields nothing.
     """
     if not is_whole(epochs, 1):
         raise ValueError(f"epochs is {epochs!r}; give at least 1, a whole number")
@@ -128,7 +128,7 @@ def evaluate_binary_segmentation(
     The model gives logits (B, 1, H, W); targets are (B, H, W) with foreground above 0.
     """
     model.eval()
-    # Whole numbers: float32 stops counting at 2**24 pixels.
+    # Integers: float32 stops counting at 2**24 pixels.
     intersection = torch.zeros((), device=device, dtype=torch.int64)
     union = torch.zeros((), device=device, dtype=torch.int64)
     samples = 0

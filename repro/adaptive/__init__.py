@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 
-# Searched in this order when a name is first used: `repro.adaptive.scaling` needs no torch.
+# Modules searched in this order on a name's first use: `repro.adaptive.scaling` needs no torch.
 _HOMES = (
     "repro.adaptive.scaling", "repro.adaptive.processes", "repro.adaptive.controller",
     "repro.adaptive.distance", "repro.adaptive.schedules", "repro.adaptive.gradients",
@@ -113,6 +113,6 @@ def __getattr__(name: str) -> Any:
     for home in _HOMES if name in __all__ else ():
         module = importlib.import_module(home)
         if hasattr(module, name):
-            globals()[name] = getattr(module, name)  # so that it is looked for once
+            globals()[name] = getattr(module, name)  # so that the search runs once
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

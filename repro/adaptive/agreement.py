@@ -1,4 +1,4 @@
-"""That all processes train the same model with the same options on the same mini-batch."""
+"""Checks that all processes train one model with the same options on the same mini-batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ MAKING = "making a DataParallel"
 
 
 def check_alike(lines: list[str], group: dist.ProcessGroup) -> None:
-    """Refuse models and options, described by lines, that differ between processes.
+    """Refuse models and options, described in lines, that differ between processes.
 
     Raises:
         ValueError: A line differs in another process.
@@ -30,10 +30,10 @@ def check_alike(lines: list[str], group: dist.ProcessGroup) -> None:
 
 
 def check_same(samples: int, shares: Sequence[int] | None, group: dist.ProcessGroup) -> None:
-    """Refuse mini-batches, or their samples of each process, that differ between processes.
+    """Refuse mini-batch sizes and shares that differ between processes.
 
     Raises:
-        ValueError: Another process was given others.
+        ValueError: Another process has another size or other shares.
         PeerError: Another process was lost.
     """
     rank, ours = dist.get_rank(group), (samples, shares and list(shares))
@@ -55,7 +55,7 @@ def _gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def described(model: nn.Module) -> list[str]:
-    """Describe in lines the properties of a model that are to be the same in all processes."""
+    """Describe in lines the properties of a model that all processes must share."""
     parameters = [
         f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad {p.requires_grad}"
         for name, p in model.named_parameters()
@@ -65,7 +65,7 @@ def described(model: nn.Module) -> list[str]:
 
 
 def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None, what: str | int) -> None:
-    """Sum a tensor over the processes, in place; `what` is for the error, see `lost_peer`.
+    """Sum a tensor over the processes, in place; an error names the step, see `lost_peer`.
 
     Raises:
         PeerError: Another process was lost.
@@ -77,7 +77,7 @@ def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None, what: str | int)
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Make a tensor of any layout and type that of rank 0; gloo knows few types, but bytes."""
+    """Copy rank 0's tensor of any layout and type to all, as bytes: gloo supports few types."""
     target = stored(tensor.detach())
     sent = bits(tensor)
     dist.broadcast(sent, 0, group=group)

@@ -1,4 +1,4 @@
-"""Gradients averaged by torch's DistributedDataParallel, and how long that takes."""
+"""Gradients averaged by torch's DistributedDataParallel, and the time of the communication."""
 
 import inspect
 import time
@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Allreduce:
-    """A model in DistributedDataParallel, whose collectives are timed.
+    """A model in DistributedDataParallel, with timed collectives.
 
     Attributes:
-        network: What to call instead of the model.
-        last_start: When the communication of the last bucket began, by `time.perf_counter`.
+        network: The module to call instead of the model.
+        last_start: Start of the last bucket's communication, by `time.perf_counter`.
     """
 
     def __init__(
@@ -25,25 +25,25 @@ class Allreduce:
         self._spans: list[tuple[float, float]] = []
         self.last_start = 0.0
         known = inspect.signature(DistributedDataParallel.__init__).parameters
-        # torch 2.13 has renamed it.
+        # torch 2.13 has renamed this option.
         name = "forward_sync_buffers"
         name = name if name in known else "broadcast_buffers"
         options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
-        options["init_sync"] = False  # done, and its own knows no expanded buffers
+        options["init_sync"] = False  # done before; torch's fails on expanded buffers
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 
     def take_communication_s(self) -> float:
-        """Return for how long buckets were communicated since the last call."""
+        """Return the seconds in which buckets were communicated since the last call."""
         communication, end = 0.0, 0.0
-        for first, last in sorted(self._spans):  # those of several buckets overlap
+        for first, last in sorted(self._spans):  # spans of several buckets overlap
             communication += max(0.0, last - max(first, end))
             end = max(end, last)
         self._spans.clear()
         return communication
 
     def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket as DistributedDataParallel does, and note when."""
+        """Average a bucket as DistributedDataParallel does, and note the time."""
         start = self.last_start = time.perf_counter()
         flat = bucket.buffer().div_(self._processes)
         future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()

@@ -1,9 +1,9 @@
 """Gradient averaging that overlaps both passes: section IV-B, with the thread of section IV-C.
 
 An allreduce is broken into two communications. The first, an all-to-all with a local sum (or a
-reduce-scatter), starts for a bucket of layers once its gradients are there and hides under the
-rest of the backward pass; the second, an allgather, hides under the next forward pass, in which
-each layer waits for its own gradients alone and is updated just before it computes.
+reduce-scatter), starts for a bucket of layers once its gradients are computed and overlaps the
+rest of the backward pass; the second, an allgather, overlaps the next forward pass, in which each
+layer waits only for its own gradients and is updated just before it computes.
 """
 
 import inspect
@@ -34,9 +34,9 @@ class StepTiming:
 
     Attributes:
         total_s: From the call of `step` to its return.
-        communication_s: In which a communication of this step was under way.
-        summation_s: Of the local sums of received gradients.
-        blocked_s: In which the main thread only waited for gradients.
+        communication_s: Time in which this step communicated.
+        summation_s: Time of the local sums of received gradients.
+        blocked_s: Time in which the main thread only waited for gradients.
     """
 
     total_s: float
@@ -54,13 +54,13 @@ class StepTiming:
 
 
 def reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum `flat` (P x n) over processes, each keeping its n; by whichever name torch has."""
+    """Sum `flat` (P x n) over processes, each keeping its n; the name differs between torches."""
     function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     function(output, flat, group=group)
 
 
 def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
-    """Gather every process's `part` (n) into `flat` (P x n); by whichever name torch has."""
+    """Gather every process's `part` (n) into `flat` (P x n); the name differs between torches."""
     function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     function(flat, part, group=group)
 
@@ -72,8 +72,8 @@ def average(
 
     Args:
         flat: This process's gradients, (P x n); afterwards the averages.
-        received: For those of this process's share from each, (P x n).
-        part: For the averages of this process's share, (n,).
+        received: Buffer for this process's share from each process, (P x n).
+        part: Buffer for the averages of this process's share, (n,).
         method: ``"all_to_all"`` or ``"reduce_scatter"``.
         group: The P processes.
 
@@ -95,7 +95,7 @@ def average(
 
 
 class Bucket:
-    """Gradients that are averaged in one go, padded to a multiple of the processes."""
+    """Gradients averaged together, padded to a multiple of the number of processes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
         first, sizes = parameters[0], [p.numel() for p in parameters]
@@ -105,8 +105,8 @@ class Bucket:
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
         pieces = self.flat[: sum(sizes)].split(sizes)
         self.views = {p: view_like(part, p) for part, p in zip(pieces, parameters, strict=True)}
-        self.missing = set(parameters)  # whose gradient is not there yet
-        self.pending = False  # averaged or under way, and not applied
+        self.missing = set(parameters)  # parameters without a gradient yet
+        self.pending = False  # being averaged, or averaged and not applied yet
         self.ready = threading.Event()
         self.error: BaseException | None = None
         self.communication_s = self.summation_s = 0.0
@@ -117,8 +117,8 @@ class Bucket:
 def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
     """Return a piece of memory in the shape and layout that torch gives a parameter's gradient.
 
-    Fused optimizers go through parameter, gradient and state in the order of memory. So a dense
-    parameter's gradient has its strides; of one with gaps torch makes the gradient contiguous.
+    Fused optimizers traverse parameter, gradient and state in memory order. So a dense parameter's
+    gradient has the parameter's strides; for a parameter with gaps it is contiguous.
     """
     if is_dense(parameter):
         return piece.as_strided(parameter.shape, parameter.stride())
@@ -126,7 +126,7 @@ def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
 
 
 def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:
-    """Group parameters from the last to the first, each group up to `bucket_bytes`."""
+    """Group parameters from last to first, each group up to `bucket_bytes`."""
     groups: list[list[nn.Parameter]] = []
     size = 0
     for p in reversed([p for p in model.parameters() if p.requires_grad]):
@@ -156,16 +156,16 @@ class OverlappedAverager:
         self._processes = dist.get_world_size(group)
         self.buckets = make_buckets(model, self._processes, bucket_bytes)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
-        self.lost = False  # whether another process is, so that nothing can be waited for
+        self.lost = False  # whether another process is lost, so that waiting would hang
         self.gathering = False  # whether the next backward pass is the last of its mini-batch
         self._next = 0  # bucket to launch: all processes must communicate in one order
         self._steps = 0
         self._saved: list[dict[str, Any]] = []
-        self._behind = False  # whether this step's forward pass began with updates under way
+        self._behind = False  # whether this step's forward pass began with pending updates
         self._used: set[Any] = set()  # layers called and parameters read in this mini-batch
         self._owners: dict[nn.Parameter, list[nn.Module]] = {}
-        self._needs: dict[nn.Module, list[Bucket]] = {}  # what a layer waits for
-        self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
+        self._needs: dict[nn.Module, list[Bucket]] = {}  # buckets that a layer waits for
+        self._early: set[Bucket] = set()  # with parameters used outside their own layer
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._device, self._stream = device, accelerator.new_stream(device)
@@ -182,7 +182,7 @@ class OverlappedAverager:
         ]
         for module in self._watched:
             vars(module)["_parameters"] = Parameters(module._parameters, self)
-        # Who holds a parameter itself may read it without a word.
+        # An object that holds the parameter itself may read it unnoticed.
         self._early.update(owner[p] for p in held_elsewhere(model) if p in owner)
         for module in model.modules():
             averaged = [p for p in module.parameters(recurse=False) if p in owner]
@@ -192,7 +192,7 @@ class OverlappedAverager:
             if module in compiled:  # its hooks would be compiled with it
                 self._early.update(buckets)
             elif any(True for _ in module.parameters()):
-                # Before the hooks that torch's weight_norm or pruning compute weights in.
+                # Before the hooks in which torch's weight_norm or pruning compute weights.
                 self._needs[module] = buckets
                 hook = Hook(self, "wait")
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
@@ -202,9 +202,9 @@ class OverlappedAverager:
         self._thread.start()
 
     def collect(self, parameter: nn.Parameter) -> None:
-        """Take a parameter's gradient, which is there."""
+        """Move a parameter's computed gradient into its bucket."""
         if not self.gathering:
-            return  # a micro-batch before the last, where gradients add up
+            return  # before the last micro-batch, gradients add up
         bucket = self._owner[parameter]
         assert parameter.grad is not None
         if parameter.grad.layout is not torch.strided:
@@ -223,15 +223,15 @@ class OverlappedAverager:
         self._launch()
 
     def wait(self, module: nn.Module) -> None:
-        """Make the updates that a layer needs before it computes."""
+        """Apply the updates that a layer needs before it computes."""
         self._used.add(module)
-        needed = self._needs.get(module, self.buckets)  # of a shallow copy all
+        needed = self._needs.get(module, self.buckets)  # all for a shallow copy
         for bucket in () if self.gathering else (*self._early, *needed):
             if bucket.pending:
                 self._apply(bucket)
 
     def ready(self, parameters: Iterable[Any]) -> None:
-        """Make the updates of parameters that are read."""
+        """Apply the updates of parameters before they are read."""
         for p in parameters:
             bucket = None if p is None else self._owner.get(p)
             if bucket is None:
@@ -250,7 +250,7 @@ class OverlappedAverager:
             self._next += 1
 
     def _communicate(self) -> None:
-        """Average buckets in the order in which they come; the communication thread."""
+        """Average buckets in the order of their arrival; runs in the communication thread."""
         while (bucket := self._queue.get()) is not None:
             try:
                 with accelerator.on(self._device), accelerator.use_stream(self._stream):
@@ -271,7 +271,7 @@ class OverlappedAverager:
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
-        """End a mini-batch: all its gradients are under way.
+        """End a mini-batch: all its gradients have been queued.
 
         Raises:
             ValueError: A parameter got no gradient.
@@ -286,20 +286,20 @@ class OverlappedAverager:
             bucket.missing.update(bucket.views)
 
     def gather(self) -> None:
-        """Wait for all gradients and give every parameter its own."""
+        """Wait for all gradients and assign them to the parameters."""
         for bucket in reversed(self.buckets):
             self._wait(bucket)
             bucket.pending = False
 
     def drop(self) -> None:
-        """Take the gradients back that `gather` gave."""
+        """Remove the gradients that `gather` assigned."""
         for p in self._owner:
             p.grad = None
 
     def defer(self) -> None:
-        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+        """Save the optimizer's settings for this mini-batch's updates, which are applied later.
 
-        The caller may change the rate, wrap `step` or add hooks before the updates are made.
+        The caller may change the rate, wrap `step` or add hooks in between.
         """
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
@@ -308,19 +308,19 @@ class OverlappedAverager:
         ]
 
     def apply_compiled(self) -> None:
-        """Make the updates for which no layer can wait, since it is compiled."""
+        """Apply the updates of compiled layers, which cannot wait for them."""
         for bucket in self.buckets:
             if bucket in self._at_once and bucket.pending:
                 self._apply(bucket)
 
     def check_applied(self) -> None:
-        """Find parameters that no layer waited for, and nobody read from their module.
+        """Find parameters that no layer waited for, and that were not read from their module.
 
-        Somebody may have read them all the same. From then on every forward pass begins with
-        their update.
+        They may have been read in another place. From then on every forward pass begins with their
+        update.
 
         Raises:
-            RuntimeError: Parameters were perhaps used before they were updated.
+            RuntimeError: Parameters may have been used before they were updated.
         """
         lacking = [
             p
@@ -338,13 +338,13 @@ class OverlappedAverager:
             )
 
     def finish(self) -> None:
-        """Wait for all gradients and make all updates."""
+        """Wait for all gradients and apply all updates."""
         for bucket in reversed(self.buckets):
             if bucket.pending:
                 self._apply(bucket)
 
     def take_timing(self, total_s: float) -> StepTiming:
-        """Return the times since the last call, which took `total_s` in all."""
+        """Return the times since the last call, `total_s` in total."""
         taken = StepTiming(total_s, self.communication_s, self.summation_s, self.blocked_s)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
         return taken
@@ -359,21 +359,21 @@ class OverlappedAverager:
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         self._after(bucket)
         for p, view in bucket.views.items():
-            # The model may have been given another layout or type since.
+            # The model's layout or type may have changed since.
             kept = p.dtype == view.dtype and (p.stride() == view.stride() or not is_dense(p))
             p.grad = view if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
 
     def _after(self, bucket: Bucket) -> None:
-        """Let the current stream go on when a bucket's communication has ended."""
+        """Let the current stream wait for a bucket's communication."""
         accelerator.current_stream(self._device).wait_event(bucket.averaged)
 
     def _apply(self, bucket: Bucket) -> None:
         self._wait(bucket)
-        # The optimizer's own step: what wraps it or hooks it came after these gradients.
+        # The optimizer's own step: wrappers and hooks were added after these gradients.
         step = inspect.unwrap(type(self._optimizer).step)
-        # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
+        # The forward pass may be in inference mode, in which new state would be unusable.
         with (
             torch.inference_mode(False),
             torch.no_grad(),
@@ -387,8 +387,8 @@ class OverlappedAverager:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Give the optimizer the settings that it had when `step` was called."""
-        # Groups added since have no gradient under way.
+        """Restore the optimizer's settings at the call of `step` inside."""
+        # Groups added since have no pending gradient.
         groups = self._optimizer.param_groups[: len(self._saved)]
         now = [dict(group) for group in groups]
         for group, saved in zip(groups, self._saved, strict=True):
@@ -400,27 +400,27 @@ class OverlappedAverager:
                 group.update(present)
 
     def abandon(self) -> None:
-        """Forget a mini-batch that failed; the update of the one before it is made all the same."""
+        """Discard a failed mini-batch; the update of the mini-batch before is still applied."""
         launched, self._next = self.buckets[: self._next], 0
         self.gathering = self._behind = False
         try:
-            if launched:  # by the failed backward pass: all others were applied before it
+            if launched:  # by the failed backward pass, before which all others were applied
                 for bucket in launched:  # the thread still writes to it
                     bucket.ready.wait(self._timeout_s)
                     self._after(bucket)
             else:
                 self.finish()
         except PeerError:
-            pass  # what failed first is told
+            pass  # the first error is raised
         for bucket in self.buckets:
             bucket.missing.update(bucket.views)
             bucket.pending = False
 
     def close(self) -> None:
-        """End the thread and remove the hooks; updates that are under way are lost."""
+        """End the thread and remove the hooks; pending updates are lost."""
         self._queue.put(None)
-        self._thread.join(1.0)  # it has nothing left to do, unless another process hangs
-        for bucket in self.buckets:  # whose memory others may have next
+        self._thread.join(1.0)  # it is idle, unless another process hangs
+        for bucket in self.buckets:  # its memory may be reused next
             self._after(bucket)
         for handle in self._handles:
             handle.remove()

@@ -14,25 +14,25 @@ from repro.measure.checks import is_whole
 
 
 class DivergedError(ValueError):
-    """Training has ended in numbers that are not finite."""
+    """Training has diverged to numbers that are not finite."""
 
 
 class DivergenceWarning(UserWarning):
-    """Training makes no progress, or loses what it made."""
+    """Training makes no progress, or loses its progress."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The setting of one epoch, as a controller asks for it.
+    """A controller's setting of one epoch.
 
     Attributes:
         epoch: The epoch to train next, from 1.
-        batch_size: Samples of a mini-batch in it, over all processes.
-        lr: Learning rate μ in it; during a warm-up the rate at its end.
+        batch_size: Samples of its mini-batches, over all processes.
+        lr: Its learning rate μ; during a warm-up the rate at the epoch's end.
         theta: θ of the parameters just observed; None for w_0 (0 / 0).
-        interval: K, None while it is not found (∞ in Algorithm 1).
-        lr_before: The rate that a warm-up climbs from in this epoch; None outside a warm-up.
-        diverging: Whether the cost has lost what it had come down; see `ThetaController`.
+        interval: K, None until it is found (∞ in Algorithm 1).
+        lr_before: The rate at the start of an epoch of warm-up; None outside a warm-up.
+        diverging: Whether the cost's fall has been lost; see `ThetaController`.
     """
 
     epoch: int
@@ -44,10 +44,10 @@ class Step:
     diverging: bool = False
 
     def lr_at(self, done: float) -> float:
-        """Return the rate where a share `done`, 0 to 1, of the epoch is over.
+        """Return the rate after a share `done`, 0 to 1, of the epoch.
 
-        A gradual warm-up climbs with every mini-batch (Goyal et al., section 2.2): give
-        (i + 1) / n for the i-th of n, from 0. Outside a warm-up the rate is `lr`.
+        A gradual warm-up raises the rate with every mini-batch (Goyal et al., section 2.2): give
+        (i + 1) / n for mini-batch i of n, from 0. Outside a warm-up the rate is `lr`.
         """
         if self.lr_before is None:
             return self.lr
@@ -56,11 +56,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Saturation:
-    """When a training cost counts as saturated (section III-E leaves it open).
+    """The criterion for a saturated training cost, which section III-E leaves open.
 
     Attributes:
-        patience: Epochs in a row without a lower cost.
-        threshold: Least share by which a cost must fall below the lowest so far to be lower.
+        patience: Consecutive epochs without a lower cost.
+        threshold: A cost counts as lower if it is at least this share below the lowest so far.
 
     Raises:
         ValueError: `patience` is below 1, or `threshold` not in [0, 1).
@@ -80,9 +80,9 @@ class Saturation:
 class BatchController:
     """The base of all strategies: epochs, θ, warm-up, decay, saving.
 
-    Before training, `observe` is given the cost and the parameters at the start, w_0; then after
-    each epoch the cost and the parameters of that epoch. Each call returns the setting of the next
-    epoch. On several processes every process observes the same values and so decides the same.
+    Call `observe` before training with the cost and the parameters at the start, w_0, and after
+    each epoch with that epoch's. Each call returns the setting of the next epoch. All processes
+    observe the same values and so decide the same.
 
     Args:
         initial_batch: B_s, samples of a mini-batch, over all processes.
@@ -90,12 +90,12 @@ class BatchController:
         initial_lr: μ_0.
         growth: Factor by which the batch grows.
         lr_exponent: The rate grows by the batch's factor to this power: 1 keeps the noise scale
-            μN/B (equation 2), 0.5 is root scaling (equation 3), 0 leaves the rate as it is.
+            μN/B (equation 2), 0.5 is root scaling (equation 3), 0 keeps the rate.
         decay: β.
         decay_at: Numbers of epochs after which the rate decays, such as (80, 120); or a rule that
-            finds out when the cost is saturated.
-        warmup: Epochs in which the rate climbs to `initial_lr`.
-        warmup_from: Rate at which the climb begins.
+            detects a saturated cost.
+        warmup: Epochs in which the rate rises to `initial_lr`.
+        warmup_from: Rate at the start of the warm-up.
 
     Raises:
         ValueError: An argument is out of range.
@@ -138,7 +138,7 @@ class BatchController:
         self.warmup, self.warmup_from = warmup, warmup_from
         self.interval: int | None = None
         self._start: StartingPoint | None = None
-        self._epochs = 0  # that are over
+        self._epochs = 0  # completed
         self._batch = initial_batch
         self._rate = float(initial_lr)  # without warm-up
         self._decays = 0
@@ -149,24 +149,24 @@ class BatchController:
         self._diverging = False
 
     def observe(self, epoch_cost: float, parameters: Iterable[Tensor]) -> Step:
-        """Take the cost F(w) and the parameters w of the epoch that is over, return the next.
+        """Take the cost F(w) and the parameters w after an epoch; return the next epoch's setting.
 
-        The first call is of w_0, before any training. Which cost F is, is the caller's choice and
-        must be the same throughout: the mean over the mini-batches of the epoch, which costs
-        nothing, or that of the whole training set at w, as `repro.adaptive.full_cost` has it. For
-        w_0 the two are the same thing: the cost before the first update.
+        The first call is for w_0, before any training. The caller chooses F, the same throughout:
+        the mean over the epoch's mini-batches, which costs nothing, or the cost of the whole
+        training set at w, see `repro.adaptive.full_cost`. For w_0 both are the cost before the
+        first update.
 
         Args:
             epoch_cost: F(w_0), later F(w_i).
-            parameters: w, such as ``model.parameters()``; read, never kept but for w_0.
+            parameters: w, such as ``model.parameters()``; only w_0 is kept.
 
         Returns:
             The setting of the next epoch.
 
         Raises:
             DivergedError: The cost or the parameters are not finite.
-            ValueError: The parameters are not those of w_0. In both cases the controller stays as
-                it was.
+            ValueError: The parameters are not those of w_0. Both errors leave the controller
+                unchanged.
         """
         cost = float(epoch_cost)
         if not math.isfinite(cost):
@@ -187,14 +187,14 @@ class BatchController:
                 f"the parameters after epoch {self._epochs + 1} are not all finite: training has "
                 "diverged; lower initial_lr, or max_batch with it"
             )
-        # Equation 4. Parameters that have not moved say nothing.
+        # Equation 4. Without a move of the parameters θ is undefined.
         theta = (self._first_cost - cost) / distance if distance > 0 else None
         wanted = self._next_batch(self._epochs + 1, self._theta, theta, cost)
         self._epochs += 1
         self._theta = theta
         self._grow(min(wanted, self.max_batch))
         if self._decays_now(cost):
-            # Section III-E: back to μ_0 first, then times β; from then on times β alone.
+            # Section III-E: first back to μ_0 and times β; from then on only times β.
             self._rate = (self._rate if self._decays else self.initial_lr) * self.decay
             self._decays += 1
         return self.setting
@@ -212,14 +212,14 @@ class BatchController:
         return replace(step, lr=after, lr_before=before)
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
-        """Return the batch size after epoch n, which `max_batch` then bounds."""
+        """Return the batch size after epoch n, before the bound `max_batch`."""
         raise NotImplementedError
 
     def _grown(self) -> int:
         return max(self._batch + 1, round(self._batch * self.growth))
 
     def _grow(self, batch: int) -> None:
-        # The factor is the batch's own, which B_m may have cut short.
+        # The batch's actual factor, which B_m may have reduced.
         self._rate *= (batch / self._batch) ** self.lr_exponent
         self._batch = batch
 
@@ -253,7 +253,7 @@ class BatchController:
         return settings | kinds | {"decay_at": listed}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that `load_state_dict` needs, w_0 included; its tensors are not copied."""
+        """Return the state for `load_state_dict`, including w_0; tensors are not copied."""
         return {
             "settings": self._settings(),
             "state": {name: getattr(self, name) for name in self._STATE},
@@ -261,10 +261,10 @@ class BatchController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another controller of the same settings was.
+        """Continue from the state of a controller with the same settings.
 
         Raises:
-            ValueError: The settings differ; the controller stays as it was.
+            ValueError: The settings differ; the controller stays unchanged.
         """
         ours, saved = self._settings(), state["settings"]
         if ours != saved:
@@ -283,35 +283,36 @@ class BatchController:
 class ThetaController(BatchController):
     """Algorithm 1 with the learning rate of section III-E.
 
-    θ is followed until it changes by at most `tolerance` from one epoch to the next; the epoch in
-    which that happens is K. From then on the batch size and the rate grow together after every
-    K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
-    to μ_0 and then multiplies it by β, later ones multiply it by β.
+    K is the first epoch after which θ has changed by at most `tolerance` since the epoch before.
+    From then on the batch size and the rate grow together after every K-th epoch, K itself
+    included, until the batch size is B_m. The first decay resets the rate to μ_0 and multiplies it
+    by β; later decays multiply it by β.
 
-    Differs from the paper: line 9 finds K while training, where the paper reads it off a plotted
-    curve, and only where training makes progress, without which θ does not change either. K is
-    found after an epoch whose cost is the lowest so far, while costs have been falling since w_0. A
-    growth that is due waits for the next multiple of K unless costs have been falling since the
-    growth before (over the last ten epochs, where that is fewer), one since then is below the level
-    at it, and the last is below F(w_0). Costs are falling by Mann and Kendall's test of a trend.
-    Where half of the fall of the cost is lost in two epochs in a row, after the fourth, by more
-    than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once, until
-    there is progress again. As long as costs fall, all is as printed.
+    Differs from the paper: line 9 finds K during training, whereas the paper reads it off a plotted
+    curve; and only while training makes progress, since without progress θ does not change either.
+    K is found after an epoch with the lowest cost so far, while costs have been falling since w_0.
+    A growth is postponed to the next multiple of K unless costs have been falling since the growth
+    before (or over the last ten epochs, if that is fewer), a cost since then is below the level
+    at that growth, and the last cost is below F(w_0). Falling costs are detected by Mann and
+    Kendall's test of a trend. If half of the cost's fall is lost in two consecutive epochs, after
+    the fourth, by more than the costs' scatter, the step's `diverging` is set and a
+    `DivergenceWarning` is given, once until there is progress again. While costs fall, the
+    algorithm is the printed one.
 
-    Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
-    is below B_m at the first decay keeps growing, as line 11 has it.
+    If an epoch ends with both a growth and a decay, the growth comes first. A batch size that is
+    below B_m at the first decay keeps growing, as in line 11.
 
     Args:
         initial_batch: B_s; `max_stable_batch` finds one.
         max_batch: B_m.
-        initial_lr: μ_0, the rate that suits B_s.
+        initial_lr: μ_0, the rate for B_s.
         growth: Factor by which batch size and rate grow.
-        tolerance: Share of θ by which a saturated θ changes at most.
+        tolerance: Largest relative change of a saturated θ.
         decay: β.
         decay_at: Epochs after which the rate decays, or a `Saturation`.
-        warmup: Epochs in which the rate climbs to μ_0. θ is not compared in them: the small rate
+        warmup: Epochs in which the rate rises to μ_0. They do not count for θ: the small rate
             keeps w close to w_0, and θ high.
-        interval: K, where it is known; None finds it.
+        interval: K, if known; None finds it.
         **options: `lr_exponent`, `warmup_from`, see `BatchController`.
 
     Raises:
@@ -353,9 +354,9 @@ class ThetaController(BatchController):
         first, lowest = self._first_cost, min(self._first_cost, self._least_cost)
         progress = cost < lowest
         self._least_cost, self._least_since = min(cost, lowest), min(cost, self._least_since)
-        # New, since checkpoints hold the old one.
+        # A new list, since checkpoints hold the old one.
         self._costs = [*(self._costs or [first]), cost]
-        # Lines 7 and 9: K is not found yet, and θ is not changed more than 10 %.
+        # Lines 7 and 9: K is not found yet, and θ has not changed by more than 10 %.
         if self.interval is None and n > self.warmup and before is not None and theta is not None:
             saturated = abs(theta - before) <= self.tolerance * abs(before)
             if saturated and progress and _is_falling(self._costs):
@@ -367,12 +368,12 @@ class ThetaController(BatchController):
         self._look_for_divergence(n, cost, progress or grows)
         if not grows:
             return self._batch
-        # A cost that is low by chance would be hard to come below.
+        # The level, since a later cost would hardly fall below one that is low by chance.
         self._grown_at, self._least_since, self._grown_in = max(cost, _level(recent)), math.inf, n
         return self._grown()  # line 12; `observe` has the rate grow by the same factor
 
     def _look_for_divergence(self, n: int, cost: float, progress: bool) -> None:
-        """Warn where half of what the cost had come down is lost, once until there is progress."""
+        """Warn if half of the cost's fall is lost, once until there is progress again."""
         first, least = self._first_cost, self._least_cost
         lost = first - cost <= (first - least) / 2 and cost - least >= 5 * _scatter(self._costs)
         self._losing = self._losing + 1 if lost and n > self.warmup + 3 else 0
@@ -388,11 +389,11 @@ class ThetaController(BatchController):
         self._diverging = diverging or (self._diverging and not progress)
 
 
-_RECENT = 10  # costs that are looked at for a trend, at least
+_RECENT = 10  # least number of costs tested for a trend
 
 
 def _is_falling(costs: Sequence[float]) -> bool:
-    """Whether costs fall by Mann and Kendall's test: each of up to four, or 99 % sure of more."""
+    """Whether costs fall: up to four at every step, more by Mann and Kendall's test at 99 %."""
     number = len(costs)
     balance = sum((a > b) - (a < b) for a, b in itertools.combinations(costs, 2))
     if number < 5:
@@ -401,7 +402,7 @@ def _is_falling(costs: Sequence[float]) -> bool:
 
 
 def _level(costs: Sequence[float]) -> float:
-    """Return the last cost of a straight line through costs."""
+    """Return the value of a straight line through costs at the last one."""
     x = [i - (len(costs) - 1) / 2 for i in range(len(costs))]
     mean = sum(costs) / len(costs)
     slope = sum(a * (c - mean) for a, c in zip(x, costs, strict=True)) / sum(a * a for a in x)
@@ -409,25 +410,25 @@ def _level(costs: Sequence[float]) -> float:
 
 
 def _scatter(costs: Sequence[float]) -> float:
-    """Return the standard deviation of costs but for what rises or falls steadily."""
+    """Return the standard deviation of costs without their steady rise or fall."""
 
     def of(costs: Sequence[float]) -> float:
         steps = [b - a for a, b in itertools.pairwise(costs)]
         rise, fall = (sum(max(0.0, sign * step) for step in steps) for sign in (1, -1))
-        # Of independent costs the mean of each is 1 / sqrt(pi) of their standard deviation.
+        # For independent costs each mean is 1 / sqrt(pi) of their standard deviation.
         return min(rise, fall) / len(steps) * math.sqrt(math.pi)
 
     return max(of(costs), of(costs[-_RECENT - 1 :]))
 
 
 def check_whole(name: str, value: int, least: int) -> None:
-    """Raise a ValueError unless the value is a whole number, at least `least`."""
+    """Raise a ValueError unless the value is an integer of at least `least`."""
     if not is_whole(value, least):
         raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
 
 
 def check_number(name: str, value: float, allowed: Callable[[float], bool], what: str) -> None:
-    """Raise a ValueError unless the value is finite and `allowed`, which `what` says in words."""
+    """Raise a ValueError unless the value is finite and `allowed`; the message names the range."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not allowed(value):
         raise ValueError(f"{name} is {value!r}; give a number {what}")

@@ -1,7 +1,7 @@
 """Data-parallel training under torchrun: a fixed number of processes, a batch that grows.
 
 Source: Lee et al., section IV. Every process is given the same mini-batch and takes its share of
-it, so that the batch size is the whole one, whatever the number of processes.
+it, so that the batch size does not depend on the number of processes.
 """
 
 import time
@@ -41,7 +41,7 @@ from repro.measure.batches import Batch, bounds, call_model, read_batch, to_devi
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
-_BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether it is on an accelerator
+_BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether the model is on an accelerator
 
 
 class DataParallel:
@@ -49,72 +49,73 @@ class DataParallel:
 
     - ``"allreduce"``: torch's DistributedDataParallel.
     - ``"all_to_all"``: the paper's: all-to-all, local sum, allgather (section IV-B).
-    - ``"reduce_scatter"``: the same with a reduce-scatter in the place of the first two.
+    - ``"reduce_scatter"``: a reduce-scatter instead of the first two, then an allgather.
 
-    All give the same weights. The gradient is that of the mean loss over the whole mini-batch, also
-    where shares differ. BatchNorm sees each process's share alone, as in DistributedDataParallel; a
-    process that has no share of a mini-batch computes its first sample with a gradient of zero.
-    Hooks on tensors (`Tensor.register_hook`) see this process's gradient before it is averaged.
-    With NCCL a peer that hangs is found by torch's watchdog.
+    All give the same weights. The gradient is that of the mean loss over the whole mini-batch, even
+    if shares differ. BatchNorm sees only each process's share, as in DistributedDataParallel; a
+    process without a share of a mini-batch computes its first sample with a gradient of zero.
+    Hooks on tensors (`Tensor.register_hook`) see this process's gradient before averaging. With
+    NCCL torch's watchdog finds a peer that hangs.
 
-    The latter two finish an update during the next forward pass, layer by layer: for it waits a
-    layer that is called, and whoever reads a parameter from its module, in the forward pass (tied
-    weights), in the loss or between steps (a moving average, a clamp, `state_dict`, a copy). Where
-    a layer is compiled, the update ends in `step`; where a module holds a parameter in an attribute
-    of another kind, such as a list or a closure, before every forward pass. The optimizer's state
-    finishes first, too. Who holds parameters outside the model (a list made before, the optimizer's
-    groups) calls `finish` before reading or changing them, or gives ``overlap=False``.
+    The latter two finish an update during the next forward pass, layer by layer. A layer waits for
+    its update when it is called, and so does any code that reads a parameter from its module: in
+    the forward pass (tied weights), in the loss or between steps (a moving average, a clamp,
+    `state_dict`, a copy). A compiled layer is updated in `step`; a parameter that a module also
+    holds in another attribute, such as a list or a closure, before every forward pass. Reading the
+    optimizer's state finishes the update first, too. Code that holds parameters outside the model
+    (a list made before, the optimizer's groups) must call `finish` before reading or changing them,
+    or give ``overlap=False``.
 
-    So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
-    every parameter by itself: torch's own but LBFGS. Any other (LAMB, LARS), a replaced `step`, and
-    hooks around it are refused. With ``overlap=False`` any optimizer will do: every gradient is
-    there before `step` steps it once. The same holds where the gradient's norm is clipped or a
-    `GradScaler` is used, which need all gradients before the first update: then communication hides
-    under the backward pass alone.
+    So they step the optimizer bucket by bucket, which is equivalent only for an optimizer that
+    treats every parameter separately: torch's own except LBFGS. Any other (LAMB, LARS), a replaced
+    `step`, and hooks around it are refused. ``overlap=False`` allows any optimizer: `step` has all
+    gradients before it steps the optimizer once. Clipping the gradient's norm and a `GradScaler`
+    also need all gradients before the first update: then communication overlaps only the backward
+    pass.
 
-    Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
-    communicates is not pinned to a core. It also sums, so that an allgather overlaps computation,
-    but not the sums of other layers: all processes must communicate in one order, and a sum in
-    another thread would end at another time in each.
+    Differs from the paper: gradients are averaged per bucket, not per layer, and the communicating
+    thread is not pinned to a core. This thread also sums, so that an allgather overlaps
+    computation, but not the sums of other layers: all processes must communicate in one order, and
+    sums in another thread would end at different times in each.
 
     Args:
-        model: On its device. Parameters and buffers become those of rank 0.
-        loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
-            ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
-            a mean by class weights or over targets that are not ignored. Any other has to be a mean
-            over samples (or by `weights`), see `check`.
-        optimizer: Of the model's parameters.
+        model: On its device. Parameters and buffers are set to rank 0's.
+        loss_fn: Mean loss over its samples, ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)``
+            without targets; of torch's own losses also a sum, and a mean by class weights or over
+            targets that are not ignored. Any other must be a mean over samples (or by `weights`),
+            see `check`.
+        optimizer: Optimizer of the model's parameters.
         averaging: One of the three.
-        micro_batch: Most samples that a process computes at a time; a larger share is computed in
-            pieces whose gradients add up. None for no limit.
-        bucket_bytes: Gradients that are communicated together. None for 1 MiB on a CPU, and 25 MiB
+        micro_batch: Most samples that a process computes at a time; gradients of a larger share
+            add up over pieces. None for no limit.
+        bucket_bytes: Bytes of gradients communicated together. None for 1 MiB on a CPU, and 25 MiB
             on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
-        timeout_s: After which a process that does not answer counts as lost.
-        scaler: A `torch.amp.GradScaler`, whose `step` and `update` are called here, where `step`
-            is called under autocast; all processes see the same averaged gradients, and so skip
-            the same steps.
-        clip_grad_norm: Most that the l2-norm of the whole mini-batch's gradient may be, after
-            averaging (and unscaling), before the update.
+        timeout_s: Seconds after which a process that does not answer counts as lost.
+        scaler: A `torch.amp.GradScaler`; its `step` and `update` are called here, for a `step`
+            called under autocast. All processes see the same averaged gradients, and so skip the
+            same steps.
+        clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient in the update, after
+            averaging (and unscaling).
         shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
             see `repro.measure.batches.read_batch`.
-        check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
-            with that of its parts, for which the model is called in evaluation mode before the
-            step; a loss that is not torch's own again where a mini-batch shows something new, such
-            as padding (on an accelerator one step later). It also warns of a model that compares
-            samples, or changes buffers outside BatchNorm. ``"off"`` checks nothing.
+        check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
+            of their parts, calling the model in evaluation mode before the step; for losses other
+            than torch's again when a mini-batch has new values, such as padding (on an accelerator
+            one step later). It also warns of a model that compares samples, or changes buffers
+            outside BatchNorm. ``"off"`` checks nothing.
 
     Attributes:
         rank: This process, from 0.
-        processes: How many there are; 1 without torchrun.
-        timings: One `StepTiming` for each step on a CPU; clear it when you like. On a GPU there
-            are none: the host's clock says nothing of what its streams do.
-        grad_norm: Of the last step's gradient before it was clipped; None where it is not clipped.
+        processes: Number of processes; 1 without torchrun.
+        timings: One `StepTiming` for each step on a CPU; may be cleared at any time. Empty on a
+            GPU, since the host's clock does not time its streams.
+        grad_norm: Norm of the last step's gradient before clipping; None without clipping.
 
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
-            options are others in another process.
+            options differ in another process.
         LossCheckError: In a step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
@@ -164,7 +165,7 @@ class DataParallel:
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
-        self._asked = self._closed = False  # whether the others have the same mini-batch
+        self._asked = self._closed = False  # asked: whether mini-batches were compared
         self._checks = Checks(model, self._device) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
@@ -175,8 +176,8 @@ class DataParallel:
             self._connect(bucket_bytes, timeout_s)
 
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
-        """Meet the other processes, and make model and averaging the same in all."""
-        # A group of their own: the averager's thread would else meet the caller's collectives.
+        """Connect to the other processes; make model and averaging the same in all."""
+        # A separate group, so that the averager's thread never mixes with the caller's collectives.
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
@@ -191,7 +192,7 @@ class DataParallel:
         else:
             given = model, self.optimizer, self.averaging, group
             self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
-            finish = Hook(self, "_finish")  # the optimizer's state may be a step old
+            finish = Hook(self, "_finish")  # the optimizer's state may be one step behind
             self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
             self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
 
@@ -208,28 +209,28 @@ class DataParallel:
     ) -> Tensor:
         """Train on one mini-batch and return this process's part of its mean loss.
 
-        The mean over processes of what is returned is the mini-batch's mean loss, see `mean`.
+        The mean of the results over processes is the mini-batch's mean loss, see `mean`.
 
         Args:
             inputs: The whole mini-batch, the same in every process: a tensor (B, ...), or any
-                structure of which `repro.measure.batches.read_batch` can find the samples. The
-                model is called with a tuple or list as positional arguments, with a dictionary as
-                keyword arguments, with anything else as one.
-            targets: Likewise, for `loss_fn`; None where that takes the model's output alone.
-            weights: What each sample counts in a loss that is no plain mean over samples, (B,),
-                such as its tokens; torch's own losses need none.
-            shares: How many samples each process takes, by rank, in the order of the mini-batch,
-                the same in every process: of unequal devices `repro.microconv.split_batch` says.
+                structure that `repro.measure.batches.read_batch` can divide. The model is called
+                with a tuple or list as positional arguments, with a dictionary as keyword
+                arguments, with anything else as one argument.
+            targets: Likewise, for `loss_fn`; None if `loss_fn` takes only the model's output.
+            weights: Weight of each sample in a loss that is no plain mean over samples, (B,), such
+                as its number of tokens; torch's own losses need none.
+            shares: Samples of each process, by rank, in the order of the mini-batch, the same in
+                every process; `repro.microconv.split_batch` computes them for unequal devices.
                 None for shares that differ by at most one.
 
         Raises:
             PeerError: Another process was lost.
-            ValueError: The mini-batch is empty, has not a target for each input, is another in
-                another process (asked in the first step), or gave a parameter no gradient; the
-                model, the optimizer or its hooks have changed, see above; shares do not sum to the
-                mini-batch, or are others in another process (asked in the first step).
-            RuntimeError: `close` was called; or the norm of the gradient is not finite where it is
-                clipped without a scaler, in all processes, before any update.
+            ValueError: The mini-batch is empty, lacks a target for an input, or gave a parameter
+                no gradient; shares do not sum to the mini-batch; the size or the shares differ in
+                another process (checked in the first step); the model, the optimizer or its hooks
+                have changed, see above.
+            RuntimeError: `close` was called; or a gradient's norm to be clipped without a scaler is
+                not finite, in all processes, before any update.
         """
         start = time.perf_counter()
         if self._closed:
@@ -245,7 +246,7 @@ class DataParallel:
         pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
         parts: Sequence[float | Tensor] = [1.0]
         repeated = len(pieces) > 1
-        if self.processes > 1 or repeated:  # else a backward pass is the whole one
+        if self.processes > 1 or repeated:  # else one backward pass covers the mini-batch
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
             check_hooks(self._names, expected=self._averager is not None)
             due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
@@ -264,7 +265,7 @@ class DataParallel:
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
         total_s = time.perf_counter() - start
         if self._averager is not None:
-            # Communications that ended within this step: mostly those of the step before.
+            # Communications that ended in this step are mostly the previous step's.
             timing = self._averager.take_timing(total_s)
         else:
             communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
@@ -276,13 +277,13 @@ class DataParallel:
     def _train(
         self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]
     ) -> tuple[list[Tensor], float]:
-        """Compute pieces and make the update; return losses and seconds blocked by an allreduce."""
+        """Compute pieces and update; return losses and seconds blocked by an allreduce."""
         losses, blocked = [], 0.0
         if self._averager is not None:
             self._averager.begin()
         self.optimizer.zero_grad(set_to_none=True)
         for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
-            # Without a share it takes part all the same, with a gradient of zero.
+            # A process without a share takes part with a gradient of zero.
             piece = batch.slice(a, max(b, 1))
             losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
         if self._allreduce is not None:
@@ -304,7 +305,7 @@ class DataParallel:
         return self.processes > 1 and self.averaging != "allreduce" and not whole
 
     def _check_unchanged(self) -> None:
-        """Refuse what has changed since this was made, and what would see parts of gradients."""
+        """Refuse changes of model and optimizer, and hooks that would see partial gradients."""
         if self.processes == 1:
             return
         self._guard.check(self.model, self.optimizer)
@@ -312,7 +313,7 @@ class DataParallel:
             check_in_parts(self.optimizer)
 
     def _update(self) -> None:
-        """Make the update of the whole mini-batch at once."""
+        """Apply the update of the whole mini-batch at once."""
         try:
             if self._averager is not None:
                 self._averager.gather()
@@ -326,7 +327,7 @@ class DataParallel:
         if self._clip is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
-            strict = self._scaler is None  # which skips such a step
+            strict = self._scaler is None  # a scaler skips a step with infinite gradients
             self.grad_norm = nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._clip, error_if_nonfinite=strict
             )
@@ -348,7 +349,7 @@ class DataParallel:
             outputs = call_model(network, to_device(inputs, self._device))
             given = () if targets is None else (to_device(targets, self._device),)
             loss = self.loss_fn(outputs, *given)
-            # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
+            # The loss of a piece without weight, and its gradient, may be 0 / 0.
             known = not isinstance(part, Tensor) or part.device.type == "cpu"
             if known and part == 0 and not loss.isfinite():
                 loss = torch.zeros_like(loss.detach())
@@ -362,7 +363,7 @@ class DataParallel:
         return loss.detach()
 
     def finish(self) -> None:
-        """Wait until the parameters are those after the last step.
+        """Wait until the parameters have the last step's update.
 
         Raises:
             PeerError: Another process was lost.
@@ -390,9 +391,9 @@ class DataParallel:
         return float(number) / self.processes
 
     def average_buffers(self) -> None:
-        """Make real and complex buffers, such as BatchNorm's statistics, the mean over processes.
+        """Average real and complex buffers, such as BatchNorm's statistics, over processes.
 
-        Each process sees its share alone; call this before evaluating or saving.
+        Each process's buffers have seen only its share; call this before evaluating or saving.
 
         Raises:
             PeerError: Another process was lost.
@@ -400,7 +401,7 @@ class DataParallel:
         self.finish()
         for buffer in self.model.buffers() if self._group is not None else ():
             if buffer.is_floating_point() or buffer.is_complex():
-                # gloo sums few types, and contiguous memory alone.
+                # gloo sums only few types, in contiguous memory.
                 whole = stored(buffer.detach())
                 small = buffer.dtype.itemsize < 2
                 kind = torch.float32 if small else torch.promote_types(buffer.dtype, torch.float32)
@@ -412,10 +413,10 @@ class DataParallel:
         all_reduce(tensor, self._group, len(self.timings) or MAKING)
 
     def close(self) -> None:
-        """Finish, and give the model back without hooks, also where finishing fails.
+        """Finish, and remove all hooks from the model, even if finishing fails.
 
         Raises:
-            PeerError: Another process is lost, and no call has said so yet.
+            PeerError: Another process is lost, and no earlier call has raised.
         """
         self._closed = True
         try:

@@ -1,15 +1,15 @@
-"""The distance that training has moved: the norm of equation 4, from one copy of the start."""
+"""Distance from the initial parameters: the norm in equation 4, with one copy of the start."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-CHUNK = 2**18  # elements whose difference exists at any time
+CHUNK = 2**18  # most elements of a difference in memory at a time
 
 
 class StartingPoint:
-    """The initial parameters w_0, kept once, and the distance of other parameters from them.
+    """The initial parameters w_0, and the distance of other parameters from them.
 
     Args:
         parameters: w_0; copied, never changed.
@@ -27,8 +27,7 @@ class StartingPoint:
         """Return ‖w_0 - w‖, the Euclidean norm over all parameters.
 
         The difference is formed in pieces of at most `CHUNK` elements (or one row), so that no
-        second copy of the model is made; squares are summed in float64, and a GPU is waited for
-        once.
+        second copy of the model is made; squares are summed in float64. Waits for a GPU once.
 
         Raises:
             ValueError: Number or shapes of the parameters are not those of w_0.
@@ -47,7 +46,7 @@ class StartingPoint:
             total = totals.setdefault(now.device, zero)
             for piece in _pieces(now):
                 gap = torch.sub(now[piece], before[piece].to(now.device, non_blocking=True))
-                if gap.dtype in (torch.float16, torch.bfloat16):  # squares would leave their range
+                if gap.dtype in (torch.float16, torch.bfloat16):  # squares would overflow
                     gap = gap.float()
                 total += gap.square_().sum(dtype=torch.float64)
         return float(sum(float(total) for total in totals.values()) ** 0.5)

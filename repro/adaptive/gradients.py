@@ -1,8 +1,8 @@
 """Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
 None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
-attributes and random states are as they were when a call ends, whether it raises or not;
-`repro.measure.untouched.Snapshot` says what of attributes is seen.
+attributes and random states are restored when a call ends, even by an error;
+`repro.measure.untouched.Snapshot` lists the attributes that are covered.
 """
 
 import itertools
@@ -30,11 +30,11 @@ Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_siz
 
 
 class NoiseScale(float):
-    """A noise scale tr(Σ) / |G|² in samples, and the estimates of which it is the ratio.
+    """A noise scale tr(Σ) / |G|² in samples, with both estimates.
 
     Attributes:
         noise: tr(Σ).
-        signal: |G|²; not above 0 where noise is all that is seen.
+        signal: |G|²; not above 0 if noise hides the gradient.
     """
 
     noise: float
@@ -73,23 +73,23 @@ def gradient_norms(
     batches: int = 8,
     seed: int = 0,
 ) -> list[GradientNorm]:
-    """Measure ‖∇w‖ at the model's present parameters for several batch sizes (section III-D).
+    """Measure ‖∇w‖ at the model's current parameters for several batch sizes (section III-D).
 
     Args:
-        model: In training mode while it is measured.
+        model: The network, measured in training mode.
         data: Inputs (N, ...) and targets (N, ...), from which mini-batches are drawn without
-            replacement; or a loader with `set_batch_size`, of which each size takes the first
-            mini-batches of an epoch.
+            replacement; or a loader with `set_batch_size`, which gives the first mini-batches of
+            an epoch for each size.
         batch_sizes: Distinct sizes.
         loss_fn: Mean loss over a mini-batch.
-        batches: Mini-batches of each size, fewer where the data has no more.
-        seed: Of the draws, and of the model's own random numbers.
+        batches: Mini-batches of each size, fewer if the data ends.
+        seed: Seed of the draws, and of the model's own random numbers.
 
     Returns:
         One norm per batch size, in ascending order.
 
     Raises:
-        ValueError: A size is below 1 or above the number of samples, or one is given twice.
+        ValueError: A size is below 1 or above the number of samples, or given twice.
     """
     sizes = sorted(batch_sizes)
     if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes) or batches < 1:
@@ -113,14 +113,14 @@ def gradient_norms(
 
 
 def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
-    """Return the largest batch size up to which norms are similar to that of the smallest.
+    """Return the largest batch size up to which norms are similar to the smallest size's norm.
 
     Section III-D: "if two batch sizes give a similar l2-norm of the averaged gradients, it implies
-    they have a similar maximum allowed variance"; what is similar the paper leaves open.
+    they have a similar maximum allowed variance"; the paper does not define "similar".
 
     Args:
-        norms: What `gradient_norms` returns.
-        tolerance: Share by which a norm may lie below that of the smallest batch size.
+        norms: Norms measured by `gradient_norms`.
+        tolerance: Share by which a norm may lie below the smallest batch size's norm.
 
     Raises:
         ValueError: There is no norm, or `tolerance` is not in [0, 1).
@@ -149,12 +149,12 @@ def max_stable_batch(
     batches: int = 8,
     seed: int = 0,
 ) -> int:
-    """Return the maximum stable batch size B_s at the model's present parameters (section III-D).
+    """Return the maximum stable batch size B_s at the model's current parameters (section III-D).
 
-    Norms fall with the batch size as averaging takes noise away, ‖∇w‖² ≈ |G|² + tr(Σ)/B. At first,
-    where all gradients point the same way, every size is stable; later, where noise dominates,
-    few are. So ask where the answer is to hold. See `gradient_norms` and `stable_batch` for the
-    arguments and errors.
+    Norms fall with the batch size as averaging removes noise, ‖∇w‖² ≈ |G|² + tr(Σ)/B. Early in
+    training, when gradients agree, every size is stable; later, when noise dominates, few are. So
+    measure at the stage of training at which B_s is needed. See `gradient_norms` and `stable_batch`
+    for the arguments and errors.
     """
     norms = gradient_norms(model, data, batch_sizes, loss_fn=loss_fn, batches=batches, seed=seed)
     return stable_batch(norms, tolerance)
@@ -169,16 +169,15 @@ def noise_scale(
     batches: int = 8,
     seed: int = 0,
 ) -> NoiseScale:
-    """Return the simple noise scale tr(Σ) / |G|² at the present parameters, in samples.
+    """Return the simple noise scale tr(Σ) / |G|² at the current parameters, in samples.
 
     From n mini-batches of B samples: the mean of |g_B|² and |mean g_B|², which is |g_nB|², give
     unbiased estimates of |G|² and tr(Σ) (McCandlish et al., arXiv:1812.06162, appendix A.1).
-    Infinite where the estimate of |G|² is not above 0: noise is all that is seen. A ratio of two
-    noisy numbers says little by itself: take the mean of the result's `noise` and that of its
-    `signal` over several calls, each with another `seed`, and then the ratio.
+    Infinite if the estimate of |G|² is not above 0. A single ratio is noisy: average the results'
+    `noise` and `signal` separately over several calls with different seeds, then divide.
 
     Args:
-        model: As in `gradient_norms`, like `data`, `loss_fn` and `seed`.
+        model: See `gradient_norms`, also for `data`, `loss_fn` and `seed`.
         batch_size: B, the small batch.
         batches: n, at least 2.
 
@@ -191,7 +190,7 @@ def noise_scale(
         for inputs, targets in _draw(data, batch_size, batches, seed):
             gradient = _gradient(model, loss_fn, inputs, targets)
             small += float(_square(gradient))
-            if mean is None:  # parameters may share one tensor of a gradient
+            if mean is None:  # parameters may share a gradient tensor
                 mean = [part.clone() for part in gradient]
             else:
                 torch._foreach_add_(mean, gradient)
@@ -218,24 +217,24 @@ def full_cost(
     loss_fn: LossFunction = nn.functional.cross_entropy,
     seed: int = 0,
 ) -> float:
-    """Return F(w), the loss over all of the data at the present parameters (equation 1).
+    """Return F(w), the loss over all of the data at the current parameters (equation 1).
 
-    In training mode, in which the cost is minimised; BatchNorm's statistics are put back. It is
-    the loss that `loss_fn` has of all samples at once: of torch's own losses also a sum, and a
-    mean by class weights or over targets that are not ignored.
+    Computed in training mode, in which the cost is minimised; BatchNorm's statistics are restored.
+    It equals `loss_fn` of all samples at once: also for torch's own sums, and for means by class
+    weights or over targets that are not ignored.
 
     Args:
         model: The network.
-        data: As in `gradient_norms`, or any iterable of mini-batches, such as a DataLoader, whose
-            own batch size then counts; all of it is used, or all that a loader yields. Each is a
-            pair (inputs, targets), of any structure, see `repro.measure.batches`.
+        data: See `gradient_norms`; or any iterable of mini-batches with its own batch size, such as
+            a DataLoader. All samples are used. Each mini-batch is a pair (inputs, targets), of any
+            structure, see `repro.measure.batches`.
         batch_size: Samples computed at a time.
         loss_fn: One of torch's losses, or any mean over samples.
-        seed: Of the model's own random numbers.
+        seed: Seed of the model's own random numbers.
 
     Raises:
-        ValueError: There is no data, or no target that is not ignored; a mini-batch's loss is NaN.
-        LossCheckError: A loss of one's own is no mean over samples.
+        ValueError: There is no data, all targets are ignored, or a mini-batch's loss is NaN.
+        LossCheckError: A custom loss is no mean over samples.
         DivergedError: The parameters are not finite.
     """
     check_initialized(model)
@@ -277,7 +276,7 @@ def full_cost(
 
 
 def _new(novelty: Novelty[Batch], inputs: Any, targets: Any) -> list[Batch | None]:
-    """Return a mini-batch that shows something new, None for one whose samples are not found."""
+    """Return a list with the mini-batch if it has new values; [None] if it cannot be read."""
     try:
         batch = read_batch(inputs, targets)
     except BatchError:
@@ -289,7 +288,7 @@ def _new(novelty: Novelty[Batch], inputs: Any, targets: Any) -> list[Batch | Non
 def _check_mean(
     model: nn.Module, loss_fn: LossFunction, batches: Sequence[Batch | None], device: torch.device
 ) -> None:
-    """Refuse a loss of which the mean by samples is not that of the whole."""
+    """Refuse a loss that is no mean over samples."""
     try:
         for batch in batches:
             if batch is None:
@@ -327,9 +326,9 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
     device = parameters[0].device
     loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
     known = known_loss(loss_fn)
-    if known is not None and known.reduction == "sum":  # noise and norms are those of means
+    if known is not None and known.reduction == "sum":  # noise and norms are defined for means
         loss = loss / _samples(inputs)
-    # Not by backward(): gradients that are there stay, and no hook runs.
+    # Not by backward(): existing gradients stay, and no hook runs.
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(p) if g is None else g if g.layout is torch.strided else g.to_dense()
@@ -345,7 +344,7 @@ def _square(gradient: Sequence[Tensor]) -> Tensor:
 def _draw(
     data: Data, size: int, batches: int | None, seed: int | None
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield whole mini-batches, at most `batches`; with None all of the data, the rest too."""
+    """Yield at most `batches` full mini-batches; with None all of the data, with the rest."""
     if hasattr(data, "set_batch_size"):
         before, epoch = data.batch_size, getattr(data, "epoch", None)
         data.set_batch_size(size)
@@ -359,7 +358,7 @@ def _draw(
                 yield inputs, targets
         finally:
             data.set_batch_size(before)
-            if epoch is not None:  # iterating began a new one
+            if epoch is not None:  # iterating began a new epoch
                 data.set_epoch(epoch)
         return
     pair = isinstance(data, tuple | list) and len(data) == 2
@@ -388,7 +387,7 @@ def _draw(
 
 @contextmanager
 def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[None]:
-    """Put the model into training mode, and everything back at the end."""
+    """Put the model into training mode, and restore everything at the end."""
     with untouched(model, loss_fn):
         seed_all(seed, model)
         model.train()

@@ -32,7 +32,7 @@ from repro.measure.telling import Novelty, one_of_each, telling_samples
 from repro.measure.untouched import Snapshot, bits, untouched
 
 LossCheck = Literal["first", "off"]
-_SAMPLES, _LABELS = 6, 8  # that tell most, and that have other labels
+_SAMPLES, _LABELS = 6, 8  # samples with extreme values, and with distinct labels
 
 
 def parts_of(
@@ -44,19 +44,19 @@ def parts_of(
 ) -> list[float] | list[Tensor]:
     """Return the factor of each piece's loss in the loss of the mini-batch.
 
-    Of a mean over samples that is its share of them; of torch's cross-entropy and negative log
-    likelihood its share of the targets that are not ignored, by their classes' weights; with
-    `weights` its share of those; of a sum 1. Nothing waits for a GPU.
+    For a mean over samples it is the piece's share of samples; for torch's cross-entropy and
+    negative log likelihood its share of the class weights of targets that are not ignored; with
+    `weights` its share of these; for a sum 1. Nothing waits for a GPU.
 
     Args:
         loss_fn: One of torch's losses, a partial of one, or any mean over samples.
-        targets: Of the whole mini-batch.
-        weights: What each sample counts, (samples,), or None.
-        samples: Of the mini-batch.
-        pieces: First sample of each, and the one after its last.
+        targets: Targets of the whole mini-batch.
+        weights: Weight of each sample, (samples,), or None.
+        samples: Number of samples of the mini-batch.
+        pieces: (first sample, sample after the last) of each piece.
 
     Raises:
-        ValueError: The loss is no scalar, or there is not one weight for each sample.
+        ValueError: The loss is no scalar, or the number of weights is not that of samples.
     """
     if weights is not None:
         each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
@@ -78,7 +78,7 @@ def parts_of(
 
 
 def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
-    """Return a piece's loss times its part; that of no token at all, 0 / 0, does not count."""
+    """Return a piece's loss times its factor; 0 for a factor of 0, even if the loss is 0 / 0."""
     if isinstance(part, Tensor):
         part = part.to(loss.device)
         loss = torch.where(part > 0, loss, torch.zeros_like(loss))
@@ -86,43 +86,43 @@ def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
 
 
 def connected(loss: Tensor, outputs: Any) -> Tensor:
-    """Return a loss with a graph, also where it is constant, as without a positive sample."""
+    """Return a loss with a graph, even if it is constant, as without a positive sample."""
     if loss.requires_grad:
         return loss
     for leaf in leaves_of(outputs):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            # Not times 0, which of what is not finite is NaN.
+            # Not times 0, since infinity times 0 is NaN.
             loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
     return loss
 
 
 def is_torchs(loss_fn: Callable[..., Any]) -> bool:
-    """Whether a loss is one of torch's, without hooks, whose divisor is known."""
+    """Whether a loss is one of torch's (with a known divisor), without hooks."""
     known = known_loss(loss_fn)
     hooked = bool(_global_forward_hooks or _global_forward_pre_hooks)
     return known is not None and not known.hooked and not hooked
 
 
 class Checks:
-    """Compares mini-batches with their pieces before they are computed in pieces, where due.
+    """Compares mini-batches with their pieces, if due, before they are computed in pieces.
 
-    Of the first mini-batch the loss (see `check_loss_adds_up`) and the model (see `check_model`);
-    the loss again where another one is given and, unless it is one of torch's, where a mini-batch
-    shows what none before did, such as padding (see `repro.measure.telling.Novelty`). No process
-    waits for another, and all decide the same.
+    The first mini-batch checks the loss (see `check_loss_adds_up`) and the model (see
+    `check_model`). The loss is checked again if it is replaced and, unless it is one of torch's,
+    if a mini-batch has new values, such as padding (see `repro.measure.telling.Novelty`). No
+    process waits for another, and all decide the same.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._device = model, device
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
-        self._checked: Any = None  # the loss
-        self._ways: set[bool] = set()  # in which the model was checked
+        self._checked: Any = None  # the loss checked last
+        self._ways: set[bool] = set()  # values of `repeated` for which the model was checked
         self._told: set[str] = set()
 
     def due(
         self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
     ) -> tuple[Batch, Any] | None:
-        """Return mini-batch and weights that are to be checked now, None for none; see `make`."""
+        """Return the mini-batch and weights to check now with `make`, or None."""
         item = batch, weights
         first = None if self._checked is loss_fn and repeated in self._ways else item
         return first if is_torchs(loss_fn) else self._novelty.newest(batch, item) or first
@@ -130,10 +130,10 @@ class Checks:
     def make(
         self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
     ) -> None:
-        """Check a mini-batch; `repeated` where a process calls the model several times for it.
+        """Check a mini-batch; `repeated`: a process calls the model several times for it.
 
         Raises:
-            LossCheckError: The loss is not that of its parts.
+            LossCheckError: The loss differs from its parts' combined loss.
         """
         new = self._novelty.values
         try:
@@ -142,7 +142,7 @@ class Checks:
             made = True
             self._tell("loss", f"{error}; where it is no mean over samples give weights=")
         except LossCheckError:
-            self._novelty, self._checked = Novelty(), None  # what is like it is refused, too
+            self._novelty, self._checked = Novelty(), None  # similar mini-batches are refused, too
             raise
         if repeated not in self._ways and batch.num_samples > 2:
             self._ways.add(repeated)
@@ -152,7 +152,7 @@ class Checks:
             self._checked = loss_fn
 
     def _tell(self, kind: str, text: str) -> None:
-        """Warn, once of each kind."""
+        """Warn once of each kind."""
         if kind not in self._told:
             self._told.add(kind)
             warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=4)
@@ -178,21 +178,21 @@ def check_loss_adds_up(
     modes: Sequence[bool] = (False, True),
     new: Iterable[int] = (),
 ) -> bool:
-    """Compare the loss of a few samples as a whole with that of two unequal parts.
+    """Compare the loss of a few samples with the combined loss of two unequal parts of them.
 
-    Compared are its value and its gradient by the model's outputs; of a loss that the model
-    computes itself the value. The model is called without a graph and in evaluation mode (in
-    training mode where its outputs are of another form there). Nothing stays changed: parameters,
-    buffers, modes and generators are as before.
+    Compared are its value and its gradient by the model's outputs; for a loss that the model
+    computes itself only the value. The model is called without a graph and in evaluation mode (in
+    training mode if its outputs have another form there). Parameters, buffers, modes and generators
+    are restored.
 
-    `modes` are those in which to call the model until it can be called, False for evaluation;
-    `new` are labels that no mini-batch before had. Returns False for fewer than three samples and
-    for losses that are not finite, of which nothing can be said.
+    `modes` are tried in order until the model can be called, False for evaluation; `new` are labels
+    that no earlier mini-batch had. Returns False, undecided, for fewer than three samples and for
+    losses that are not finite.
 
     Raises:
-        LossCheckError: They differ.
-        NotComparableError: The model draws random numbers in evaluation mode or cannot be called
-            in it and computes its loss itself, or the loss draws some.
+        LossCheckError: The losses differ.
+        NotComparableError: The loss draws random numbers; or the model computes its loss itself and
+            draws random numbers in evaluation mode, or cannot be called in that mode.
     """
     if batch.num_samples < 3:
         return False
@@ -231,8 +231,8 @@ def check_loss_adds_up(
                 if before.generators() != drawn_from:
                     break
         except Exception:
-            # A model may be unable to evaluate, or a loss need what only training gives; what
-            # fails in any case fails in the training step, with an error of its own.
+            # Some models cannot evaluate, and some losses need outputs in training mode. Any other
+            # failure is raised by the training step itself.
             continue
         if not torch.isfinite(losses[0].loss):
             return False
@@ -244,7 +244,7 @@ def check_loss_adds_up(
 
 @contextmanager
 def _in_mode(training: bool, *roots: Any) -> Iterator[Snapshot]:
-    """Leave modules as they were; inside they evaluate, unless they are to stay in training."""
+    """Restore modules at the end; inside they are in evaluation mode unless `training`."""
     with untouched(*roots) as before:
         for root in () if training else roots:
             for module in root.modules() if isinstance(root, nn.Module) else ():
@@ -256,7 +256,7 @@ def _in_mode(training: bool, *roots: Any) -> Iterator[Snapshot]:
 def _by_values(
     loss_of: Callable[[Any, Any], Tensor], outputs: Sequence[Any], targets: Sequence[Any]
 ) -> list[Evaluated]:
-    """Return the losses of a model that computes its own, of the whole and of each part."""
+    """Return the losses that a model itself computes, of the whole and of each part."""
     size = max([float(x.abs().max()) for x in _floats(outputs[0]) if x.numel()], default=0.0)
     pairs = zip(outputs, targets, strict=True)
     return [Evaluated(loss_of(*pair).double(), [], size, True) for pair in pairs]
@@ -270,7 +270,7 @@ def _by_outputs(
 ) -> list[Evaluated] | None:
     """Return the losses of given outputs, of the whole and of each part.
 
-    None where the loss is not a function of the samples' outputs.
+    None if the loss is not a function of the samples' outputs.
     """
     count, leaves = ends[-1][1], leaves_of(outputs)
     whole = evaluate(lambda copies: loss_of(copies, targets[0]), outputs, samples=count)
@@ -308,10 +308,10 @@ def _refuse(found: Comparison, allowed: float, first: int, number: int) -> None:
 def check_model(
     model: nn.Module, batch: Batch, device: torch.device, repeated: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what pieces of a mini-batch make of the model that the whole does not: kind and words.
+    """Yield (kind, text) of each difference in the model between pieces and the whole mini-batch.
 
-    The model is called in its own mode, but for normalisation by batches (which is known to see
-    each piece alone) and dropout. Nothing stays changed.
+    The model is called in its own mode, except batch normalisation (known to see only its piece)
+    and dropout, which are in evaluation mode. Everything is restored.
 
     With `repeated` a process calls the model several times for a mini-batch.
     """
@@ -330,7 +330,7 @@ def check_model(
     try:
         (outputs,), drawn, changed = forward((0, len(order)))
         pieces = [forward(*ends)] if repeated else [forward(each) for each in ends]
-    except Exception:  # the training step has an error of its own
+    except Exception:  # the training step raises its own error
         return
     allowed = 10 * _tolerance(model, outputs, device)
     names = [
@@ -338,7 +338,7 @@ def check_model(
         for name in {name: None for each in (changed, *(p[2] for p in pieces)) for name in each}
         if any(not _alike(changed.get(name), p[2].get(name), allowed) for p in pieces)
     ]
-    if names and (repeated or not drawn):  # a piece draws others
+    if names and (repeated or not drawn):  # pieces draw different random numbers
         yield (
             "state",
             f"the model's forward pass changes {', '.join(names[:5])}, in each process and "
@@ -378,7 +378,7 @@ def _alike(one: Tensor | None, other: Tensor | None, allowed: float) -> bool:
 
 
 def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return a few samples that tell most, and where two unequal parts of them begin and end."""
+    """Return a few informative samples, and the bounds of two unequal parts of them."""
     first, second = telling_samples(batch, min(_SAMPLES, batch.num_samples) // 2)
     few = max(1, len(first) - 1)
     order = list(dict.fromkeys([*first, *second, *one_of_each(batch, _LABELS, new)]))

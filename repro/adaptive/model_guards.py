@@ -1,4 +1,4 @@
-"""That model and optimizer stay as they were when the averaging of their gradients was set up."""
+"""Guards against changes of model and optimizer after gradient averaging was set up."""
 
 import operator
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from repro.adaptive.optimizers import check_optimizer
 
 
 class ModelGuard:
-    """The layers and parameters of a model and its optimizer; a later `check` refuses others.
+    """The layers and parameters of a model and its optimizer; `check` refuses later changes.
 
     Args:
         model: The model.
         parameters: Its parameters.
-        optimizer: Of them.
+        optimizer: The parameters' optimizer.
     """
 
     def __init__(
         self, model: nn.Module, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
         self._parameters = list(parameters)
-        # Quicker to compare in each step than `model.parameters()` is to walk through.
+        # Comparing these in each step is faster than walking through `model.parameters()`.
         self._homes: list[tuple[dict[str, Any], str]] = [
             (vars(module), name)
             for module in model.modules()
@@ -38,25 +38,25 @@ class ModelGuard:
     def note_nodes(self) -> None:
         """Note the nodes that accumulate gradients, which DistributedDataParallel hooks.
 
-        torch makes them anew with a parameter's type.
+        torch replaces them when a parameter's type changes.
         """
         self._by_nodes = True
         self._before = self._now()
 
     def _now(self) -> tuple[list[Any], list[Any]]:
-        """The layers, parameters and nodes as they are, and what is set of parameters."""
-        # Not by `values` of its own, which would finish updates.
+        """The current layers, parameters and nodes, and the parameters' settings."""
+        # Not by the dictionary's own `values`, which would finish updates.
         members = [m for home, name in self._homes for m in dict.values(home[name])]
         if self._by_nodes:
             members += [get_gradient_edge(p).node for p in self._parameters if p.requires_grad]
         return members, [(p.requires_grad, p.dtype, p.device) for p in self._parameters]
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a model and an optimizer that have changed since this was made.
+        """Refuse a model or an optimizer that has changed since this guard was made.
 
         Raises:
             ValueError: The model has other layers or parameters, or parameters were frozen,
-                unfrozen, moved or given another type; or the optimizer has others.
+                unfrozen, moved or given another type; or the optimizer has other parameters.
         """
         (members, kinds), (members_before, kinds_before) = self._now(), self._before
         other = len(members) != len(members_before) or any(
@@ -75,11 +75,11 @@ class ModelGuard:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse what cannot be the same in all processes.
+    """Refuse layers that cannot be kept equal in all processes.
 
     Raises:
-        ValueError: An embedding has a `max_norm`: it changes its parameters in the forward pass,
-            by its samples; or a parameter or a buffer is sparse or quantised.
+        ValueError: An embedding has a `max_norm`, which changes parameters in the forward pass
+            depending on the samples; or a parameter or a buffer is sparse or quantised.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -98,10 +98,10 @@ def check_layers(model: nn.Module) -> None:
 
 
 def check_initialized(model: nn.Module, trained: bool = False) -> None:
-    """Refuse a model whose lazy layers are not made yet, or with `trained` nothing to train.
+    """Refuse a model with uninitialised lazy layers or, if `trained`, without trainable parameters.
 
     Raises:
-        ValueError: It is one of these.
+        ValueError: The model is refused.
     """
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:

@@ -1,8 +1,8 @@
-"""Learning rates, and which optimizers may update one bucket of parameters after the other.
+"""Learning rates, and the optimizers that may update parameters bucket by bucket.
 
-An update in parts is the update of the whole only where a parameter's own gradient and state
-decide it. That cannot be probed (a norm that clips only large gradients hides from any probe), so
-it is known of torch's own optimizers, and of nothing else.
+An update in parts equals the whole update only if each parameter's update depends on its own
+gradient and state alone. A probe cannot decide this (it would miss clipping of large gradients
+only), so it is taken as known for torch's own optimizers, and for no others.
 """
 
 import inspect
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-# Each treats every parameter by itself; LBFGS does not, SparseAdam needs sparse gradients.
+# Each treats every parameter separately; LBFGS does not, SparseAdam needs sparse gradients.
 INDEPENDENT = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
@@ -34,19 +34,19 @@ INDEPENDENT = (
 
 
 class WholeStepError(ValueError):
-    """An optimizer that may look at all parameters at once would be stepped in parts."""
+    """An optimizer that may use all parameters at once would be stepped in parts."""
 
 
 class SchedulerError(ValueError):
-    """A learning-rate scheduler sets the rates that a controller is to set."""
+    """A learning-rate scheduler sets the rates that a controller should set."""
 
 
 def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that must see all gradients at once.
 
     Raises:
-        WholeStepError: It is not one of torch's that treat every parameter by itself, its `step`
-            was replaced, or a hook is called around it.
+        WholeStepError: The optimizer is none of torch's that treat every parameter separately, its
+            `step` was replaced, or a hook is called around it.
     """
     kind: Any = type(optimizer)
     why = _overridden(kind) or _replaced(optimizer) or _hooked(optimizer)
@@ -65,7 +65,7 @@ def _overridden(kind: Any) -> str | None:
     if base is None:
         names = ", ".join(known.__name__ for known in INDEPENDENT)
         return f"{kind.__name__} is none of torch's optimizers {names}"
-    theirs = set(dir(lineage[base])) - {"step"}  # which `_replaced` looks at
+    theirs = set(dir(lineage[base])) - {"step"}  # `_replaced` checks `step`
     changed = {name for derived in lineage[:base] for name in vars(derived)} & theirs
     changed = {name for name in changed if not name.startswith("__")}
     if changed and kind not in INDEPENDENT:
@@ -74,7 +74,7 @@ def _overridden(kind: Any) -> str | None:
 
 
 def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
-    # torch's own wrappers (of a scheduler, of hooks) lead to its own function, and nothing else.
+    # Only torch's own wrappers (of a scheduler, of hooks) lead to its own function.
     step: Any = optimizer.step
     while True:
         function = getattr(step, "__func__", step)
@@ -100,7 +100,7 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
 
 @contextmanager
 def without_autocast(kind: str) -> Iterator[None]:
-    """Leave the caller's autocast, which is for forward passes, and its copies of old weights."""
+    """Disable the caller's autocast, meant for forward passes, and its cached old weights."""
     if not torch.is_autocast_enabled(kind):
         yield
         return
@@ -110,7 +110,7 @@ def without_autocast(kind: str) -> Iterator[None]:
 
 
 def no_gradient(names: Sequence[str]) -> str:
-    """Return what to tell where parameters got no gradient."""
+    """Return the error text for parameters without a gradient."""
     return (
         f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
         "or use every parameter in every step"
@@ -118,7 +118,7 @@ def no_gradient(names: Sequence[str]) -> str:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its memory, in whatever order: no gaps, no element twice."""
+    """Whether a tensor fills its memory, in any order: no gaps, no element twice."""
     size = 1
     for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count != 1 and stride != size:
@@ -132,11 +132,11 @@ def check_optimizer(
 ) -> None:
     """Refuse an optimizer that would not train the model.
 
-    Parameters of the model that require a gradient are all to be in it, and no other but `others`.
+    It must hold all parameters of the model that require a gradient, and no others except `others`.
 
     Raises:
-        ValueError: A parameter of one is not in the other, the model has nothing to train, the
-            optimizer's step needs a closure, or torch updates wrong memory.
+        ValueError: A parameter is missing or foreign, the model has nothing to train, the
+            optimizer's step needs a closure, or torch would update wrong memory.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -179,10 +179,10 @@ def check_optimizer(
 
 
 def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
-    """Refuse hooks that are called for every part of a gradient.
+    """Refuse hooks that would be called for every part of a gradient.
 
     Raises:
-        ValueError: There are others.
+        ValueError: A parameter has more hooks than `expected`.
     """
     hooked = [
         name for p, name in names.items() if len(p._post_accumulate_grad_hooks or ()) > expected
@@ -201,18 +201,17 @@ def _some(names: Sequence[str]) -> str:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, in the proportion that the groups had to each other.
+    """Set the learning rate of every group, keeping the groups' proportions.
 
-    A group that was made with the optimizer's own rate gets `lr`, one with half of it half of
-    `lr`; where no group has the optimizer's own rate, the one with the largest gets `lr`. A
-    group's share of `lr` is its ``lr_scale``, which the first call notes where there is none, and
-    a later call for a group that was added since.
+    A group made with the optimizer's own rate gets `lr`, a group with half of that rate half of
+    `lr`; if no group has the optimizer's own rate, the group with the largest gets `lr`. A group's
+    share of `lr` is its ``lr_scale``; if it lacks one, the first call that sees the group notes it.
 
     With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
 
     Raises:
-        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate is not what
-            the last call set it to: each would overwrite the other's rates.
+        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate has changed
+            since the last call: each would overwrite the other's rates.
         ValueError: The optimizer has no rate to set.
     """
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -244,7 +243,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr_scale"] = rate / reference if reference > 0 else 1.0
     for group in optimizer.param_groups:
         value = lr * group["lr_scale"]
-        if isinstance(group["lr"], Tensor):  # captured steps read the rate from the device
+        if isinstance(group["lr"], Tensor):  # captured graphs read the rate on the device
             group["lr"].fill_(value)
         else:
             group["lr"] = value

@@ -1,4 +1,4 @@
-"""The processes of a job: how they meet, on one machine by loopback alone, and how they part."""
+"""Joining and leaving the processes of a job; on one machine by loopback only."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ class PeerError(RuntimeError):
 
 
 def on_one_machine() -> bool:
-    """Whether all processes of the job run on this machine, as far as their environment says."""
+    """Whether all processes of the job run on this machine, according to their environment."""
     local_size, size = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if local_size is not None:
         return local_size == size
@@ -28,18 +28,18 @@ def on_one_machine() -> bool:
 
 
 def _torchruns_store() -> bool:
-    """Whether torchrun itself hosts the store in which processes find each other."""
+    """Whether torchrun itself hosts the store by which processes find each other."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _by_loopback(backend: str) -> None:
-    """Let gloo or NCCL use the loopback interface, unless another is named."""
+    """Let gloo or NCCL use the loopback interface, unless the environment names another."""
     if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
 
 
 def _store(timeout: timedelta) -> dist.Store | None:
-    """Host the job's store, or connect to it, on loopback; None where it lies elsewhere."""
+    """Host the job's store, or connect to it, on loopback; None if it is hosted elsewhere."""
     if _torchruns_store() or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
         return None
     port, first = int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0"
@@ -56,17 +56,17 @@ def _store(timeout: timedelta) -> dist.Store | None:
 def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0) -> tuple[int, int]:
     """Join the other processes that torchrun started; return rank and number of processes.
 
-    Without torchrun there is one process, and nothing to join. gloo connects CPUs, NCCL GPUs (or
-    what torch has for another accelerator), each process with its own. Where all are on one machine
-    they connect by its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME``
-    name another); `meeting_place` says what of torchrun listens elsewhere.
+    Without torchrun there is one process, and nothing to join. gloo connects CPUs; NCCL, or torch's
+    backend for another accelerator, connects GPUs, one per process. Processes on one machine use
+    its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another);
+    `meeting_place` describes torchrun's own store, which may listen on every interface.
 
     Args:
         device: ``"cpu"``, or the type of an accelerator such as ``"cuda"``.
-        timeout_s: After which a communication that another process does not answer fails.
+        timeout_s: Seconds after which a communication without an answer fails.
 
     Raises:
-        PeerError: The other processes did not come.
+        PeerError: The other processes did not join.
     """
     if "RANK" not in os.environ:
         return 0, 1
@@ -88,7 +88,7 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
 
 
 def meeting_place() -> str:
-    """Say in a line where the processes of this job listen for each other."""
+    """Describe in a line the interfaces on which this job's processes listen for each other."""
     backend = dist.get_backend()
     interface = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME", "an interface of its choice")
     connection = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
@@ -101,32 +101,32 @@ def meeting_place() -> str:
 
 
 def leave_processes() -> None:
-    """Wait for the other processes and part from them; nothing to do where there are none.
+    """Wait for the other processes and leave the group; nothing to do for a single process.
 
     Raises:
-        PeerError: Another process was lost before it came here.
+        PeerError: Another process was lost before its own call.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
     try:
         with with_peers("parting from the other processes"):
-            dist.barrier()  # one that parts early takes its connections with it
+            dist.barrier()  # an early exit would close the others' connections
     finally:
         dist.destroy_process_group()
 
 
 def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None = None) -> slice:
-    """Return the samples of a mini-batch that a process takes; shares differ by at most one.
+    """Return a process's samples of a mini-batch; by default shares differ by at most one.
 
     Args:
-        samples: Of the mini-batch.
+        samples: Number of samples of the mini-batch.
         rank: The process.
-        processes: How many there are.
-        shares: Samples of each process where they are to differ by more.
+        processes: Number of processes.
+        shares: Samples of each process, if they should differ by more.
 
     Raises:
-        ValueError: There is no such rank, or `shares` is not one number for each process with
-            the mini-batch as their sum.
+        ValueError: There is no such rank, or `shares` is not one number for each process that
+            together sum to the mini-batch.
     """
     if samples < 0 or processes < 1 or not 0 <= rank < processes:
         raise ValueError(
@@ -145,7 +145,7 @@ def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None 
 
 
 def lost_peer(what: str | int, why: object) -> str:
-    """Return what to tell when something done with the other processes failed."""
+    """Return the error text for a step, or another action, that a lost process made fail."""
     done = f"averaging the gradients of step {what}" if isinstance(what, int) else what
     rank, processes = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE"))
     if dist.is_initialized():
@@ -169,7 +169,7 @@ def is_of_a_peer(error: Exception) -> bool:
 
 @contextmanager
 def with_peers(what: str | int) -> Iterator[None]:
-    """Turn an error that comes of a lost process into a `PeerError`, see `lost_peer`."""
+    """Turn an error caused by a lost process into a `PeerError`, see `lost_peer`."""
     try:
         yield
     except PeerError:

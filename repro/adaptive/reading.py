@@ -1,4 +1,4 @@
-"""Parameters that are updated before anyone reads them, and who may read them unseen."""
+"""Parameters that are updated before they are read, and detection of unseen readers."""
 
 import weakref
 from collections import deque
@@ -14,10 +14,10 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a m
 
 
 class Hook:
-    """Calls a method of an object, which it holds weakly, with the hooked one.
+    """Calls a method of its owner, held weakly, with the hooked object.
 
-    In a copy of the hooked thing, pickled or not, it does nothing. The original is finished first,
-    since a copy has no updates under way.
+    In a copy of the hooked object, pickled or not, it does nothing. Copying finishes the original
+    first, since a copy has no pending updates.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -36,14 +36,14 @@ class Hook:
 
 
 class _Gone:
-    """The owner of a copied hook: no reference outlives it."""
+    """The owner of a copied hook, which is freed at once."""
 
 
 class Parameters(dict[str, Any]):
-    """The parameters of a module, each of which is updated before anyone reads it from here.
+    """A module's dictionary of parameters, which updates each parameter before it is read.
 
-    A module's attributes are read from here, and so are `parameters()` and `state_dict()`. A copy,
-    pickled or not, is finished and a dictionary like any other.
+    Attribute access, `parameters()` and `state_dict()` read from it. A copy, pickled or not, is a
+    plain dictionary of updated parameters.
     """
 
     def __init__(self, members: dict[str, Any], owner: Any) -> None:
@@ -61,27 +61,27 @@ class Parameters(dict[str, Any]):
         return parameter
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return one of them, updated."""
+        """Return one parameter, updated."""
         parameter = super().get(name, default)
         self._ready(parameter)
         return parameter
 
     def values(self) -> Any:
-        """Return all of them, updated."""
+        """Return all parameters, updated."""
         self._ready(*super().values())
         return super().values()
 
     def items(self) -> Any:
-        """Return names and all of them, updated."""
+        """Return names and parameters, updated."""
         self._ready(*super().values())
         return super().items()
 
     def plain(self) -> dict[str, Any]:
-        """Return a dictionary like any other of all of them, as they are."""
+        """Return a plain dictionary of the parameters, without updating them."""
         return dict(super().items())
 
     def copy(self) -> dict[str, Any]:
-        """Return a dictionary like any other of all of them, updated."""
+        """Return a plain dictionary of the parameters, updated."""
         return dict(self.items())
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
@@ -89,10 +89,10 @@ class Parameters(dict[str, Any]):
 
 
 def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
-    """Return parameters that a module holds, or shares memory with, otherwise than as its own.
+    """Return parameters that a module holds, or shares memory with, other than as its parameters.
 
-    Looked at are attributes and buffers of modules whose class is not torch's: tensors, and lists,
-    tuples, sets, dictionaries, partial functions and closures with tensors.
+    The search covers attributes and buffers of modules of classes outside torch: tensors, and
+    lists, tuples, sets, dictionaries, partial functions and closures with tensors.
     """
     by_memory = {
         p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided
@@ -102,7 +102,7 @@ def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
         if not type(module).__module__.startswith("torch."):
             members = vars(module).items()
             waiting += [v for name, v in members if name not in _TORCHS or name == "_buffers"]
-    found, seen = set(), dict[int, Any]()  # kept, so that no other gets an id of these
+    found, seen = set(), dict[int, Any]()  # kept alive, so that no id is reused
     while waiting:
         value = waiting.pop()
         if value is None or isinstance(value, str | int | float) or id(value) in seen:
@@ -126,11 +126,11 @@ def _contents(value: Any) -> list[Any]:
     contents = []
     if isinstance(value, FunctionType | MethodType):
         for cell in getattr(value, "__closure__", None) or ():
-            with suppress(ValueError):  # an empty one
+            with suppress(ValueError):  # an empty cell
                 contents.append(cell.cell_contents)
     return contents
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module's calls are compiled, and so its hooks would be."""
+    """Whether a module's calls, and so its hooks, are compiled."""
     return module._compiled_call_impl is not None or hasattr(module, "_torchdynamo_orig_callable")

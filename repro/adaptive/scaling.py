@@ -1,14 +1,14 @@
 """The cost of strong scaling: a model of a training step on many nodes (sections III-B, VI-B).
 
-A step on P nodes, one of which computes b = ⌈B / min(B, P)⌉ samples of a mini-batch of B:
+A step on P nodes, each of at most b = ⌈B / min(B, P)⌉ samples of a mini-batch of B:
 
-    computation    c b + o             o: what a step costs however few its samples are
+    computation    c b + o             o: fixed cost of a step
     communication  2 (P - 1) (m α + β G / P)    pairwise all-to-all and ring allgather, m messages
     blocked        max(0, communication - ω computation)
     step           computation + blocked
 
-Sums of gradients take the same time on any number of nodes (section VI-B); speed-ups do not tell it
-from computation, and here the thread that communicates sums, too.
+Sums of gradients take the same time on any number of nodes (section VI-B). Speed-ups cannot tell
+this time from computation, and in this package the communicating thread sums, too.
 """
 
 import math
@@ -27,9 +27,9 @@ class MeasuredStep:
 
     Attributes:
         batch_size: Samples of the mini-batch, over all processes.
-        processes: How many computed it.
-        computation_s: Seconds of forward, backward pass and update in each.
-        communication_s: Seconds in which gradients were under way, or summed.
+        processes: Number of processes.
+        computation_s: Seconds of forward pass, backward pass and update in each process.
+        communication_s: Seconds in which gradients were communicated or summed.
         blocked_s: Seconds in which computation waited.
     """
 
@@ -42,7 +42,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Modelled seconds of one step; `total_s` is what passes."""
+    """Modelled seconds of one step; `total_s` is its duration."""
 
     computation_s: float
     communication_s: float
@@ -50,7 +50,7 @@ class StepCost:
 
     @property
     def total_s(self) -> float:
-        """Computation, and what of the communication nothing hides."""
+        """Computation, and communication that is not hidden."""
         return self.computation_s + self.blocked_s
 
 
@@ -60,7 +60,7 @@ class ScalingModel:
 
     Attributes:
         sample_s: c, seconds of computation per sample.
-        overhead_s: o, seconds per step besides: the small-batch inefficiency of section VI-B.
+        overhead_s: o, further seconds per step: the small-batch inefficiency of section VI-B.
         latency_s: m α, seconds of latency of one round of all messages.
         transfer_s: β G, seconds in which a node sends all its gradients once.
         overlap: ω, the share of the computation under which communication can hide.
@@ -92,20 +92,20 @@ class ScalingModel:
         gradient_bytes: int = 0,
         rounds: int = 1,
     ) -> "ScalingModel":
-        """Fit the costs to measured steps and communications, all by least squares above 0.
+        """Fit the costs to measured steps and communications by non-negative least squares.
 
-        Computation is fitted to all steps, ω to those of several processes. Messages alone
-        give the ratio of latency and bandwidth; where there are steps of several processes, their
-        communication, which shares the processors with the training, gives the level.
+        Computation is fitted to all steps, ω to steps of several processes. Messages give the ratio
+        of latency and bandwidth; steps of several processes, if any, give the level, since their
+        communication shares the processors with the training.
 
         Args:
-            steps: Of at least two shares of samples per process.
-            messages: Measured averagings: bytes, processes, seconds.
-            gradient_bytes: Of the network.
+            steps: Measured steps with at least two different shares per process.
+            messages: Measured averagings: (bytes, processes, seconds).
+            gradient_bytes: Bytes of the network's gradients.
             rounds: m, communications of a step: buckets of gradients.
 
         Raises:
-            ValueError: The points do not tell the costs apart.
+            ValueError: The points do not determine all costs.
         """
         samples = [_local(step.batch_size, step.processes) for step in steps]
         if len(set(samples)) < 2:
@@ -116,7 +116,7 @@ class ScalingModel:
         seconds = np.array([step.computation_s for step in steps])
         rows = np.array([[n, 1.0] for n in samples]) / seconds[:, None]  # relative errors
         (sample, overhead), _ = nnls(rows, np.ones(len(steps)))
-        # Equal times leave a slope of rounding errors, of either sign.
+        # With equal times the slope is a rounding error of either sign.
         if sample * (max(samples) - min(samples)) <= 1e-9 * max(seconds):
             raise ValueError(
                 f"computation of {samples} samples took {seconds.tolist()} s, which does not grow "
@@ -135,17 +135,17 @@ class ScalingModel:
         hidden = [
             (step.communication_s - step.blocked_s) / step.computation_s
             for step in several
-            if step.blocked_s > 0.02 * step.computation_s  # else all of it is hidden
+            if step.blocked_s > 0.02 * step.computation_s  # else communication is hidden
         ]
         return replace(model, overlap=float(np.clip(np.mean(hidden), 0, 1))) if hidden else model
 
     def step(self, batch_size: int, processes: int) -> StepCost:
         """Return the cost of one step of `batch_size` samples on `processes` nodes.
 
-        Beyond as many nodes as samples the rest are idle, or do the same again (section VI-B).
+        If there are more nodes than samples, the rest are idle or duplicate work (section VI-B).
 
         Raises:
-            ValueError: One of them is below 1.
+            ValueError: `batch_size` or `processes` is below 1.
         """
         busy = min(batch_size, processes)
         computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
@@ -156,10 +156,10 @@ class ScalingModel:
         return StepCost(computation, communication, blocked)
 
     def training_time(self, schedule: Schedule, samples: int, processes: int) -> float:
-        """Return the seconds of a training: of its epochs' steps, ⌈N / B⌉ in each.
+        """Return the seconds of a training run of ⌈N / B⌉ steps in each epoch.
 
         Args:
-            schedule: Batch sizes and for how many epochs each.
+            schedule: Batch sizes and the number of epochs of each.
             samples: N, samples of an epoch.
             processes: Nodes.
         """
@@ -169,12 +169,12 @@ class ScalingModel:
         )
 
     def speedup(self, schedule: Schedule, samples: int, processes: int) -> float:
-        """Return how many times faster than on one node a training of this schedule is."""
+        """Return the speed-up of a training run of this schedule over one node."""
         alone = self.training_time(schedule, samples, 1)
         return alone / self.training_time(schedule, samples, processes)
 
     def breakdown(self, schedule: Schedule, samples: int, processes: int) -> StepCost:
-        """Return the costs of a whole training by kind (Figure 9)."""
+        """Return the costs of a whole training run by kind (Figure 9)."""
         totals = np.zeros(3)
         for batch, epochs in schedule:
             cost = self.step(batch, processes)
@@ -191,14 +191,14 @@ class ScalingModel:
     ) -> "ScalingModel":
         """Fit latency and transfer, in units of a sample's computation, to known speed-ups.
 
-        From speed-ups alone the time of summing cannot be separated from the overlap: the model
-        leaves the sum out, and lets all computation hide communication.
+        Speed-ups alone cannot separate the time of summing from the overlap: the model leaves the
+        sum out, and lets all computation hide communication.
 
         Args:
             points: A schedule, numbers of nodes, and the largest speed-up on any of them.
             samples: N.
-            overhead: Bounds of o / c, in samples, within which it is fitted too; two equal ones
-                set it. Section VI-B's example gives 7 / 6.
+            overhead: Bounds of the fit of o / c, in samples; equal bounds fix it. Section VI-B's
+                example gives 7 / 6.
 
         Raises:
             ValueError: There is no point.
@@ -220,11 +220,11 @@ class ScalingModel:
                 fastest = min(candidate.training_time(schedule, samples, p) for p in nodes)
                 alone = candidate.training_time(schedule, samples, 1)
                 misses.append(math.log(alone / fastest / value))
-            # Where the points leave latency and transfer open, both are as small as can be.
+            # Latency and transfer are as small as possible if the points do not determine them.
             return misses + [1e-4 * (value + 14) for value in x[:2]]
 
         free = (0.5,) if most > least else ()
-        # Latency alone, transfer alone, both, and between: a fit from one may end beside the best.
+        # Latency alone, transfer alone, both, and between: one start may miss the best fit.
         starts = [(a, b, *free) for a, b in ((-3.0, -6.0), (-9.0, 4.0), (0.0, 4.0), (-3.0, 1.0))]
         low, high = ([-14.0, -14.0, 0.0], [8.0, 8.0, 1.0])
         bounds = (low[: 2 + len(free)], high[: 2 + len(free)])
@@ -233,10 +233,10 @@ class ScalingModel:
 
 
 def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return α and β of measured averagings: seconds = 2 (P - 1) (α + β bytes / P).
+    """Return α and β fitted to averagings: seconds = 2 (P - 1) (α + β bytes / P).
 
     Args:
-        messages: Bytes, processes, seconds; relative errors are minimised.
+        messages: (bytes, processes, seconds) of each; relative errors are minimised.
 
     Raises:
         ValueError: There are fewer than two sizes.
@@ -252,7 +252,7 @@ def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, flo
 
 
 def updates(schedule: Iterable[tuple[int, int]], samples: int) -> int:
-    """Return the parameter updates of a training, each with one averaging of gradients."""
+    """Return the number of parameter updates of a training run, each with one averaging."""
     return sum(epochs * math.ceil(samples / batch) for batch, epochs in schedule)
 
 

@@ -1,4 +1,4 @@
-"""The strategies that θ-adaptive batch sizes are compared with, and section VI-A's stop rule."""
+"""Strategies to compare with θ-adaptive batch sizes, and section VI-A's stop rule."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from repro.adaptive.controller import BatchController, DivergedError, check_number, check_whole
 from repro.adaptive.gradients import NoiseScale
 
-_WINDOW = 10  # epochs over which estimates of noise are averaged, the last with 1 / 10
+_WINDOW = 10  # epochs of the moving average of noise estimates; the last has weight 1 / 10
 
 
 class FixedBatch(BatchController):
@@ -30,13 +30,13 @@ class LinearScaling(FixedBatch):
     """A large batch with a rate in proportion, reached by a gradual warm-up.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), sections 2.1 and
-    2.2: the rate climbs from that of the base batch to k times it within five epochs.
+    2.2: within five epochs the rate rises from the base batch's rate to k times that rate.
 
     Args:
         batch_size: kn, samples of a mini-batch.
-        base_batch: n, the batch size that `base_lr` suits.
+        base_batch: n, the batch size for `base_lr`.
         base_lr: η.
-        warmup: Epochs of the climb.
+        warmup: Epochs of the rise.
         **options: `decay`, `decay_at`, see `BatchController`.
     """
 
@@ -51,16 +51,16 @@ class LinearScaling(FixedBatch):
 
 
 class ScheduledBatch(BatchController):
-    """A batch size that grows after every so many epochs, with the rate left as it is.
+    """A batch size that grows at regular intervals, with a constant rate.
 
     Source: the paper's third method, Smith et al., "Don't Decay the Learning Rate, Increase the
     Batch Size" (arXiv:1711.00489), which replaces each decay of the rate by a growth of the batch.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
-        max_batch: The largest.
+        max_batch: Largest batch size.
         lr: Learning rate.
-        every: Grow after every so many epochs.
+        every: Epochs between two growths.
         growth: Factor by which the batch grows.
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
 
@@ -92,29 +92,30 @@ class NoiseScaleBatch(BatchController):
     """A batch size that follows the gradient noise scale.
 
     After each epoch the simple noise scale tr(Σ) / |G|² is measured, and the batch size grows once
-    where the grown one is not above it. Batches below the scale learn as much from each sample,
-    those above it learn less (McCandlish et al., "An Empirical Model of Large-Batch Training",
-    arXiv:1812.06162, section 2). AdaptDL follows the same quantity. The batch size never shrinks.
+    if it then does not exceed the scale. Batches below the scale learn equally much from each
+    sample, larger batches learn less (McCandlish et al., "An Empirical Model of Large-Batch
+    Training", arXiv:1812.06162, section 2). AdaptDL follows the same quantity. The batch size never
+    shrinks.
 
-    The ratio of two noisy estimates may be anything. So tr(Σ) and |G|² are averaged over epochs,
-    each by itself (appendix A.1), where `measure` gives both; while that |G|² is not above 0, the
-    batch size stays. And it grows by `factors` an epoch at most, whatever was measured.
+    A ratio of two noisy estimates is unreliable. So tr(Σ) and |G|² are averaged over epochs
+    separately (appendix A.1), if `measure` gives both; while the mean |G|² is not above 0, the
+    batch size stays. It grows by at most `factors` factors an epoch, for any measured scale.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
-        max_batch: The largest.
+        max_batch: Largest batch size.
         initial_lr: Learning rate at the start.
-        measure: Returns the noise scale in samples at the present parameters, best of other
-            samples each time, as `repro.adaptive.noise_scale` with another `seed` does. Its
-            result is averaged; a number of your own is taken as it is. Called once per epoch.
+        measure: Returns the noise scale in samples at the current parameters, preferably of other
+            samples each time, such as `repro.adaptive.noise_scale` with another `seed`. A
+            `NoiseScale` is averaged; a plain number is used directly. Called once per epoch.
         growth: Factor by which batch and rate grow.
-        factors: Most factors of growth in an epoch; ``math.inf`` follows what was measured at once.
+        factors: Most factors of growth in an epoch; ``math.inf`` follows the scale at once.
         **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, see
             `BatchController`.
 
     Attributes:
-        scale: What was measured, averaged over epochs, in samples; infinite where nothing but
-            noise was seen.
+        scale: Measured noise scale, averaged over epochs, in samples; infinite if noise hides the
+            gradient.
     """
 
     _STATE = (*BatchController._STATE, "scale", "_noise", "_signal")
@@ -142,7 +143,7 @@ class NoiseScaleBatch(BatchController):
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         scale, noise, signal = self._measure(), self._noise, self._signal
         if isinstance(scale, NoiseScale):
-            # Both means begin at 0, which leaves their ratio as it is.
+            # Both means begin at 0, which does not change their ratio.
             noise += (scale.noise - noise) / _WINDOW
             signal += (scale.signal - signal) / _WINDOW
             scale = NoiseScale(noise, signal)
@@ -157,7 +158,7 @@ class NoiseScaleBatch(BatchController):
             )
         self._noise, self._signal, self.scale = noise, signal, float(scale)
         batch, times = self._batch, 0
-        if isinstance(scale, NoiseScale) and math.isinf(scale):  # nothing but noise was seen
+        if isinstance(scale, NoiseScale) and math.isinf(scale):  # noise hides the gradient
             return batch
         while batch < self.max_batch and times < self._factors:
             grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
@@ -171,16 +172,16 @@ class NoImprovement:
     """Stop training once a metric has not risen by more than `least` for `patience` epochs.
 
     Section VI-A: "when the validation PSNR is not increased more than 0.1 dB for 50 consecutive
-    epochs". Measured from the best value that itself was such a rise, so that a slow creep ends
-    too.
+    epochs". A rise is measured from the value after the last such rise, so that training that
+    improves only slowly ends, too.
 
     Args:
-        least: Rise that counts, in the metric's unit (dB).
+        least: Rises must exceed this, in the metric's unit (dB).
         patience: Epochs.
 
     Attributes:
-        best: The last value that was a rise that counts; None before the first.
-        best_epoch: When it was, from 1.
+        best: The value after the last rise by more than `least`; None before the first value.
+        best_epoch: Epoch of that value, from 1.
 
     Raises:
         ValueError: `least` is below 0 or `patience` below 1.

@@ -1,9 +1,9 @@
 """Archives and folders of class folders or of images with masks, and the cache of decoded sets.
 
 An archive is read in memory and never extracted, so that its member names reach no file system.
-It is refused where it unpacks to more than the machine's memory or to more than `BOMB_BYTES` and
-`BOMB_RATIO` times its size; where a member is neither a file nor a folder, a name is there twice or
-leads out of the archive; and where anything follows its end.
+It is refused if it unpacks to more than the machine's memory or to more than `BOMB_BYTES` and
+`BOMB_RATIO` times its size; if a member is neither a file nor a folder, or a name occurs twice or
+leads out of the archive; and if anything follows its end.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".jpg", ".jpeg", ".png"}
-BOMB_BYTES, BOMB_RATIO = 2**28, 100  # images hardly compress: theirs is below 2
+BOMB_BYTES, BOMB_RATIO = 2**28, 100  # images hardly compress: their ratio is below 2
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Splits by name, and the classes that their labels or masks index."""
+    """Splits by name, and the classes indexed by their labels or masks."""
 
     classes: tuple[str, ...]
     splits: dict[str, Split]
@@ -71,14 +71,14 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
                 if inside is not None:
                     begin = member.offset_data
                     files[inside] = content[begin : begin + member.size]
-        # tarfile takes a damaged header for the end, and ignores all that follows it.
+        # tarfile treats a damaged header as the end, and ignores the rest.
         if unpacked[tar.offset :].strip(b"\0"):
             raise _refused(path, f"something else follows its first {tar.offset:,} bytes")
         if len(content) <= tar.offset:
             raise _refused(path, "it breaks off without tar's mark of the end")
     except (CorruptDatasetError, OSError):
         raise
-    except Exception as error:  # tarfile raises almost anything of a damaged header
+    except Exception as error:  # tarfile raises almost any error for a damaged header
         raise CorruptDatasetError(
             f"{path} is damaged or incomplete ({error}): delete it and copy or download it again"
         ) from error
@@ -86,9 +86,9 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
 
 
 def _unpacked(path: Path) -> bytes:
-    """Decompress an archive, its checksum included, unless it is far larger than its images.
+    """Decompress an archive and check its checksum, unless it is too large.
 
-    tarfile would take a truncated stream for its end.
+    tarfile would treat a truncated stream as complete.
     """
     most = min(memory_bytes(), max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size))
     content = io.BytesIO()
@@ -126,9 +126,9 @@ def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:
-    """The entries so many levels below a folder, linked folders included.
+    """The entries `levels` levels below a folder, including linked folders.
 
-    `Path.glob` would pass over folders that cannot be read.
+    `Path.glob` would skip unreadable folders silently.
     """
     for entry in sorted(folder.iterdir()):
         if levels == 1:
@@ -222,7 +222,7 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, 64 hexadecimal digits.
 
     Raises:
-        CorruptDatasetError: It is no file, but a pipe, say, which would be waited for.
+        CorruptDatasetError: It is no regular file; reading a pipe, for example, would wait.
     """
     if not path.is_file():
         raise CorruptDatasetError(f"{path} is no file: remove it, or provide the dataset again")
@@ -231,10 +231,10 @@ def file_sha256(path: Path) -> str:
 
 
 def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
-    """Load the decoded set kept as `stem`, memory-mapped; build and keep it where missing.
+    """Load the decoded set cached as `stem`, memory-mapped; build and cache it if missing.
 
-    Every byte of it is compared with the digest that was kept with it. A cache file that does not
-    load, or is not what was written under this name, is built again, with a warning.
+    Every byte is checked against the stored digest. A cache file that does not load, or has changed
+    since it was written, is built again, with a warning.
 
     Raises:
         DatasetError: The set cannot be kept.
@@ -244,7 +244,7 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         return _read(path, stem)
     except FileNotFoundError:
         pass
-    except Exception as error:  # torch.load raises almost anything of a damaged file
+    except Exception as error:  # torch.load raises almost any error for a damaged file
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.warning("decoding again, for the cache file %s is damaged: %s", path, reason)
     built = build()

@@ -1,4 +1,4 @@
-"""The datasets by name: where they are searched, how they are loaded."""
+"""The datasets by name: searching and loading."""
 
 import contextlib
 import os
@@ -35,11 +35,11 @@ ON_DISK = (*LABELLED, "carvana", "camvid", *pictures.NAMES)
 NAMES = (*EMBEDDED, *ON_DISK, "phantom", "synthetic")
 
 ROAD = sources.CAMVID_CLASSES.index("road")
-FORMAT = 1  # raised when the same files come to decode to other pixels, labels or splits
+FORMAT = 1  # raised when the same files decode to other pixels, labels or splits
 PROBE_TIMEOUT_S = 5.0
-TRAIN_SHARE = 0.8  # of all images, where a set is divided at random
+TRAIN_SHARE = 0.8  # of all images, if a set is divided at random
 
-_MADE: dict[str, Callable[..., ImageData]] = {  # without files of the user's
+_MADE: dict[str, Callable[..., ImageData]] = {  # need no files from the user
     "digits": embedded.digits,
     "photos": embedded.photos,
     "phantom": phantom.phantom,
@@ -75,33 +75,33 @@ def load(
 ) -> ImageData:
     """Load a dataset as uint8 tensors.
 
-    Searched in order: `root`, `$REPRO_DATA`, `./data`, each for the layouts that
-    `data/README.md` lists; then a download where torchvision has one. What was decoded is kept in
+    Searched in order: `root`, `$REPRO_DATA`, `./data`, each for the layouts listed in
+    `data/README.md`; then a download if torchvision has one. The decoded set is cached in
     `repro.paths.cache_dir()` and memory-mapped the next time.
 
     Args:
         name: One of `NAMES`.
-        root: Folder searched first. Where it is missing a download makes it, but what lies in
-            another folder does not silently take its place; the same holds for `$REPRO_DATA`.
+        root: Folder searched first. If it is missing, a download makes it, but a set in another
+            folder does not silently replace it; the same holds for `$REPRO_DATA`.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
-            of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
-            largest centre that all have. Where ImageNet's images of that size would take more than
-            half of the memory they stay encoded, `StreamedImages` in the place of tensors.
-        per_class: Keep the first so many images of each class in every split; labelled sets on
+            of different sizes (`div2k`, `bsds500`) are turned to landscape, and with None cut to
+            the largest centre common to all. If ImageNet's images of that size would take more than
+            half of the memory, they stay encoded (`StreamedImages` instead of tensors).
+        per_class: Keep the first `per_class` images of each class in every split; labelled sets on
             disk only.
         binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
             Carvana.
         split: For `flowers102`, ``official`` (1,020 images to train on, 1,020 to validate, 6,149
             to test), or ``random``: of all 8,189 images `TRAIN_SHARE` to train on and the rest to
-            test, the same ones everywhere.
-        download: Try to download what was not found.
+            test, divided equally on every machine.
+        download: Try to download a missing set.
         **options: For `synthetic`, `phantom` and `photos`, the options of `generators.synthetic`,
             `phantom.phantom` and `embedded.photos`.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
-        DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
+        DatasetNotFoundError: The dataset was not found and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
         TypeError: A generated or embedded set has no such option.
@@ -121,7 +121,7 @@ def load(
 
 
 def _road_against_rest(data: ImageData) -> ImageData:
-    """CamVid with masks of 1 for road and 0 for all else: the stand-in for Carvana."""
+    """CamVid with masks of 1 for road and 0 otherwise: the stand-in for Carvana."""
 
     def binary(split: Split) -> Split:
         masks = cast(torch.Tensor, split.masks)
@@ -152,7 +152,7 @@ def divided_anew(decoded: Decoded) -> Decoded:
 
 
 def available(root: Root = None) -> dict[str, str]:
-    """The names that `load` can serve now without a download, and where each lies.
+    """The names that `load` can load now without a download, with their locations.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
@@ -168,20 +168,20 @@ def _available(root: Root) -> dict[str, str]:
 
 
 def looked_for(name: str) -> str:
-    """The paths, below the folders that are searched, where `load` looks for a dataset."""
+    """The paths, below the searched folders, at which `load` looks for a dataset."""
     return " or ".join(sources.looked_for(name))
 
 
 def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
-    """Download what is missing and the network allows; say for each name what became of it.
+    """Download missing datasets as far as the network allows; return the outcome by name.
 
     Args:
-        names: Of `NAMES`.
+        names: Names among `NAMES`.
         root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
             `./data`.
 
     Raises:
-        DatasetError: A name is unknown. All else that goes wrong is in the report.
+        DatasetError: A name is unknown. All other errors are in the report.
     """
     report = {}
     for name in names:
@@ -233,7 +233,7 @@ def _find(name: str, root: Root) -> sources.Source | None:
 
 
 def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
-    """Download a dataset once; its source.
+    """Download a dataset once; return its source.
 
     Raises:
         DatasetNotFoundError: There is no download.
@@ -254,20 +254,20 @@ def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
 
 
 def _fetch(name: str, root: Root) -> str:
-    """Download a dataset; empty, or why there is none."""
+    """Download a dataset; return "", or the reason of the failure."""
     try:
         url = sources.download_url(name)
     except (ImportError, RuntimeError) as error:
         return f"torchvision cannot be imported ({error})"
     if url is None:
         return _BY_HAND.get(name, "no public address is known that serves this layout")
-    # A closed network may swallow packets, and torchvision itself waits without a limit.
+    # A closed network may drop packets, and torchvision waits without a limit.
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S):
             pass
     except urllib.error.HTTPError as error:
-        if error.code in (403, 407):  # a refusal; anything else may be of HEAD alone
+        if error.code in (403, 407):  # a refusal; other codes may concern only HEAD
             return f"{url} is refused ({error})"
     except OSError as error:
         return f"{url} cannot be reached ({error})"
@@ -286,7 +286,7 @@ def _fetch(name: str, root: Root) -> str:
 
 
 def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -> Decoded | None:
-    """A set whose images stay encoded; None where memory holds it."""
+    """A set with encoded images; None if its decoded images fit the memory."""
     classes, items = source.listing(per_class)
     if not exceeds_memory(sum(map(len, items.values())), size):
         return None
@@ -328,7 +328,7 @@ def _read(
             f"{source.path} cannot be read or unpacked ({error}): make it readable; torchvision "
             "unpacks ImageNet beside its archives the first time and needs to write there once"
         ) from error
-    # torchvision raises RuntimeError where a checksum differs, OSError where a file lacks.
+    # torchvision raises RuntimeError for a wrong checksum, OSError for a missing file.
     except (RuntimeError, OSError, EOFError) as error:
         raise CorruptDatasetError(
             f"{source.path} is damaged or incomplete ({error}): provide it again"

@@ -1,4 +1,4 @@
-"""From encoded images to uint8 tensors, at once or, where they exceed the memory, as needed."""
+"""Decoding of images to uint8 tensors, at once or, if they exceed the memory, as needed."""
 
 import io
 import threading
@@ -28,11 +28,11 @@ from repro.measure.host import memory_bytes
 
 Encoded = bytes | memoryview | Path | np.ndarray  # an array holds pixels already
 
-# PIL reads some 40 more, and has programs called for some of them, Ghostscript for EPS.
+# PIL reads some 40 more, and calls programs for some of them, such as Ghostscript for EPS.
 FORMATS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
 
-THREADED_PIXELS = 100 * 100  # of an encoded image, from which on threads pay
-MEMORY_SHARE = 0.5  # of the machine's, that decoded images may take
+THREADED_PIXELS = 100 * 100  # least pixels of an image for which threads are faster
+MEMORY_SHARE = 0.5  # largest share of the machine's memory for decoded images
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def decode(
         if masks is not None:
             masks[index] = mask
 
-    # PIL decodes without holding the interpreter lock, so that threads suffice; for small images,
-    # most of whose time is spent in Python, they only wait for each other.
+    # PIL decodes without holding the interpreter lock, so that threads suffice; small images spend
+    # most of their time in Python, so that threads only wait for each other.
     with opened(items[0].name, items[0].image) as image:
         small = image.width * image.height < THREADED_PIXELS
     with ThreadPoolExecutor(1 if small else None) as pool:
@@ -98,13 +98,13 @@ def decode(
 
 
 class StreamedImages:
-    """Images in the place of a uint8 tensor (N, 3, H, W) that would exceed the memory.
+    """Encoded images instead of a uint8 tensor (N, 3, H, W) that would exceed the memory.
 
-    Indexing gives some of them, still encoded; `decoded` gives pixels.
+    Indexing selects images, still encoded; `decoded` gives pixels.
 
     Args:
-        items: Labelled, still encoded.
-        size: Side of the squares they are cut to, or (height, width) they are resized to.
+        items: Labelled, encoded images.
+        size: Side of the squares cut from them, or (height, width) after resizing.
     """
 
     def __init__(self, items: Sequence[Item], size: int | Size) -> None:
@@ -119,21 +119,21 @@ class StreamedImages:
         return StreamedImages([self._items[i] for i in indices.tolist()], self._size)
 
     def decoded(self) -> Tensor:
-        """Decode all of them with a thread for each core: uint8, (N, 3, H, W).
+        """Decode all images with a thread for each core: uint8, (N, 3, H, W).
 
         Raises:
-            CorruptDatasetError: One cannot be decoded.
+            CorruptDatasetError: An image cannot be decoded.
         """
         return decode(self._items, self._size).images
 
 
 def dense(images: Tensor | StreamedImages) -> Tensor:
-    """Images as a tensor, decoded where they are not."""
+    """Images as a tensor, decoded if necessary."""
     return images.decoded() if isinstance(images, StreamedImages) else images
 
 
 def exceeds_memory(count: int, size: int | Size) -> bool:
-    """Whether so many colour images of a size take more memory, decoded, than they may."""
+    """Whether `count` decoded colour images of a size exceed `MEMORY_SHARE` of the memory."""
     height, width = as_pair(size)
     return count * 3 * height * width > MEMORY_SHARE * memory_bytes()
 
@@ -196,26 +196,26 @@ _opening = threading.Lock()
 
 @contextmanager
 def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
-    """Open an image of one of `FORMATS`; to be decoded inside the block.
+    """Open an image of one of `FORMATS`; decode it inside the block.
 
-    One of more pixels than `PIL.Image.MAX_IMAGE_PIXELS` (89 million, unless it is set to another
-    number) is refused before it is decoded.
+    An image of more pixels than `PIL.Image.MAX_IMAGE_PIXELS` (89 million by default) is refused
+    before it is decoded.
 
     Args:
-        name: What an error calls it.
+        name: Its name in errors.
         encoded: Its content, or its file.
 
     Raises:
-        CorruptDatasetError: It is no such image, is damaged or too large.
+        CorruptDatasetError: The file is no such image, is damaged or too large.
     """
     if isinstance(encoded, np.ndarray):
         yield Image.fromarray(encoded)
         return
     source: Any = encoded if isinstance(encoded, Path) else io.BytesIO(encoded)
-    if isinstance(encoded, Path) and not encoded.is_file():  # a pipe would be waited for
+    if isinstance(encoded, Path) and not encoded.is_file():  # reading a pipe would wait
         raise CorruptDatasetError(f"{name} is no file: remove it, or provide the dataset again")
     try:
-        # PIL warns from its limit on and raises from twice that on. Filters are the process's.
+        # PIL warns from its limit on and raises from twice that on. Filters are process-wide.
         with _opening, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(source, formats=FORMATS)
@@ -228,7 +228,7 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
             f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which would fill the memory: "
             "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
         ) from error
-    # Of damaged files, decoders raise almost anything: SyntaxError, struct.error, MemoryError.
+    # For damaged files, decoders raise almost any error: SyntaxError, struct.error, MemoryError.
     except Exception as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
@@ -239,7 +239,7 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
 
 
 def _indices(mask: Image.Image) -> Image.Image:
-    """A mask as class indices: a GIF is black and white, all else holds the index itself."""
+    """A mask as class indices: a GIF is black and white, other files hold the index itself."""
     if mask.format == "GIF":
         return mask.convert("L").point(lambda value: int(value > 127))
     if mask.mode not in ("1", "L", "P"):

@@ -1,4 +1,4 @@
-"""Real images that ship inside scikit-learn and scikit-image: there on every machine."""
+"""Real images inside scikit-learn and scikit-image, available on every machine."""
 
 import hashlib
 import importlib.util
@@ -34,7 +34,7 @@ PHOTOGRAPHS = {
 
 
 def digits(image_size: int | Size | None = None) -> ImageData:
-    """Load scikit-learn's 1,797 handwritten digits, 8x8 grey: every fifth of a class is test.
+    """Load scikit-learn's 1,797 handwritten digits, 8x8 grey; every fifth of a class is for test.
 
     Args:
         image_size: None is 8x8.
@@ -81,7 +81,7 @@ def photos(
         image_size: Side or (height, width) of a patch in pixels, not resized; None is 64.
         train_per_class: Training patches of every photograph.
         test_per_class: Test patches of every photograph.
-        seed: Seed of where the patches lie.
+        seed: Seed of the patches' positions.
 
     Raises:
         DatasetError: A patch does not fit the smallest photograph's test region, or a count is
@@ -123,7 +123,7 @@ def photos(
         splits.append(
             Split(torch.from_numpy(np.stack(images)), labels, torch.from_numpy(np.stack(masks)))
         )
-    # From the files, not the pixels: JPEG decoders differ in the last bit.
+    # Of the files, not the pixels: JPEG decoders differ in the last bit.
     content = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     options = [height, width, train_per_class, test_per_class, seed]
     return ImageData(

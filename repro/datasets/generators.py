@@ -29,7 +29,7 @@ def synthetic(
     masks: bool = False,
     seed: int = 0,
 ) -> ImageData:
-    """Make images of which each mixes its class's pattern, one of its own, and noise.
+    """Make images that each mix their class's pattern, an individual pattern, and noise.
 
     All arithmetic is on integers, so that every machine makes the same pixels.
 
@@ -37,8 +37,8 @@ def synthetic(
         image_size: Side or (height, width) in pixels.
         train: Training images.
         test: Test images, of the same class patterns.
-        num_classes: Classes, as evenly frequent as the counts allow; with masks, the background
-            included.
+        num_classes: Classes, as evenly frequent as the counts allow; with masks including the
+            background.
         channels: Channels of the images.
         masks: Make masks instead of labels: in each image an ellipse of one class from 1 on, on
             the pattern of class 0.

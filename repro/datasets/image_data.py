@@ -1,4 +1,4 @@
-"""A dataset in memory, its errors, and the digests and checks that all datasets share."""
+"""A dataset in memory, its errors, and digests and checks for all datasets."""
 
 import hashlib
 import math
@@ -16,15 +16,15 @@ Size = tuple[int, int]  # height, width in pixels
 
 
 class DatasetError(ValueError):
-    """A dataset was asked for in a way that cannot be served."""
+    """A request for a dataset cannot be fulfilled."""
 
 
 class DatasetNotFoundError(DatasetError):
-    """A known dataset lies in none of the folders searched and could not be downloaded."""
+    """A known dataset is in none of the searched folders and could not be downloaded."""
 
 
 class DataFolderError(DatasetError):
-    """A folder for datasets was given, as an argument or as `$REPRO_DATA`, and is none."""
+    """The folder for datasets, given as an argument or as `$REPRO_DATA`, is no folder."""
 
 
 class CorruptDatasetError(DatasetError):
@@ -58,10 +58,10 @@ class Split:
         return Split(**{name: tensor[index] for name, tensor in self.tensors().items()})
 
     def evenly(self, count: int) -> "Split":
-        """`count` samples at even distances, as sets on disk are ordered by class.
+        """`count` samples at even distances, since sets on disk are ordered by class.
 
         Raises:
-            DatasetError: There are fewer, or `count` is below 1.
+            DatasetError: There are fewer samples, or `count` is below 1.
         """
         return self.chosen(self._evenly(count))
 
@@ -69,7 +69,7 @@ class Split:
         """The samples of `evenly` and the rest, which must not be empty.
 
         Raises:
-            DatasetError: There are not more than `count`, or `count` is below 1.
+            DatasetError: There are at most `count` samples, or `count` is below 1.
         """
         if count == len(self):
             raise DatasetError(f"{count} samples of {count} leave none: give fewer")
@@ -89,16 +89,16 @@ class ImageData:
     """A dataset in memory.
 
     Attributes:
-        name: The name it was loaded by.
-        record_name: The name for records, which tells e.g. `cifar10` from `cifar10-jpeg`.
+        name: The name given to `load`.
+        record_name: The name for records, which distinguishes e.g. `cifar10` and `cifar10-jpeg`.
         kind: `real` or `synthetic`.
         provenance: One sentence: source, recompression, and the set it is a stand-in for.
-        fingerprint: 16 hexadecimal digits, a hash of the source's content and of how it was
-            resized and cut; equal on every machine for equal files.
-        classes: Class names, indexed by label; by the value of a mask where there is no label.
+        fingerprint: 16 hexadecimal digits, a hash of the source's content and of its resizing and
+            cutting; equal on every machine for equal files.
+        classes: Class names, indexed by label, or by the value of a mask if there are no labels.
         train: The training split.
         test: The test split.
-        val: The validation split, where the source has one.
+        val: The validation split, if the source has one.
     """
 
     name: str
@@ -135,15 +135,15 @@ def tensor_digest(*splits: Split) -> str:
 
 
 def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
-    """Refuse images that exceed this machine's memory, a container's limit included.
+    """Refuse images that exceed this machine's memory, or its container's limit.
 
     Args:
         count: Number of images.
-        shape: Channels, height, width of one, a byte each.
-        advice: What to do about it.
+        shape: Channels, height, width of an image, in bytes.
+        advice: Advice at the end of the error.
 
     Raises:
-        DatasetError: They take more than there is.
+        DatasetError: The images exceed the memory.
     """
     needed, available = count * math.prod(shape), memory_bytes()
     if needed > available:
@@ -155,7 +155,7 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
 
 
 def check_counts(least: int = 1, **given: object) -> None:
-    """Refuse options that are no whole numbers of at least `least`.
+    """Refuse options that are no integers of at least `least`.
 
     Raises:
         DatasetError: The first such option, by its name.

@@ -25,9 +25,9 @@ Batch = tuple[Tensor, Tensor]
 class TensorLoader:
     """Iterate over mini-batches of a dataset that lies on a device as one tensor.
 
-    The order and the augmentation of an epoch depend on `seed` and the number of the epoch alone:
-    not on the batch size, the device or torch's global generator, which is left as it was. Every
-    iteration begins a new epoch. A batch is a tensor of its own and stays valid.
+    The order and the augmentation of an epoch depend only on `seed` and the number of the epoch,
+    not on the batch size, the device or torch's global generator, which stays unchanged. Every
+    iteration begins a new epoch. A batch is a separate tensor and stays valid.
 
     Images are cropped, then flipped, resized and normalised: (pixel / 255 - mean) / std.
 
@@ -44,11 +44,11 @@ class TensorLoader:
         padding: Zeros added on each side before the crop.
         flip: Mirror left and right with probability one half.
         resolution: Side or (height, width) in pixels of the batches, resized bilinearly with
-            antialiasing; a side is for square crops alone. None is the size of the crop.
+            antialiasing; a side is for square crops only. None is the size of the crop.
         mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
         std: Standard deviation of every channel, likewise.
         drop_last: Leave out the last, smaller batch.
-        device: Where the data lies and the batches are made; by default where `images` lies.
+        device: Device of the data and the batches; by default the device of `images`.
 
     Raises:
         ValueError: An argument is out of range or does not fit the others.
@@ -120,7 +120,7 @@ class TensorLoader:
         """Set the batch size from the next iteration on.
 
         Raises:
-            ValueError: It is below 1, or above the number of images although `drop_last` is set.
+            ValueError: It is below 1, or with `drop_last` above the number of images.
         """
         check_counts(batch_size=batch_size)
         if self.drop_last and batch_size > self._length:
@@ -147,7 +147,7 @@ class TensorLoader:
         self.resolution = size
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`, at least 0; the ones after it count on.
+        """Make the next iteration epoch `epoch`, at least 0; later iterations count on.
 
         Raises:
             ValueError: It is negative.
@@ -184,7 +184,7 @@ class TensorLoader:
             top, left = (torch.full((n,), f // 2) for f in free)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
         flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
-        on_device = [  # without the host's waiting for the epoch before
+        on_device = [  # the host does not wait for the epoch before
             accelerator.pinned(part, self.device).to(self.device, non_blocking=True)
             for part in (order, corner, flips)
         ]
@@ -223,8 +223,8 @@ class TensorLoader:
             windows = _windows(batch, self.crop_size)
             batch = windows.index_select(0, index * batch[0].numel() + corner)
         if self.flip:
-            # Row b of the pair is the batch itself, row B + b its mirror image. Both are uint8:
-            # faster than choosing between them pixel by pixel.
+            # Row b is image b, row B + b its mirror image. Selecting rows of uint8 is faster than
+            # choosing pixel by pixel.
             both = torch.cat((batch, batch.flip(-1)))
             rows = torch.arange(len(index), device=self.device) + flips * len(index)
             batch = both.index_select(0, rows)
@@ -232,17 +232,18 @@ class TensorLoader:
 
 
 class Ahead:
-    """A loader's mini-batches, the next ones made by a thread while the device computes.
+    """A loader's mini-batches, made ahead by a thread while the device computes.
 
-    They lie in pinned memory of the host, from which an accelerator copies beside its
-    computations. For a CPU the loader's own are passed on as they come, unless `always` is set. The
-    mini-batches and their order are the loader's; it must not be used elsewhere during an epoch.
+    They are in pinned memory of the host, from which an accelerator copies during computations. For
+    a CPU the loader's mini-batches are passed on directly, unless `always` is set. Mini-batches and
+    their order are the loader's; it must not be used elsewhere during an epoch.
 
     Args:
         loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
         device: The device that trains.
-        count: Mini-batches ready or in the making, besides the one that is taken, at least 1.
-        always: Whether a thread makes them for a CPU, too: it pays where they wait for files.
+        count: Mini-batches ready or being made, besides the current one, at least 1.
+        always: Whether to use a thread for a CPU, too, which is faster if mini-batches wait for
+            files.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class Ahead:
         """Begin an epoch.
 
         Raises:
-            HostMemoryError: The host has not the memory to pin.
+            HostMemoryError: The host has too little memory to pin.
         """
         return self._made_ahead() if self._threaded else iter(self._loader)
 
@@ -283,7 +284,7 @@ class Ahead:
 
 
 def generator_of(*numbers: int) -> torch.Generator:
-    """A CPU generator of a seed and other numbers, so that every device sees the same epoch."""
+    """A CPU generator seeded by several numbers, so that every device sees the same epoch."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 

@@ -1,4 +1,4 @@
-"""Pairs of images for restoration: how inputs are made, and mini-batches of aligned patches."""
+"""Pairs of images for restoration: making the inputs, and mini-batches of aligned patches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
 def low_resolution(images: Tensor, scale: int) -> Tensor:
-    """Shrink images by a whole factor, bicubic with antialiasing, as DIV2K's are.
+    """Shrink images by an integer factor, bicubic with antialiasing, as in DIV2K.
 
     Args:
         images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
@@ -43,7 +43,7 @@ def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
     Args:
         images: uint8, (N, C, H, W).
         sigma: Standard deviation, as a share of the full range of 255.
-        seed: Of the noise; it depends on the seed and the shape alone.
+        seed: Seed of the noise, which depends only on the seed and the shape.
 
     Raises:
         DatasetError: `sigma` is negative.
@@ -61,16 +61,16 @@ def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
 class PatchLoader(TensorLoader):
     """Iterate over mini-batches of patches cut at the same place from inputs and targets.
 
-    One patch is cut from each image per epoch. Order, places and augmentation depend on `seed` and
-    the number of the epoch alone, as those of `TensorLoader`, which does the cutting: the targets'
-    s x s neighbours are channels of the inputs' pixels while it does.
+    One patch is cut from each image per epoch. Order, places and augmentation depend only on `seed`
+    and the number of the epoch. `TensorLoader` cuts both at once: each s x s block of target pixels
+    becomes further channels of its input pixel.
 
     Args:
         inputs: uint8, (N, C, H, W).
-        targets: uint8, (N, C', sH, sW) with a whole factor s of at least 1.
+        targets: uint8, (N, C', sH, sW) with an integer factor s of at least 1.
         batch_size: Patches in a mini-batch.
         patch: Side of an input's patch in pixels; the target's is s times as long.
-        augment: Mirror and turn patches at random, in all eight ways.
+        augment: Mirror and rotate patches at random (all eight combinations).
         **options: `seed`, `shuffle`, `crop`, `drop_last` and `device` of `TensorLoader`.
 
     Raises:
@@ -114,7 +114,7 @@ class PatchLoader(TensorLoader):
         Yields float32 inputs (B, C, p, p) and targets (B, C', s p, s p), both in [0, 1].
         """
         generator = generator_of(self.seed, self.epoch, 1)
-        # For all of the epoch at once: a copy per mini-batch would wait for the device.
+        # Copied once for the whole epoch: a copy per mini-batch would wait for the device.
         draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
         return self._patches(super().__iter__(), draws.to(self.device), self.batch_size)
 

@@ -2,8 +2,7 @@
 
 Their section VI: "a randomized version of the classical Shepp-Logan phantom, where orientation,
 shape and size of each of the ten ellipsoids are randomized. Phantom has 1600 training images and
-the size of each image is 256×256." How far they are randomised is not said; the ranges here are
-ours.
+the size of each image is 256×256." The ranges are not given in the paper; the ranges here are ours.
 """
 
 import numpy as np
@@ -41,7 +40,7 @@ ELLIPSES = np.array(
 SIZES = (0.8, 1.0)  # factor of both half axes
 SHAPES = (0.85, 1.18)  # factor of the ratio of the half axes
 TURN = 15.0  # degrees, either way
-VERSION = 1  # raised when the same ranges and options come to give other pixels
+VERSION = 1  # raised when the same ranges and options give other pixels
 
 
 def draw_ellipses(ellipses: np.ndarray, size: int | Size) -> np.ndarray:
@@ -66,7 +65,7 @@ def draw_ellipses(ellipses: np.ndarray, size: int | Size) -> np.ndarray:
 
 
 def randomised(random: np.random.Generator) -> np.ndarray:
-    """The ellipses with size, shape and orientation of each drawn anew, (10, 6)."""
+    """The ellipses with random size, shape and orientation of each, (10, 6)."""
     count = len(ELLIPSES)
     size = random.uniform(*SIZES, count)
     ratio = np.exp(random.uniform(np.log(SHAPES[0]), np.log(SHAPES[1]), count) / 2)
@@ -83,13 +82,13 @@ def phantom(
 ) -> ImageData:
     """Make grey phantoms of ten randomised ellipses, without labels or masks.
 
-    Each image depends on the seed and its number alone, so that a smaller set is the beginning of
-    a larger one.
+    Each image depends only on the seed and its number, so that a smaller set is the beginning of a
+    larger one.
 
     Args:
         image_size: Side or (height, width) in pixels; None is the paper's 256.
         train: Training images, 1,600 in the paper.
-        test: Test images; the paper does not say how many.
+        test: Test images; the paper does not state the number.
         seed: Seed of the images.
 
     Raises:

@@ -11,8 +11,8 @@ from repro.datasets.decoding import Item, centre, opened
 
 NAMES = ("div2k", "bsds500")
 URL = "https://data.vision.ee.ethz.ch/cvl/DIV2K/"
-# By split, DIV2K's archive and its SHA-256. Its authors publish none; these are TensorFlow
-# Datasets' (url_checksums/div2k.txt), which checks every download by them.
+# DIV2K's archive and its SHA-256 by split. The authors publish no hashes; these are TensorFlow
+# Datasets' (url_checksums/div2k.txt), used there to check every download.
 DIV2K = {
     "train": (
         "DIV2K_train_HR",
@@ -26,13 +26,13 @@ DIV2K = {
 
 
 def lying(picture: Image.Image) -> Image.Image:
-    """Turn a standing picture by a quarter, so that all have one orientation."""
+    """Turn a portrait picture by a quarter, so that all are landscape."""
     standing = picture.height > picture.width
     return picture.transpose(Image.Transpose.ROTATE_90) if standing else picture
 
 
 def cut_alike(items: Iterable[Item]) -> Callable[[Image.Image], Image.Image]:
-    """A function that turns pictures and cuts the largest centre that all of them have."""
+    """A function that turns pictures and cuts the largest centre common to all."""
     sizes = []
     for item in items:
         with opened(item.name, item.image) as picture:

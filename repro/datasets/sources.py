@@ -1,4 +1,4 @@
-"""Where a dataset can lie in a folder: layouts of others (torchvision, Kaggle) and archives."""
+"""Layouts of a dataset in a folder: others' (torchvision, Kaggle) and our archives."""
 
 import functools
 import os
@@ -40,8 +40,8 @@ class Source:
         layout: Its layout, in words.
         path: Archive or folder.
         everything: Lists classes and all images by split.
-        hashed: Lists the files whose content is the dataset's.
-        streams: Whether images may stay encoded, for want of memory.
+        hashed: Lists the files with the dataset's content.
+        streams: Whether images may stay encoded if memory is too small.
     """
 
     record_name: str
@@ -57,7 +57,7 @@ class Source:
         return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
 
     def content(self, per_class: int | None) -> str:
-        """A hash of the names and contents of files; of images that may stream, of their sizes."""
+        """A hash of the names of files and their contents, or sizes for images that may stream."""
         if not self.streams:
             return content_hash(self.hashed(), self.path)
         items = self.listing(per_class)[1].values()
@@ -96,7 +96,7 @@ class Source:
 
 
 def find(name: str, root: Path) -> Source | None:
-    """The source of dataset `name` in `root`, or None. Layouts of others come first."""
+    """The source of dataset `name` in `root`, or None. Others' layouts come first."""
     native = _NATIVE[name][0](name, root) if name in _NATIVE else None
     return native or _own_layout(name, root)
 
@@ -112,7 +112,7 @@ def looked_for(name: str) -> list[str]:
 def _own_layout(name: str, root: Path) -> Source | None:
     """A `NAME.tar.xz`, or the folder that it unpacks to."""
     archive, folder = root / f"{name}.tar.xz", root / name
-    packed = os.path.lexists(archive)  # whatever it is: no stand-in takes its place
+    packed = os.path.lexists(archive)  # even if it is invalid: nothing else replaces it
     if not packed and not ((folder / "train").is_dir() and (folder / "test").is_dir()):
         return None
     path = archive if packed else folder
@@ -130,10 +130,10 @@ def _own_layout(name: str, root: Path) -> Source | None:
     def hashed() -> list[Path]:
         return [path] if packed else [f for f in contents().values() if isinstance(f, Path)]
 
-    # Elsewhere the images may have been recompressed, which changes accuracies.
+    # In other layouts the images may have been recompressed, which changes accuracies.
     record_name = f"{name}-jpeg" if name in _NATIVE else name
     layout = f"{'archive' if packed else 'folder'} {path.name}"
-    # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
+    # An archive is read as a whole: if its images exceed the memory, it must be unpacked.
     streams = name == "imagenet" and not packed
     return Source(record_name, layout, path, everything, hashed, streams)
 
@@ -163,7 +163,7 @@ def _flowers102(name: str, root: Path) -> Source | None:
     def everything() -> Listing:
         items: dict[str, list[Item]] = {}
         for split in ("train", "val", "test"):
-            # With `Path` for a loader the dataset yields file names in place of pictures.
+            # With `Path` as the loader, the dataset yields file names instead of pictures.
             dataset = _torchvision_class(name)(root, split=split, loader=Path)
             pairs = [dataset[i] for i in range(len(dataset))]
             items[split] = [Item(str(file), file, label=label) for file, label in pairs]
@@ -197,7 +197,7 @@ def _carvana(name: str, root: Path) -> Source | None:
 
     def everything() -> Listing:
         images = sorted((folder / "train").glob("*.jpg"))
-        # Sixteen views of one car share the name up to the underscore: a car is train or test.
+        # Sixteen views of one car share the name up to the underscore, and stay in one split.
         cars = sorted({image.stem.rsplit("_", 1)[0] for image in images})
         held_out = set(cars[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY])
         items: dict[str, list[Item]] = {"train": [], "test": []}
@@ -243,7 +243,7 @@ def _torchvision_class(name: str) -> Any:
 
 
 def fetch(name: str, root: Path) -> None:
-    """Download `name` into `root`; raises what torchvision and urllib raise."""
+    """Download `name` into `root`; errors of torchvision and urllib are passed on."""
     if name == "div2k":
         pictures.fetch(root / name)
     else:
@@ -251,7 +251,7 @@ def fetch(name: str, root: Path) -> None:
 
 
 def download_url(name: str) -> str | None:
-    """The address that `name` is downloaded from; None if there is none."""
+    """The address of the download of `name`, or None."""
     if name == "div2k":
         return f"{pictures.URL}{pictures.DIV2K['train'][0]}.zip"
     if name in ("cifar10", "cifar100"):

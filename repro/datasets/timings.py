@@ -1,4 +1,4 @@
-"""Published measurements of training times, as far as they are at hand."""
+"""Published measurements of training times, if available."""
 
 import os
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class EpochTimes:
     """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080.
 
     Attributes:
-        seconds: By framework, (500,): entry i is of batch size i + 1.
+        seconds: By framework, (500,): entry i is for batch size i + 1.
         samples: Images in an epoch.
         fingerprint: 16 hexadecimal digits, a hash of the numbers.
-        name: As datasets are named; so are `record_name`, `kind` and `provenance`.
+        name: See `ImageData`, also for `record_name`, `kind` and `provenance`.
     """
 
     seconds: dict[str, NDArray[np.float64]]
@@ -40,7 +40,7 @@ class EpochTimes:
 
 
 def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder of `EpochTimes`, None where it is not at hand."""
+    """The folder of `EpochTimes`, None if it is not available."""
     folders = [folder / TIMES for folder in paths.data_roots(root)]
     whole = (f for f in folders if all((f / name).is_file() for name in _FILES.values()))
     return next(whole, None)
@@ -50,7 +50,7 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     """Load the authors' raw measurements from ``dualbatch_times/*.npy``.
 
     Raises:
-        DatasetNotFoundError: They are in none of the folders searched.
+        DatasetNotFoundError: The files are in none of the searched folders.
         CorruptDatasetError: A file holds something else.
     """
     folder = find_times(root)

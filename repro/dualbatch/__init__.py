@@ -17,7 +17,7 @@ Example:
 Modules, in the order of the paper: `plan` (equations 4 to 8), `server` (pull, push, merge rules),
 `progressive` (the schedule), `shares` and `worker` (one share, step by step), `engines` (the
 training loop in one process), `cluster` and `actors` (the same on Ray). `guards`, `checks` and
-`functions` refuse trainings that would go wrong.
+`functions` refuse arguments and functions that would train wrongly.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning for Efficient
 Distributed Training".

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, and states as they cross processes."""
+"""Workers as Ray actors, and the conversion of states between processes."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +18,12 @@ from repro.measure import CheckpointError
 
 
 def to_arrays(tree: Any) -> Any:
-    """A state with arrays on the host for its tensors, which Ray shares without a copy."""
+    """A state with its tensors as arrays on the host, which Ray shares without a copy."""
     return _mapped(tree, Tensor, lambda tensor: tensor.detach().cpu().numpy())
 
 
 def to_tensors(tree: Any) -> Any:
-    """A state with tensors of its own for its arrays: Ray delivers read-only ones."""
+    """A state with its arrays copied to tensors: Ray delivers read-only arrays."""
     return _mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
 
 
@@ -39,14 +39,14 @@ class WorkerActor:
     worker: Worker | None = None
 
     def prepare(self, recipe: Recipe, plan: DualBatchPlan) -> None:
-        """Make the model, so that the clock starts when all workers are up."""
+        """Make the model, so that the clock starts when all workers are ready."""
         with _portable("a worker"):
             self.worker = Worker(recipe, plan)
 
     def train(
         self, number: int, iteration: int, state: Any, setting: EpochSetting, before: Any
     ) -> Trained:
-        """Train a share as `Worker.train` does; states are of arrays."""
+        """Train a share by `Worker.train`; states hold arrays."""
         assert self.worker is not None
         with _portable(f"worker {number}"):
             args = (number, iteration, to_tensors(state), setting, to_tensors(before))
@@ -63,7 +63,7 @@ class WorkerActor:
 
 @contextmanager
 def _portable(who: str) -> Iterator[None]:
-    """Name an exception of a user's function that would not be the same in another process."""
+    """Replace an exception of a user's function that another process could not rebuild."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Checks of arguments, and of states and losses that have to be finite."""
+"""Checks of arguments, and of states and losses, which must be finite."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,9 @@ class NonFiniteError(FloatingPointError):
 
     Attributes:
         worker: Number of the worker.
-        epoch: From 1, of the setting that the share was trained with; where a `ParameterServer` is
-            used alone, the number of the share.
-        step: The mini-batch of the share, from 1, where it was seen first; None where a
-            `ParameterServer` is used alone.
+        epoch: Epoch of the share's setting, from 1; without a training loop around the
+            `ParameterServer`, the number of the share.
+        step: The first such mini-batch of the share, from 1; None without a training loop.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class NonFiniteError(FloatingPointError):
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Pickle by the arguments: it crosses processes."""
+        """Pickle by the arguments, for transfer between processes."""
         return NonFiniteError, self._arguments
 
 
@@ -44,18 +43,18 @@ class ClusterError(RuntimeError):
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite real number: a float, an int or numpy's, and no truth value."""
-    # numpy's truth values are no Real, as little as text and tensors.
+    """Whether a value is a finite real number (Python's or numpy's), no boolean."""
+    # numpy's booleans, text and tensors are not instances of Real.
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int beyond the floats
+    except OverflowError:  # an int beyond the range of floats
         return False
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """A whole number within bounds as an int; anything else raises a ValueError."""
+    """An integer within bounds as an int; anything else raises a ValueError."""
     if not is_whole(value, least, most):
         allowed = f"at least {least:d}" if most is None else f"from {least:d} to {most}"
         raise ValueError(f"{name} is {value!r}; give a whole number, {allowed}")
@@ -63,47 +62,47 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def positive(name: str, value: Any) -> float | int:
-    """A finite number above 0 as Python's own; anything else raises a ValueError."""
+    """A finite number above 0 as Python's int or float; anything else raises a ValueError."""
     if not is_number(value) or value <= 0:
         raise ValueError(f"{name} is {value!r}; give a finite number above 0")
     return plain(value)
 
 
 def plain(value: Any) -> float | int:
-    """A number as Python's own int or float: checkpoints are compared by text."""
+    """A number as Python's int or float, since checkpoints are compared by text."""
     if type(value) in (int, float):
         return value  # type: ignore[no-any-return]
     return int(value) if is_whole(value) else float(value)
 
 
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Raise a ValueError where a value is none of those that are allowed."""
+    """Raise a ValueError unless a value is allowed."""
     known = list(allowed)
     if value not in known:
         raise ValueError(f"{name} is {value!r}; choose among {', '.join(map(str, known))}")
 
 
 def instance(name: str, value: Any, kind: type) -> None:
-    """Raise a ValueError where a value is of another type."""
+    """Raise a ValueError unless a value has the given type."""
     if not isinstance(value, kind):
         raise ValueError(f"{name} is of type {type(value).__name__}; give a {kind.__name__}")
 
 
 def function(name: str, value: Any, optional: bool = False) -> None:
-    """Raise a ValueError where a value cannot be called."""
+    """Raise a ValueError unless a value is callable."""
     if not callable(value) and not (optional and value is None):
         raise ValueError(f"{name} is of type {type(value).__name__}; give a function")
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the first tensor that holds NaN or an infinity, None where none does.
+    """Name of the first tensor with NaN or an infinity, or None.
 
-    One reduction for each tensor, and the device is waited for once.
+    One reduction for each tensor, and one wait for the device.
     """
     ends: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in state.values():
         if tensor.is_floating_point() and tensor.numel():
-            # Ten times as fast on a CPU as isfinite; NaN comes through.
+            # On a CPU ten times as fast as isfinite; NaN propagates.
             two = torch.aminmax(tensor.detach())
             ends.setdefault((tensor.dtype, tensor.device), []).extend(two)
     if all(bool(torch.stack(of_kind).isfinite().all()) for of_kind in ends.values()):

@@ -3,9 +3,9 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
 Workers run the same code as on the local engine, on any number of machines, and commit in the order
-in which they end. A worker that dies is replaced and its unfinished share done again: the server
-has its optimizer's state, which goes over the network with the weights. The server writes a
-checkpoint after each epoch's worth of commits, from which the local engine goes on, too.
+in which they end. A worker that dies is replaced and its unfinished share repeated: the server has
+the worker's optimizer state, which crosses the network with the weights. The server writes a
+checkpoint after each epoch's worth of commits; the local engine can continue from it, too.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ from repro.dualbatch.server import Pull
 from repro.dualbatch.worker import Trained
 from repro.measure import accelerator
 
-CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
-CHECKS = 3  # how many times in turn it may stay without an answer
+CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
+CHECKS = 3  # consecutive checks without an answer that end the run
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
-RESTARTS = 3  # how many times each worker is replaced before the run ends
+RESTARTS = 3  # replacements of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
 
 class RayEngine(Engine):
-    """Carries a job out on a Ray cluster.
+    """Runs a job on a Ray cluster.
 
     Args:
-        job: What to do; its recipe has to be picklable.
-        address: Of a running cluster (``auto`` finds this machine's), which has to guard itself;
-            None starts one here, for the time of the run, which listens on the loopback interface
-            alone and asks for a token that only the run knows.
-        cpus_per_worker: Cores for each worker, above 0; None is 1. For a recipe on CUDA workers
-            share all GPUs that there are, at most one each.
+        job: The training; its recipe must be picklable.
+        address: Address of a running cluster (``auto`` finds this machine's), which must protect
+            itself; None starts a cluster here for the run, which listens only on the loopback
+            interface and requires a token that only the run knows.
+        cpus_per_worker: Cores for each worker, above 0; None is 1. For a recipe on CUDA the workers
+            share all GPUs, at most one each.
 
     Raises:
         ValueError: An argument is out of range.
@@ -67,7 +67,7 @@ class RayEngine(Engine):
         self._address = address
         self._cpus = positive("cpus_per_worker", 1 if cpus_per_worker is None else cpus_per_worker)
         self._sent = job.recipe
-        if not accelerator.count(job.recipe.device):  # a head node that has none
+        if not accelerator.count(job.recipe.device):  # a head node without a device
             job = replace(job, recipe=replace(job.recipe, device="cpu"))
         self._known = job.recipe.parts()
         super().__init__(job, job.recipe.make_model())
@@ -80,7 +80,7 @@ class RayEngine(Engine):
         Raises:
             ClusterError: A worker died too often, the cluster cannot be reached or is gone, or an
                 exception cannot cross it.
-            NonFiniteError: A worker's loss or weights became infinite or NaN; all others are ended.
+            NonFiniteError: A worker's loss or weights became infinite or NaN; all workers end.
             ValueError: The data function does not give the samples of its shares.
             CheckpointError: A function keeps a state that no checkpoint holds.
         """
@@ -97,7 +97,7 @@ class RayEngine(Engine):
             self._kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus)
             try:
                 self._puts = ray.put(self._sent), ray.put(self.job.plan)
-            except Exception as error:  # whatever pickling raises
+            except Exception as error:  # pickling may raise any exception
                 raise ClusterError(
                     f"functions and data cannot be sent to workers ({first_line(error)}); make "
                     "what cannot be pickled, such as locks, files and generators, within the "
@@ -114,7 +114,7 @@ class RayEngine(Engine):
         )
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Wait for the share that ends next; replace workers that die.
+        """Wait for the next share to end; replace workers that die.
 
         Raises:
             ClusterError: A worker died too often, or the cluster does not answer.
@@ -149,7 +149,7 @@ class RayEngine(Engine):
             return number, replace(done, **tensors), time.perf_counter() - self._begun
 
     def changed(self) -> str | None:
-        """Say which functions changed in this process; None: none."""
+        """Name the functions that changed in this process, or None."""
         if changed := differing(self._known, self.job.recipe.parts()):
             return (
                 f"{', '.join(changed[:5])} changed in this process as the training went on, and "
@@ -159,7 +159,7 @@ class RayEngine(Engine):
         return None
 
     def _make_actors(self, numbers: Iterable[int]) -> None:
-        """Start workers, and wait until they are up."""
+        """Start workers, and wait until they are ready."""
         ray, since = self._ray, time.monotonic()
         if not _answers(ray):  # workers die with their cluster
             raise ClusterError(f"the cluster does not answer; {_GO_ON}")
@@ -180,7 +180,7 @@ class RayEngine(Engine):
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Give errors of workers their own types inside a ``with`` block, then end all workers."""
+        """Raise workers' errors with their original types inside; at the end, end all workers."""
         exceptions = self._ray.exceptions
         try:
             yield
@@ -193,7 +193,7 @@ class RayEngine(Engine):
                 f"({first_line(error)}); {_GO_ON}"
             ) from error
         finally:
-            # On a dead cluster this would wait, and Ray end the process.
+            # On a dead cluster this would wait, and Ray would end the process.
             for actor in self._actors.values() if _answers(self._ray) else ():
                 with contextlib.suppress(Exception):
                     self._ray.kill(actor, no_restart=True)
@@ -204,14 +204,14 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """Connect to a cluster, or start one on this machine; the value is the module `ray`.
 
     Args:
-        address: As of `RayEngine`; a connection that is there already is used and left open.
-        needed: Cores and GPUs that have to be there.
-        state_bytes: Size of a state, by which the memory for messages is set.
+        address: See `RayEngine`; an existing connection is used and left open.
+        needed: Required cores and GPUs.
+        state_bytes: Size of a state, which determines the memory for messages.
 
     Raises:
         ClusterError: Ray is not installed, the cluster cannot be reached or is too small.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -252,10 +252,10 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
             )
             return
         host, colon, port = address.rpartition(":")
-        if colon and "://" not in address:  # Ray itself asks on for many minutes
+        if colon and "://" not in address:  # Ray itself would retry for many minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, **quiet)
-    except (Exception, SystemExit) as error:  # a bare Exception where its time is up
+    except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
         if address is None:
             raise ClusterError(
                 f"Ray does not start on this machine ({first_line(error)}); it needs the loopback "

@@ -2,9 +2,9 @@
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4.
 On the virtual clock each worker's share takes the time that the time model predicts, and the worker
-that ends first commits first, ties by number. So a run repeats bit for bit, and the engine with
-real processes (`cluster`) is compared with it. Plans balance the workers, so that without jitter
-rounding alone decides who commits first, the same way in every epoch and for every seed.
+that ends first commits first, ties by number. So a run repeats bit for bit, and serves as reference
+for the engine with real processes (`cluster`). Plans balance the workers, so that without jitter
+only rounding determines the first worker to commit, equally in every epoch and for every seed.
 """
 
 import time
@@ -38,16 +38,16 @@ TimeModels = Mapping[int | None, TimeModel]  # by resolution
 
 @dataclass(frozen=True)
 class EpochResult:
-    """The training as it was when an epoch's worth of commits had been merged.
+    """The state of the training after an epoch's worth of merged commits.
 
     Attributes:
         epoch: From 1: n commits for each of n workers.
         lr: Learning rate of the epoch's setting.
         resolution: Side of its images, None for their own.
-        train_loss: Mean over the epoch's commits.
-        virtual_time_s: By the time model, from the start; NaN on a cluster.
-        wall_time_s: Measured, from the start, without the evaluations; on a cluster, where workers
-            go on meanwhile, with them.
+        train_loss: Mean loss over the epoch's commits.
+        virtual_time_s: Seconds since the start by the time model; NaN on a cluster.
+        wall_time_s: Measured seconds since the start, without the evaluations; on a cluster, where
+            workers continue meanwhile, with them.
         metrics: Result of `evaluate`.
     """
 
@@ -65,7 +65,7 @@ class Job:
     """The work of an engine: a recipe, a plan and a schedule, and the callbacks of a training."""
 
     recipe: Recipe
-    plan: DualBatchPlan  # where the schedule has none
+    plan: DualBatchPlan  # for epochs without a plan in the schedule
     schedule: CyclicProgressiveSchedule
     make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]  # from an initial state
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None
@@ -74,31 +74,31 @@ class Job:
 
 
 class Engine:
-    """The training loop; engines differ in where shares are trained, and which one ends next.
+    """The training loop; engines differ in the place and the order of training shares.
 
     Args:
         job: The training.
-        model: Made by its recipe.
+        model: A model made by the recipe.
 
     Attributes:
         server: The parameter server.
         history: One entry for each epoch.
-        running: By busy worker, what its engine knows of the share in work.
+        running: By busy worker, the engine's information on its current share.
         now_s: The virtual clock.
 
     Raises:
-        CheckpointError: The job's checkpoint cannot be read, is of another training, or of one
-            that diverged.
+        CheckpointError: The job's checkpoint cannot be read, or is of another training or a
+            diverged one.
     """
 
-    pauses = True  # no worker goes on while the model is evaluated
+    pauses = True  # all workers wait while the model is evaluated
     now_s = 0.0
     _warned = False
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
-        # A model of its own, for `evaluate` may change it. Made in any case: by the second one
-        # make_model sees whether models share tensors.
+        # A separate model, since `evaluate` may change it. Always made: with a second model,
+        # make_model detects models that share tensors.
         own = job.recipe.make_model()
         self._evaluated = model if job.evaluate is None else own
         self._unsaved = UnsavedBuffers(self._evaluated)
@@ -111,15 +111,15 @@ class Engine:
             self._resume(job.checkpoint)
 
     def start(self, number: int, pull: Pull) -> None:
-        """Put the share that a worker pulled among the running ones."""
+        """Add a worker's pulled share to the running shares."""
         raise NotImplementedError
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Remove the running share that ends next: its worker, result, and when it ended."""
+        """Remove the running share that ends next; return its worker, result and time of end."""
         raise NotImplementedError
 
     def changed(self) -> str | None:
-        """Say which functions changed since the start; None: none."""
+        """Name the functions that changed since the start, or None."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -133,11 +133,11 @@ class Engine:
         job, server, n = self.job, self.server, self.job.plan.n
         self._begun = time.perf_counter() - self.wall_s
         while len(self.history) < len(job.schedule):
-            # 1. Every worker pulls the global weights as soon as it may start (section 2.4).
+            # 1. Every worker that may start pulls the global weights (section 2.4).
             for number in range(n):
                 left = server.iterations[number] < len(job.schedule)
                 if number not in self.running and left and server.may_start(number):
-                    # One that the checkpoint has is done again.
+                    # A share that was pulled before the checkpoint is repeated.
                     self.start(number, server.pulls.get(number) or server.pull(number))
             # 2. The worker that ends first pushes its share; the server merges.
             number, done, time_s = self.next_end()
@@ -150,7 +150,7 @@ class Engine:
                 loss=float(done.loss),
                 optimizer=done.optimizer,
             )
-            # 3. n commits are an epoch.
+            # 3. n commits make an epoch.
             if server.version >= (len(self.history) + 1) * n:
                 synchronize(job.recipe.device)
                 self.wall_s = time.perf_counter() - self._begun
@@ -159,7 +159,7 @@ class Engine:
                     self._begun = time.perf_counter() - self.wall_s
 
     def setting_of(self, pull: Pull) -> EpochSetting:
-        """Setting of a share: that of the epoch that the training as a whole was in."""
+        """Setting of a share: that of the whole training's epoch at its pull."""
         return self.job.schedule.at_progress(pull.version / self.job.plan.n)
 
     def _end_epoch(self) -> None:
@@ -171,7 +171,7 @@ class Engine:
             metrics = job.evaluate(self._evaluated.eval()) or {}
             if not isinstance(metrics, Mapping):
                 raise ValueError(f"evaluate returns {type(metrics)}; give a dict of numbers")
-            # Python's numbers for numpy's and tensors, as a checkpoint keeps them.
+            # Convert numpy's numbers and tensors to Python's, for the checkpoint.
             metrics = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in metrics.items()}
         setting = job.schedule[epoch - 1]
         loss = sum(commit.loss for commit in self.server.log[(epoch - 1) * n : epoch * n]) / n
@@ -189,7 +189,7 @@ class Engine:
             content = {
                 "fingerprint": self._fingerprint,
                 "server": self.server.state_dict(),
-                # By the virtual clock; what a cluster has in work is done again.
+                # By the virtual clock; a cluster repeats its unfinished shares.
                 "ends": {n: end for n, end in self.running.items() if isinstance(end, float)},
                 "now_s": self.now_s if self.pauses else 0.0,
                 "wall_s": self.wall_s,
@@ -200,7 +200,7 @@ class Engine:
             job.on_epoch(result)
 
     def _parts(self, model: nn.Module) -> Parts:
-        """Parts that a checkpoint and the training that resumes from it must have in common."""
+        """Parts that a checkpoint and a training that resumes from it must share."""
         recipe, server = self.job.recipe, self.server
         parts = {
             "model": [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()],
@@ -241,14 +241,14 @@ class Engine:
 
 
 class LocalEngine(Engine):
-    """Carries a job out in this process, worker after worker.
+    """Runs a job in this process, worker after worker.
 
     Args:
         job: The training.
         time_models: Seconds of a step by resolution, for the virtual clock; else the plans' own.
-        jitter: See `train_dual_batch`, as for `slowdowns` and `follow`.
+        jitter: See `train_dual_batch`, also for `slowdowns` and `follow`.
         slowdowns: One number for each worker.
-        follow: Commit log whose order counts in the place of the virtual clock.
+        follow: Commit log that replaces the virtual clock's order.
 
     Raises:
         ValueError: Jitter or slowdowns are out of range.
@@ -279,22 +279,22 @@ class LocalEngine(Engine):
         super().__init__(job, self._worker.model)
 
     def start(self, number: int, pull: Pull) -> None:
-        """Note when the share ends by the virtual clock."""
+        """Note the share's end by the virtual clock."""
         setting = self.setting_of(pull)
         plan = setting.plan or self.job.plan
         seconds = plan.time_of(plan.kinds[number], self._time_models.get(setting.resolution))
         seconds *= self._slowdowns[number]
         if self._jitter:
-            # Of the share alone, so that a resumed training draws the same.
+            # Seeded by the share alone, so that a resumed training draws the same number.
             drawn = np.random.default_rng([self.job.recipe.seed, pull.iteration, number])
             seconds *= 1 + self._jitter * drawn.uniform(-1, 1)
         self.running[number] = self.now_s + seconds
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Train the share that ends first, or is the next one of the log that is followed.
+        """Train the share that ends first, or the next share of the followed log.
 
         Raises:
-            ValueError: The log is not one of a training with this plan.
+            ValueError: The log is not of a training with this plan.
         """
         if self._follow is None:
             self.now_s, number = min((end, number) for number, end in self.running.items())
@@ -318,12 +318,12 @@ class LocalEngine(Engine):
         return number, done, self.now_s
 
     def changed(self) -> str | None:
-        """Say which functions changed as the worker used them; None: none."""
+        """Name the functions that changed in the worker's use, or None."""
         return self._worker.changed()
 
 
 def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
-    # Without the fitted times, which differ whenever they are measured anew.
+    # Without the fitted times, which differ with each measurement.
     kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
     return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
 

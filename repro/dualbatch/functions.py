@@ -1,9 +1,9 @@
 """Visible parts of a user's function, by which a checkpoint refuses another function or state.
 
-Seen are names, code, defaults, arguments of partials, values of closures and the globals that the
-code reads; of modules and objects their classes, attributes, parameters and buffers. Not seen are
-the code of installed packages, iterators, containers beyond their first 100 entries, most values of
-large tensors, and globals that methods read.
+Visible are names, code, defaults, arguments of partials, values of closures and globals that the
+code reads; for modules and objects their classes, attributes, parameters and buffers. Not visible
+are the code of installed packages, iterators, containers beyond their first 100 entries, most
+values of large tensors, and globals that methods read.
 """
 
 import dis
@@ -40,7 +40,7 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Paths of parts that differ; containers may grow, and code is compared by the same Python."""
+    """Paths of parts that differ; containers may grow; code is comparable within one Python."""
 
     def same(path: str) -> bool:
         one, other = before[path], now.get(path, "")
@@ -59,11 +59,11 @@ class Seen:
     Args:
         name: The path's beginning.
         value: A function, or an object in its place.
-        objects: Look into objects of users' classes, too; else at their class and generators.
-        tensors: Look at the values of a module's parameters and buffers, too.
+        objects: Include the attributes of users' objects; else only their class and generators.
+        tensors: Include the values of a module's parameters and buffers.
 
     Attributes:
-        parts: By path.
+        parts: Parts by path.
         trainable: Paths of tensors that require gradients.
     """
 
@@ -73,7 +73,7 @@ class Seen:
         self.parts: Parts = {}
         self.trainable: list[str] = []
         self._objects, self._tensors = objects, tensors
-        # Alive, so that their numbers stay theirs; met again, a value has the first path.
+        # Kept alive, so that no id is reused; a value found again gets its first path.
         self._met: dict[int, tuple[str, Any]] = {}
         self._walk(name, value)
 
@@ -173,7 +173,7 @@ def _installed(value: Any) -> bool:
 
 
 def _code_of(value: Any) -> str:
-    """The code of a user's function, or of the methods of a user's class."""
+    """The code of a user's function, or of a user's class's methods."""
     if isinstance(value, types.FunctionType):
         return "" if _installed(value) else _text(value.__code__)
     if isinstance(value, partial | types.MethodType):
@@ -183,7 +183,7 @@ def _code_of(value: Any) -> str:
         if not _installed(kind):
             methods = {n: getattr(m, "__func__", m) for n, m in sorted(vars(kind).items())}
             functions = {n: m for n, m in methods.items() if isinstance(m, types.FunctionType)}
-            # torch wraps the step of an optimizer's class when the first one is made.
+            # torch wraps `step` of an optimizer's class when the first optimizer is made.
             found += [f"{n} {_text(inspect.unwrap(m).__code__)}" for n, m in functions.items()]
     return "\n".join(found)
 
@@ -202,10 +202,10 @@ def _values(tensor: Tensor) -> str:
     kind = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
         some = tensor.detach()
-        if some.dim():  # flattening copies a tensor of another layout, so that rows go first
+        if some.dim():  # select rows first: flattening copies a tensor of another layout
             some = some[:: max(1, min(len(some) // 256, some.numel() // _ELEMENTS))].flatten()
             some = some[:: max(1, some.numel() // _ELEMENTS)]
-        some = some.to("cpu", copy=True)  # of which the address may be taken
+        some = some.to("cpu", copy=True)  # reading the copy's address has no side effects
         return (
             f"{kind} {_digest(some.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())}"
         )

@@ -1,4 +1,4 @@
-"""Guards around a worker's steps: refused optimizers, and buffers that no state has."""
+"""Guards around a worker's steps: refused optimizers, and buffers outside the state."""
 
 from typing import Any
 
@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 
 class UnsavedBuffers:
-    """The buffers of a model that are registered with ``persistent=False``, as they were at first.
+    """The initial values of a model's buffers registered with ``persistent=False``.
 
-    A state does not carry them, so that a worker who kept the changes that a forward makes in them
-    would train otherwise than one that takes its place. Attributes that are no buffers are not
-    seen.
+    A state does not contain them: a worker that kept their changes by forward passes would train
+    differently from its replacement. Attributes that are no buffers are not restored.
 
     Args:
-        model: With the initial buffers.
+        model: The model with its initial buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -22,30 +21,30 @@ class UnsavedBuffers:
         for module in model.modules():
             for name in sorted(module._non_persistent_buffers_set):
                 buffer = module._buffers.get(name)
-                if buffer is not None:  # else the forward makes it
-                    # An expanded one cannot be written to.
+                if buffer is not None:  # else the forward pass makes it
+                    # An expanded buffer cannot be written.
                     module._buffers[name] = buffer = buffer.contiguous()
                     self._initial.append((module, name, buffer, buffer.detach().clone()))
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the initial values back, in the tensors that a captured graph knows."""
+        """Restore the initial values in place, since captured graphs refer to these tensors."""
         for module, name, buffer, initial in self._initial:
             buffer.resize_(initial.shape).copy_(initial)
             module._buffers[name] = buffer
 
 
 def storages(model: nn.Module) -> set[int]:
-    """Numbers of the memory that the tensors of a model's state have."""
+    """Identifiers of the storages of a model's state."""
     tensors = (t for t in model.state_dict().values() if isinstance(t, Tensor))
     kept = (t for t in tensors if not nn.parameter.is_lazy(t) and t.layout is torch.strided)
-    # Not by address: out-of-core training moves tensors whose address nobody took.
+    # Not by address: out-of-core training may move tensors until their address is read.
     with torch._C.DisableTorchFunction():
         return {t.untyped_storage()._cdata for t in kept}
 
 
 def buffers_of(module: Any) -> dict[str, Tensor]:
-    """Copies of the buffers in a module's state; none of a function."""
+    """Copies of the buffers in a module's state; empty for a function."""
     if not isinstance(module, nn.Module):
         return {}
     saved = module.state_dict()
@@ -53,7 +52,7 @@ def buffers_of(module: Any) -> dict[str, Tensor]:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Raise a ValueError where an optimizer is not one of all weights of a model to be trained."""
+    """Raise a ValueError unless an optimizer has exactly the trainable weights of a model."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(

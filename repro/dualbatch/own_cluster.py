@@ -1,6 +1,6 @@
-"""Ray for one machine: on its loopback interface alone, with a token that only the run knows.
+"""Ray for one machine: only on its loopback interface, with a token that only the run knows.
 
-By itself Ray listens on all interfaces, and its token is one for all clusters of a user, in a file
+By default Ray listens on all interfaces, and uses one token for all clusters of a user, in a file
 of the home folder that others on the machine may read.
 """
 
@@ -18,7 +18,7 @@ _MODE = "RAY_AUTH_MODE"
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Make Ray ask for a token inside a ``with`` block: the user's own, or a new one."""
+    """Make Ray require a token inside a ``with`` block: the user's own, or a new one."""
     before = {name: os.environ.get(name) for name in (_MODE, *_TOKENS)}
     os.environ[_MODE] = "token"
     if not any(before[name] for name in _TOKENS):
@@ -35,8 +35,8 @@ def guarded() -> Iterator[None]:
 
 
 def _read_environment() -> None:
-    # Ray reads mode and token once in a process. The mode goes first: its threads that are still
-    # ending look for a token while it asks for one.
+    # Ray reads mode and token once per process. The mode is reset first: while it requires a token,
+    # Ray's ending threads look for one.
     import ray._raylet
 
     raylet: Any = ray._raylet
@@ -46,7 +46,7 @@ def _read_environment() -> None:
 
 
 def start(ray: Any, **options: Any) -> None:
-    """Start a cluster of this machine, and warn of ports that listen on other interfaces.
+    """Start a cluster on this machine, and warn of ports that listen on other interfaces.
 
     Args:
         ray: The module.
@@ -67,9 +67,9 @@ def start(ray: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Make Ray take 127.0.0.1 for its address, as on systems where it knows no clusters.
+    """Make Ray use 127.0.0.1 as its address, as on systems on which Ray has no clusters.
 
-    `ray.init` replaces 127.0.0.1 where that is given.
+    `ray.init` would replace 127.0.0.1 if it were given as an argument.
     """
     from ray._private import ray_constants
 
@@ -83,7 +83,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def open_ports() -> set[str]:
-    """Addresses at which this process and those below it listen for other machines."""
+    """Addresses at which this process and its descendants listen for other machines."""
     import psutil  # of the cluster extra
 
     found = set()

@@ -1,4 +1,4 @@
-"""Two batch sizes that take the same time: batch sizes and shares of data for both kinds of worker.
+"""Batch sizes and shares of data with equal times for both kinds of worker.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3.3
 (equations 4 to 8) and 3.4 (model-update factor).
@@ -27,8 +27,8 @@ class InfeasiblePlan(ValueError):
     """No small batch exists for an extra training time ratio.
 
     Attributes:
-        k: The ratio that was given.
-        k_max: The largest k with a small batch of at least one sample; the least is just above 1.
+        k: The given ratio.
+        k_max: The largest k with a small batch of at least one sample; k must exceed 1.
     """
 
     def __init__(self, k: float, k_max: float, n_small: int, n_large: int, why: str) -> None:
@@ -44,20 +44,20 @@ class DualBatchPlan:
     """Batch sizes and shares of data of the two kinds of worker.
 
     Attributes:
-        time_model: Of the machine that it was solved for.
+        time_model: Time model of the machine.
         k: Extra training time ratio: time of an epoch over that of n workers with large batches.
         n_small: Workers with small batches, n_S.
         n_large: Workers with large batches, n_L.
         samples: Samples of an epoch, d.
-        small_batch: B_S; None where n_small is 0.
+        small_batch: B_S; None if n_small is 0.
         large_batch: B_L.
-        small_samples: d_S, samples of an epoch for each small-batch worker; 0 where there is none.
-        large_samples: d_L, the same for each large-batch worker; 0 where there is none.
-        update_factor: d_S / d_L, the model-update factor of small-batch workers (section 3.4); that
-            of large-batch workers is 1, and so is this one where there is one kind alone.
+        small_samples: d_S, samples of an epoch for each small-batch worker; 0 without such workers.
+        large_samples: d_L, the same for each large-batch worker; 0 without such workers.
+        update_factor: d_S / d_L, the model-update factor of small-batch workers (section 3.4); 1 if
+            there is only one kind of worker. Large-batch workers have the factor 1.
 
     Raises:
-        ValueError: A count is no whole number, or too small for the workers that there are.
+        ValueError: A count is no integer, or too small for the number of workers.
     """
 
     time_model: TimeModel
@@ -83,7 +83,7 @@ class DualBatchPlan:
         for name in ("k", "update_factor"):
             values[name] = positive(name, getattr(self, name))
         for name, value in values.items():
-            object.__setattr__(self, name, value)  # a frozen instance, while it is made
+            object.__setattr__(self, name, value)  # the instance is frozen
 
     @classmethod
     def solve(
@@ -98,21 +98,21 @@ class DualBatchPlan:
     ) -> "DualBatchPlan":
         """Solve equations 4 to 8 for d_L, d_S and B_S.
 
-        Each is rounded before the next is computed, so that the shares of an epoch may miss d by
-        less than one sample a worker. Without small-batch workers k plays no part: every share is
-        d / n.
+        Each is rounded before the next is computed, so that the shares of an epoch may differ from
+        d by less than one sample per worker. Without small-batch workers k has no effect: every
+        share is d / n.
 
         Args:
             time_model: Seconds of a step against the batch size, with b above 0.
             k: Extra training time ratio, above 1.
             n_small: Workers with small batches, at least 0.
-            n_large: Workers with large batches, at least 0; one worker at least in all.
-            large_batch: B_L, the largest batch that the device takes.
+            n_large: Workers with large batches, at least 0; at least one worker in total.
+            large_batch: B_L, the largest batch that fits the device.
             samples: d, samples of an epoch, at least one for each worker.
             rounding: ``nearest`` (halves up; the paper's Table 6) or ``floor`` (its Table 2).
 
         Raises:
-            InfeasiblePlan: No small batch exists; the message has the feasible range of k.
+            InfeasiblePlan: No small batch exists; the message states the feasible range of k.
             ValueError: An argument is out of range.
         """
         instance("time_model", time_model, TimeModel)
@@ -145,7 +145,7 @@ class DualBatchPlan:
             raise infeasible("a smaller batch has no extra time to take")
         if k > k_max * (1 + 1e-12):
             raise infeasible("B_S would be below one sample")
-        # Equation 4, k (a + b/B_L) d/n = (a + b/B_L) d_L. In fractions: in floating point
+        # Equation 4, k (a + b/B_L) d/n = (a + b/B_L) d_L. With fractions, since in floating point
         # 1.15 · 50,000 / 4 is below 14,375.
         d_large = down(Fraction(repr(k)) * samples / n)
         # Equation 6, d = n_L d_L + n_S d_S.
@@ -189,7 +189,7 @@ class DualBatchPlan:
         return size
 
     def share_of(self, kind: Kind) -> int:
-        """Samples of an epoch for a worker of a kind; 0 where there is none.
+        """Samples of an epoch for a worker of a kind; 0 without such workers.
 
         Raises:
             ValueError: There is no such kind.
@@ -198,10 +198,10 @@ class DualBatchPlan:
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
-        """Model-update factor of a worker (section 3.4); that of a large-batch worker is 1.
+        """Model-update factor of a worker (section 3.4); 1 for a large-batch worker.
 
         Args:
-            kind: Of the worker.
+            kind: Kind of the worker.
             scheme: ``linear``, d_S / d_L; ``sqrt``, its root; ``none``, 1.
 
         Raises:
@@ -211,19 +211,19 @@ class DualBatchPlan:
         return FACTORS[scheme](self.update_factor) if kind == "small" else 1.0
 
     def time_of(self, kind: Kind, time_model: TimeModel | None = None) -> float:
-        """Predicted seconds of a worker's share, its last batch as short as it is."""
+        """Predicted seconds of a worker's share, with its last batch at its true size."""
         model = time_model or self.time_model
         return model.pass_time(self.batch_of(kind), self.share_of(kind))
 
 
 def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: int) -> float:
-    """The k at which B_S is one sample, from equations 4 to 7.
+    """The k for which B_S is one sample, from equations 4 to 7.
 
-    B_S = 1 asks for d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
+    B_S = 1 requires d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
     k n_S / (n - n_L k).
 
     Raises:
-        ValueError: A count is no whole number, or there is no worker.
+        ValueError: A count is no integer, or there is no worker.
     """
     instance("time_model", time_model, TimeModel)
     n_small, n_large, large_batch, _ = _counts(n_small, n_large, large_batch, 1)
@@ -237,7 +237,7 @@ def _nearest(value: float | Fraction) -> int:
 
 
 def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
-    """The counts as ints: narrow ones of numpy would overflow where they are multiplied."""
+    """The counts as Python's ints: products of numpy's narrow integers would overflow."""
     if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or not (n_small or n_large):
         raise ValueError(
             f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "

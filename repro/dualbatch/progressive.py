@@ -30,10 +30,10 @@ class SubStage:
     """A part of every stage.
 
     Attributes:
-        resolution: Side of the images in pixels, of their short side where they are no squares
-            (see ``aspect`` of `train_dual_batch`); None leaves them as they are.
-        dropout: Rate that all dropout layers of the model are set to; None leaves them.
-        plan: Batch sizes and shares at this resolution; None takes those of the training.
+        resolution: Side of the images in pixels, or their short side if they are not square
+            (see ``aspect`` of `train_dual_batch`); None leaves them unchanged.
+        dropout: Rate for all dropout layers of the model; None leaves them unchanged.
+        plan: Batch sizes and shares at this resolution; None takes the training's.
     """
 
     resolution: int | None = None
@@ -77,15 +77,15 @@ class EpochSetting:
 class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     """The setting of every epoch: stages of learning rates, each with all sub-stages in turn.
 
-    A stage's epochs are divided evenly; the later sub-stages get the rest. One sub-stage alone is
-    the ordinary schedule of dual-batch learning. Workers ask it by the global progress of the
-    training, never by their own count of epochs.
+    A stage's epochs are divided evenly; the later sub-stages get the rest. A single sub-stage gives
+    the ordinary schedule of dual-batch learning. Workers look up settings by the global progress of
+    the training, never by their own count of epochs.
 
     Args:
         stages: At least one, each with at least one epoch for every sub-stage.
         sub_stages: At least one.
-        warmup_epochs: The learning rate of so many epochs rises in equal steps from a fifth of the
-            first stage's to it (gradual warm-up, section 5.1.3).
+        warmup_epochs: Epochs in which the learning rate rises in equal steps from a fifth of the
+            first stage's rate to that rate (gradual warm-up, section 5.1.3).
 
     Raises:
         ValueError: An argument is out of range.
@@ -130,10 +130,10 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         return self._settings[index]
 
     def at_progress(self, epochs_done: float) -> EpochSetting:
-        """Setting for work that starts when so many epochs are done in all.
+        """Setting for work that starts after `epochs_done` epochs of the whole training.
 
-        A worker that comes first in its epoch starts the next one with a part of an epoch done,
-        and already takes that one's setting. After the end it is the last epoch's.
+        A fast worker may start its next epoch while the whole training is within one; it takes the
+        setting of the training's current epoch. After the end it is the last epoch's setting.
         """
         index = math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))
         return self._settings[index]
@@ -167,7 +167,7 @@ def _is_rate(value: Any) -> bool:
     return is_number(value) and 0 <= value < 1
 
 
-# Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
+# Python's numbers instead of numpy's, since checkpoints are compared by their text.
 
 
 def _stage(stage: Stage, parts: int) -> Stage:

@@ -1,10 +1,10 @@
-"""The parameter server's core: pull, push, merge, and who has to wait for whom.
+"""The parameter server's core: pull, push, merge, and synchronisation of workers.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4
 and 3.4; the merge rules, which the papers leave open, are those of the authors' code for the
 journal's version and the conference's.
 
-The core holds no clock, no thread and no network: an engine decides when a worker calls it.
+The core has no clock, no threads and no network: an engine decides when a worker calls it.
 """
 
 import copy
@@ -27,7 +27,7 @@ MERGES = ("average", "journal", "conference", "delta")
 
 
 class ServerError(RuntimeError):
-    """A worker asked the server for something out of turn."""
+    """A worker called the server out of turn."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pull:
 
     Attributes:
         worker: Number of the worker.
-        iteration: The share that it is to train, from 0.
+        iteration: Number of its next share, from 0.
         version: Commits merged into `state` so far.
         state: Copies of the server's tensors.
     """
@@ -53,12 +53,12 @@ class Commit:
 
     Attributes:
         number: Position in the log, from 0.
-        worker: Who pushed.
-        iteration: Which share of that worker's, from 0.
+        worker: Number of the worker that pushed.
+        iteration: Number of that worker's share, from 0.
         pulled: Version that the worker started from.
         staleness: Commits of others merged between its pull and its own merge.
         factor: Model-update factor.
-        time_s: When, by the engine's clock.
+        time_s: Time by the engine's clock.
         loss: Mean training loss of the share.
     """
 
@@ -81,23 +81,22 @@ class ParameterServer:
       equal factors and one step of SGD a round, this is data-parallel training.
     - ``journal``: w ← (w + f w_i) / (1 + f), at each commit (the authors' later code).
     - ``conference``: w ← ((2 - f) w + f w_i) / 2, at each commit (their earlier code).
-    - ``delta``: w ← w + f (w_i - p_i), at each commit: nothing of a stale worker's start remains,
-      but n workers make n steps.
+    - ``delta``: w ← w + f (w_i - p_i), at each commit: a stale worker's starting weights do not
+      remain, but n workers make n steps.
 
-    Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
-    as its counters, grow by the sum that each worker added; those of booleans are the last
-    worker's. States with NaN or an infinity, pushed or merged, are refused.
+    Buffers such as BatchNorm's statistics are merged like weights. Integer tensors, such as its
+    counters, grow by the sum of all workers' increments; boolean tensors are the last worker's.
+    States with NaN or an infinity, pushed or merged, are refused.
 
     Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
     committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
-    ``asp``. (The paper suspends a worker where the gap reaches s; that it may start where the gap
-    is s makes s = 0 BSP, as the paper has it.) BSP merges at the barrier, the others at each
+    ``asp``. (The paper suspends a worker when the gap reaches s; here it may still start at a gap
+    of s, so that s = 0 is BSP, as the paper says.) BSP merges at the barrier, the others at each
     commit. SSP with s = 0 and BSP thus have the same order of commits, as have SSP with s infinite
     and ASP.
 
     A commit is identified by worker and iteration, and counts once. Each worker's optimizer state
-    after its last commit is kept in `optimizers`, beside the weights and unmerged, so that another
-    worker can take its place.
+    after its last commit is kept in `optimizers`, unmerged, so that another worker can replace it.
 
     Example:
         >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
@@ -107,9 +106,9 @@ class ParameterServer:
 
     Args:
         state: Initial weights and buffers, finite; copied.
-        workers: How many.
+        workers: Number of workers.
         sync: ``bsp``, ``asp`` or ``ssp``.
-        staleness: s of SSP, a whole number of shares, at least 0; `math.inf` is ASP.
+        staleness: s of SSP, an integer number of shares, at least 0; `math.inf` is ASP.
         merge: None is ``average`` for BSP and ``journal`` for the others.
 
     Raises:
@@ -132,9 +131,9 @@ class ParameterServer:
         self.version = 0
         self.iterations = [0] * whole(
             "workers", workers, 1
-        )  # shares that each worker has committed
+        )  # number of shares committed by each worker
         self.log: list[Commit] = []
-        self.pulls: dict[int, Pull] = {}  # by worker, the share in work
+        self.pulls: dict[int, Pull] = {}  # by worker, the unfinished share
         self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
         self._round: Round = {}
 
@@ -153,10 +152,10 @@ class ParameterServer:
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
     def pull(self, worker: int) -> Pull:
-        """Give a worker the global state for its next share; asked again, for the same share.
+        """Give a worker the global state for its next share; repeated calls give the same share.
 
         Raises:
-            ServerError: The worker has to wait for slower ones.
+            ServerError: The worker must wait for slower workers.
             ValueError: There is no such worker.
         """
         worker = self._check_worker(worker)
@@ -186,16 +185,16 @@ class ParameterServer:
 
         Args:
             worker: Number of the worker.
-            iteration: That of its `Pull`.
+            iteration: Number in its `Pull`.
             state: Weights and buffers after the share; only read.
             factor: Model-update factor, above 0.
-            time_s: For the log, as is `loss`.
-            loss: None is NaN in the log.
+            time_s: Time for the log.
+            loss: Loss for the log; None is NaN.
             optimizer: State of the worker's optimizer after the share; None for none.
 
         Raises:
             NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
-                The server is as it was before.
+                The server is unchanged.
             ServerError: The worker has not pulled this share, or has pushed it before.
             ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
@@ -224,7 +223,7 @@ class ParameterServer:
         else:
             merged = self._merged(self.state, state, pull.state, commit.factor)
         if merged is not None:
-            # A merge with NaN or an infinity has one, so that one look is enough.
+            # A merge keeps NaN and infinity, so that one check is enough.
             if (name := not_finite(merged)) is not None:
                 bad = not_finite(state)
                 overflow = f"merging makes {name!r} overflow"
@@ -239,7 +238,7 @@ class ParameterServer:
         return commit
 
     def _merged_round(self, waiting: Round) -> dict[str, Tensor]:
-        """Merge a round of BSP, in which every worker started from the state as it is now."""
+        """Merge a round of BSP, in which every worker started from the current state."""
         merged = self.state
         if self.merge != "average":
             for state, commit in sorted(waiting.values(), key=lambda entry: entry[1].number):
@@ -249,7 +248,7 @@ class ParameterServer:
         merged = {}
         for name, start in self.state.items():
             average = torch.zeros_like(start) if start.is_floating_point() else start
-            for worker in sorted(waiting):  # in a fixed order, for sums depend on it
+            for worker in sorted(waiting):  # in a fixed order, since sums depend on it
                 state, commit = waiting[worker]
                 if average.is_floating_point():  # w ← Σ f_i w_i / Σ f_i
                     average.add_(state[name], alpha=commit.factor / total)
@@ -274,7 +273,7 @@ class ParameterServer:
         return merged
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a server resumes from: plain values and tensors."""
+        """The state from which a server resumes: plain values and tensors."""
         return {
             "state": {name: tensor.clone() for name, tensor in self.state.items()},
             "version": self.version,
@@ -289,9 +288,9 @@ class ParameterServer:
         """Resume from `state_dict`.
 
         Raises:
-            CheckpointError: It is of another number of workers, of another synchronisation, or has
-                a state that is not finite.
-            ValueError: It is of another model.
+            CheckpointError: The number of workers or the synchronisation differs, or a state is not
+                finite.
+            ValueError: The model differs.
         """
         if len(saved["iterations"]) != self.workers or (saved["round"] and self.sync != "bsp"):
             raise CheckpointError(
@@ -320,7 +319,7 @@ class ParameterServer:
         return whole("worker", worker, 0, self.workers - 1)
 
     def _check_state(self, state: State) -> None:
-        """Raise a ValueError where a state has other names, shapes or types than the server's."""
+        """Raise a ValueError unless a state has the names, shapes and types of the server's."""
         ours, theirs = (
             {name: f"{name} {tuple(t.shape)} {t.dtype}" for name, t in one.items()}
             for one in (self.state, state)
@@ -360,7 +359,7 @@ def _check_initial(state: State) -> None:
 
 
 def _bound(sync: str, staleness: float | None, merge: str | None) -> float:
-    """The shares that a worker may be ahead of the slowest; a ValueError for wrong arguments."""
+    """The shares by which a worker may lead the slowest; a ValueError for wrong arguments."""
     choice("sync", sync, SYNCS)
     choice("merge", merge, (*MERGES, None))
     if merge == "average" and sync != "bsp":

@@ -20,17 +20,17 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Share:
-    """A part of one shuffled pass over the data, which one worker trains in one go.
+    """A part of one shuffled pass over the data, which one worker trains between pull and push.
 
-    Its mini-batches have `batch_size` samples each, and the last one the rest: with 25 samples and
-    batches of 10 they have 10, 10 and 5.
+    Its mini-batches have `batch_size` samples each, and the last one the rest: 25 samples in
+    batches of 10 give 10, 10 and 5.
 
     Attributes:
-        indices: int64, (d_S,) or (d_L,): which samples, in order.
+        indices: int64, (d_S,) or (d_L,): its samples, in order.
         batch_size: B_S or B_L.
-        resolution: Side of the images in pixels, of their short side where they are no squares;
-            None for their own.
-        seed: Of augmentation and dropout; another one for each share of each worker.
+        resolution: Side of the images in pixels, or their short side if they are not square; None
+            for their own.
+        seed: Seed of augmentation and dropout, different for each share of each worker.
     """
 
     indices: Tensor
@@ -47,16 +47,16 @@ def share_of(
 ) -> Share:
     """A worker's part of the shuffled pass number `iteration` (equation 6).
 
-    The shares of a pass follow each other in one permutation, so that together they are the data,
-    each sample once: d = n_L d_L + n_S d_S but for rounding. Differs from the authors' code, where
-    each worker draws from a shuffle of its own.
+    The shares of a pass follow each other in one permutation, so that together they have each
+    sample once: d = n_L d_L + n_S d_S except for rounding. Differs from the authors' code, in which
+    each worker draws from its own shuffle.
     """
     kind = plan.kinds[worker]
     start = sum(plan.share_of(other) for other in plan.kinds[:worker])
     drawn = np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(drawn[0] >> np.uint64(1)))
     order = torch.randperm(plan.samples, generator=generator)
-    # Rounding up may ask for a few more samples than there are.
+    # Rounding up may require a few more samples than the data has.
     places = (start + torch.arange(plan.share_of(kind))) % plan.samples
     own_seed = int(np.random.SeedSequence([seed, iteration, worker]).generate_state(1)[0])
     return Share(order[places], plan.batch_of(kind), setting.resolution, own_seed)
@@ -66,7 +66,7 @@ def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, T
     """Yield the mini-batches of a share, (B, ...) each; messages of errors name its owner.
 
     Raises:
-        ValueError: A data function gives others than the share's, or images cannot be resized.
+        ValueError: A data function gives wrong mini-batches, or images cannot be resized.
     """
     if callable(data):
         yield from _checked(data(share), share, whose)
@@ -83,7 +83,7 @@ def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, T
 
 
 def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pass on a data function's mini-batches while they are the share's."""
+    """Yield a data function's mini-batches as long as they fit the share."""
     left, step = len(share.indices), 0
     due = f"a share of {left} samples in batches of {share.batch_size} ({whose})"
     for step, batch in enumerate(batches, 1):
@@ -105,7 +105,7 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
 
 
 def _wrong(batch: Any, wanted: int, side: int | None) -> str | None:
-    """What a data function gives in the place of the next mini-batch; None where it is that."""
+    """Describe the fault of a data function's mini-batch, None for a valid one."""
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         return f"{type(batch).__name__} in the place of a pair"
     for what, value in zip(("inputs", "targets"), batch, strict=True):
@@ -120,10 +120,10 @@ def _wrong(batch: Any, wanted: int, side: int | None) -> str | None:
 
 
 def resized(shape: Sequence[int], side: int | None) -> int | None:
-    """Side of square images (N, C, H, H) at a resolution; None leaves them as they are.
+    """Side of square images (N, C, H, H) at a resolution; None leaves them unchanged.
 
     Raises:
-        ValueError: They are no images, are no squares, or would be enlarged.
+        ValueError: The tensors are no images, are not square, or would be enlarged.
     """
     if side is None:
         return None

@@ -69,20 +69,20 @@ def train_dual_batch(
     plans of both kinds of worker in the sub-stages the hybrid scheme. A worker takes the setting of
     the epoch that the training as a whole is in when it pulls.
 
-    Every worker has one share for each epoch. Where workers differ in speed more than the plan
-    knows, a fast one under ``asp`` ends early, and late epochs are the slow ones' alone; ``ssp``
-    bounds that.
+    Every worker has one share for each epoch. If workers differ in speed more than the plan
+    assumes, a fast worker under ``asp`` ends early, and only slow workers train late epochs;
+    ``ssp`` bounds that.
 
-    Differs from the paper: the text does not say what becomes of a worker's momentum when it pulls
-    new weights. By default each worker keeps its own, as workers of torch's DDP and Ray Train do:
-    begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
-    the fewest a share. The shares of an epoch together are the data.
+    Differs from the paper: the text leaves open whether a worker keeps its momentum when it pulls
+    new weights. By default each worker keeps it, like workers of torch's DDP and Ray Train:
+    restarting momentum with each share would shorten the steps of large-batch workers most, since
+    they make the fewest. The shares of an epoch together have each sample once.
 
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
-        data: Inputs and targets, or a function from a `Share` to its mini-batches, which has to
-            give all of the share's samples and no others, `batch_size` at a time and the rest last.
-        plan: For epochs whose setting has no plan of its own.
+        data: Inputs and targets, or a function from a `Share` to its mini-batches, which must give
+            exactly the share's samples, `batch_size` at a time and the rest last.
+        plan: Plan for epochs without one in the schedule.
         schedule: Setting of every epoch.
         sync: ``bsp``, ``asp`` or ``ssp`` with `staleness`; see `ParameterServer`.
         staleness: Bound of SSP.
@@ -91,32 +91,32 @@ def train_dual_batch(
             on a CPU with the same number of threads, on a GPU as far as its kernels repeat
             (`torch.use_deterministic_algorithms`); or ``ray``, processes on any number of machines
             (the `cluster` extra).
-        time_models: By resolution, for the virtual clock of the local engine; by default the
-            plans' own.
-        jitter: Largest share, from 0 up to below 1, by which the virtual clock varies the time of
-            each worker's share up or down, drawn evenly by the seed. So each seed has an order of
-            commits of its own, as real workers would.
-        slowdowns: How many times as long the shares of each worker take by that clock, one number
-            above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
-        evaluate: Called after each epoch with a model of the global weights, which is its own; on
-            the local engine its time is not counted.
-        on_epoch: Told of each epoch as it ends, after its checkpoint was written.
-        checkpoint: File written after each epoch, and resumed from if it is there.
+        time_models: Time models by resolution, for the virtual clock of the local engine; by
+            default the plans' own.
+        jitter: Largest relative variation, from 0 to below 1, of the virtual time of each worker's
+            share, drawn uniformly by the seed. So each seed has its own order of commits, as with
+            real workers.
+        slowdowns: Factor on the virtual time of each worker's shares, one number above 0 for each,
+            such as 2.0 for a straggler. Plans do not take it into account. None: all 1.
+        evaluate: Called after each epoch with a separate model of the global weights; on the local
+            engine its time is not counted.
+        on_epoch: Called with each epoch's result, after its checkpoint was written.
+        checkpoint: File written after each epoch; if it exists, the training resumes from it.
         follow: Commit log of another run; the local engine then trains in its order, for the same
             weights (on a CPU with the same number of threads: a worker on Ray has as many as
             `cpus_per_worker`).
-        address: Of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`.
+        address: Address of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`.
         cpus_per_worker: Cores for each worker on Ray; None is 1.
-        **recipe: How workers train: the other options of `Recipe`, such as `loss_fn`,
-            `optimizer_fn`, `factor`, `seed` and `device`.
+        **recipe: The other options of `Recipe`, such as `loss_fn`, `optimizer_fn`, `factor`, `seed`
+            and `device`.
 
     Raises:
         ValueError: An argument is out of range, or the data function does not give the samples of
             its shares.
         NonFiniteError: A worker's loss or weights became infinite or NaN.
-        CheckpointError: The checkpoint cannot be read, is of another training, or of one that
-            diverged; or a function keeps a state that no checkpoint holds.
-        ClusterError: A cluster cannot be reached, or died, or an exception cannot come from it.
+        CheckpointError: The checkpoint cannot be read, or is of another training or a diverged one;
+            or a function keeps a state that no checkpoint holds.
+        ClusterError: A cluster cannot be reached, or died, or an exception cannot cross it.
     """
     choice("engine", engine, ENGINES)
     function("evaluate", evaluate, optional=True)

@@ -1,13 +1,13 @@
-"""A worker: it trains its share of an epoch from the state that it pulled.
+"""A worker, which trains its share of an epoch from a pulled state.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.1
 (equation 1), 2.3, 3.3.
 
-A worker has no memory: its result depends on the pulled state, its optimizer's state, its number
-and the number of its share alone. So a share that was lost with its worker is done again to the
-same bits, and engines agree. The server keeps each worker's optimizer state between its shares,
-and with it the buffers of a loss that is a module. Buffers of a model that are not saved start
-anew with each share. A forward must keep nothing elsewhere.
+A worker keeps no state: its result depends only on the pulled state, its optimizer's state, its
+number and the number of its share. So a share that was lost with its worker is repeated bit for
+bit, and engines agree. The server keeps each worker's optimizer state between its shares, and with
+it the buffers of a loss that is a module. A model's non-persistent buffers are reset for each
+share. A forward pass must keep no state elsewhere.
 """
 
 import copy
@@ -36,45 +36,45 @@ OPTIMIZER_STATES = ("kept", "restarted")
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
-_LARGEST_SEED = 2**64 - 1  # torch's
-_AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
+_LARGEST_SEED = 2**64 - 1  # torch's limit
+_AT_ONCE = ("cpu",)  # devices on which reading a loss does not wait
 _LOSS = -1  # in an optimizer's state, the key of the loss's buffers
-_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # by all recipes of this process
+_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all recipes of this process
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every worker trains, whichever the engine. Objects that cross processes are pickled.
+    """Training options of every worker, on any engine. Objects that cross processes are pickled.
 
     Attributes:
-        model_fn: Makes a model, another one each time; its weights are those of the server.
+        model_fn: Makes a model, a new one each time; it gets the server's weights.
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
-            its mini-batches, such as one that augments: as many pairs of inputs (B, ...) and
-            targets (B, ...), and of the sizes, that `Share` says. Tensors of images (N, C, H, W)
-            that are squares are resized bilinearly where a schedule has lower resolutions, their
-            targets are not; a function resizes its images itself. The generators of torch, NumPy
-            and Python are seeded while it runs; other random numbers have to follow `Share.seed`.
-        loss_fn: Mean loss of (outputs, targets). Of a module with buffers each worker has a copy,
-            whose buffers are kept from share to share. Nothing in it is trained.
+            its mini-batches, for example with augmentation: pairs of inputs (B, ...) and targets
+            (B, ...), with the number and the sizes of `Share`. Tensors of square images
+            (N, C, H, W) are resized bilinearly to a schedule's lower resolutions, their targets are
+            not; a function resizes its images itself. The generators of torch, NumPy and Python are
+            seeded while it runs; other random numbers must be seeded by `Share.seed`.
+        loss_fn: Mean loss of (outputs, targets). If it is a module with buffers, each worker has a
+            copy and keeps its buffers from share to share. Its parameters are not trained.
         optimizer_fn: Given the list of parameters and a learning rate, makes the optimizer of a
             share, of all parameters that require gradients; by default SGD with momentum 0.9 and
             weight decay 5e-4.
         factor: Scheme of the model-update factor, a key of `FACTORS` (section 3.4).
-        seed: Of the initial weights, the order of the data, augmentation and dropout.
-        device: Where to train.
-        autocast: `torch.bfloat16` in the forward pass; None for none. float16 is refused: it needs
-            its loss scaled.
-        channels_last: Lay images and weights out with channels last.
+        seed: Seed of the initial weights, the order of the data, augmentation and dropout.
+        device: The device that trains.
+        autocast: `torch.bfloat16` in the forward pass; None for no autocast. float16 is refused,
+            since it needs loss scaling.
+        channels_last: Store images and weights with channels last.
         passes_fn: Given a worker's model and `loss_fn`, makes the forward and backward pass: a
             function of inputs and targets on the device that leaves the gradients of the mean loss
             in the model, which has none before, and returns that loss. So workers stream
-            micro-batches, or replay a captured graph. None for the ordinary passes. A state that it
+            micro-batches, or replay a captured graph. None for the ordinary passes. State that it
             keeps must not change the result of a share; `autocast` is refused with it.
-        optimizer_state: ``kept``, each worker goes on with its own optimizer's state, such as the
-            momentum, from share to share; or ``restarted``, it begins from nothing in each.
+        optimizer_state: ``kept``, each worker keeps its optimizer's state, such as the momentum,
+            from share to share; or ``restarted``, each share begins with a new state.
 
     Raises:
-        ValueError: One of them is something else.
+        ValueError: An argument is invalid.
     """
 
     model_fn: Callable[[], nn.Module]
@@ -118,8 +118,8 @@ class Recipe:
         """A new model with the initial weights, on the device.
 
         Raises:
-            ValueError: `model_fn` makes something else, a model without anything to train, or one
-                that shares tensors with another that is still there.
+            ValueError: `model_fn` makes no model, one without trainable weights, or one that shares
+                tensors with another live model.
         """
         with seeded(self.device, self.seed):
             model = self.model_fn()
@@ -144,9 +144,9 @@ class Recipe:
         return model
 
     def parts(self, loss_fn: Loss | None = None) -> Parts:
-        """Visible parts of data and functions, with another `loss_fn` in the place of its own.
+        """Visible parts of data and functions, optionally with another `loss_fn`.
 
-        Of a data function that is an object its class alone.
+        For a data function that is an object, only its class.
         """
         return (
             Seen("loss_fn", loss_fn or self.loss_fn).parts
@@ -162,8 +162,8 @@ class Trained:
     state: dict[str, Tensor]
     factor: float  # model-update factor of the worker
     loss: Tensor | float  # mean over the share, ()
-    # For the worker's next share, and under -1 the buffers of a loss that has some; None where
-    # there is neither, or the optimizer restarts.
+    # State for the worker's next share, with the loss's buffers, if any, under -1; None without
+    # both, or if the optimizer restarts.
     optimizer: OptimizerState | None = None
 
 
@@ -171,8 +171,8 @@ class Worker:
     """Trains shares, one after the other, for any worker of a plan.
 
     Args:
-        recipe: How to train.
-        plan: Used where a setting has none of its own.
+        recipe: Training options.
+        plan: Plan for settings without one.
     """
 
     def __init__(self, recipe: Recipe, plan: DualBatchPlan) -> None:
@@ -199,19 +199,19 @@ class Worker:
         setting: EpochSetting,
         optimizer_state: OptimizerState | None = None,
     ) -> Trained:
-        """Train one share from a pulled state and the optimizer's, which are left as they are.
+        """Train one share from a pulled state and an optimizer's state, which stay unchanged.
 
-        Without an `optimizer_state`, as before a worker's first share, the optimizer begins from
-        nothing. Its rate is always the setting's.
+        Without an `optimizer_state`, as before a worker's first share, the optimizer begins with a
+        new state. Its rate is always the setting's.
 
         The returned state is the model's own: push it before training the next share. On a CPU a
-        loss that is not finite ends the share at once, elsewhere after its last step: looking at it
-        would make the host wait at each.
+        loss that is not finite ends the share at once, elsewhere after its last step, since reading
+        each loss would make the host wait.
 
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
             ValueError: The data function does not give the share's mini-batches, the loss is not
-                one number that depends on the weights, the optimizer is not one of the weights or
+                one number that depends on the weights, the optimizer does not train the weights or
                 changes its own options, or there is no such worker.
         """
         recipe, plan, device = self.recipe, setting.plan or self.plan, self.recipe.device
@@ -227,7 +227,7 @@ class Worker:
         self.model.load_state_dict(state)
         self._unsaved.restore()
         self.model.train()
-        for layer, own in self._dropout.items():  # a setting before may have changed it
+        for layer, own in self._dropout.items():  # an earlier setting may have changed it
             layer.p = own
         if setting.dropout is not None:
             set_dropout(self.model, setting.dropout)
@@ -265,13 +265,13 @@ class Worker:
         return Trained(trained, factor, total / samples, self._left_by(optimizer, options))
 
     def parts(self) -> Parts:
-        """Visible parts of the functions, without those that are kept from share to share."""
+        """Visible parts of the functions, without state kept from share to share."""
         kept = {f"loss_fn.{name}" for name in self._loss_state}
         parts = self.recipe.parts(self._loss_fn)
         return {path: part for path, part in parts.items() if path not in kept}
 
     def changed(self) -> str | None:
-        """Say which parts of the functions changed since the worker was made; None: none."""
+        """Name the parts of the functions that changed since the worker was made, or None."""
         if not (changed := differing(self._parts, self.parts())):
             return None
         return (
@@ -289,7 +289,7 @@ class Worker:
         return loss
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Make the gradients of a mini-batch; its mean loss, ()."""
+        """Compute the gradients of a mini-batch; return its mean loss, ()."""
         who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
         loss = self._passes(inputs, targets)
         if isinstance(loss, float) and self.recipe.passes_fn is not None:
@@ -307,10 +307,10 @@ class Worker:
                 "trained, or backward() was not called; leave detach(), item(), no_grad() and "
                 "other models out of forward and loss"
             )
-        return loss.detach().clone()  # a graph's is another one after its next replay
+        return loss.detach().clone()  # the next replay of a graph overwrites its loss
 
     def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
-        """Make a share's optimizer and load the state of the share before, the loss's too."""
+        """Make a share's optimizer; load its state and the loss's from the share before."""
         make = self.recipe.optimizer_fn or sgd
         optimizer = make(list(self.model.parameters()), lr)
         check_optimizer(optimizer, self.model)
@@ -330,7 +330,7 @@ class Worker:
         return optimizer
 
     def _left_by(self, optimizer: torch.optim.Optimizer, options: str) -> OptimizerState | None:
-        """State for the worker's next share; its optimizer had these options at first."""
+        """State for the worker's next share; `options` are the optimizer's initial ones."""
         left = None
         if self.recipe.optimizer_state == "kept":
             left = optimizer.state_dict()["state"]
@@ -361,7 +361,7 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
-    """Seed all generators of a process inside a ``with`` block, and put them back as they were."""
+    """Seed all generators of a process inside a ``with`` block, and restore them at the end."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with accelerator.forked_rng(device):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Mini-batches and pieces of them, cut into micro-batches and put together again."""
+"""Cutting of mini-batches, or pieces of them, into micro-batches, and joining of outputs."""
 
 import dataclasses
 import itertools
@@ -31,12 +31,12 @@ from repro.measure.loss_parts import KnownLoss
 class Plan:
     """A piece cut into micro-batches."""
 
-    bounds: list[tuple[int, int]]  # the sample range of each
-    weights: list[float]  # of each in the mini-batch's loss
+    bounds: list[tuple[int, int]]  # sample range of each micro-batch
+    weights: list[float]  # weight of each in the mini-batch's loss
     _part: Callable[[int], Any]
 
     def parts(self) -> Iterator[Any]:
-        """Yield (inputs, targets) of each micro-batch, made as it is asked for."""
+        """Yield (inputs, targets) of each micro-batch, made on demand."""
         return (self._part(number) for number in range(len(self.bounds)))
 
 
@@ -50,7 +50,7 @@ class Piece:
         num_samples: Samples, at least 1.
         weights: One weight per sample, or with `split` one per micro-batch; None weighs samples
             equally.
-        batch: What takes samples out; None where `split` does.
+        batch: The mini-batch read, which takes samples out; None with `split`.
         split: The user's function, which makes micro-batches of at most a given size.
     """
 
@@ -68,14 +68,14 @@ class Piece:
         loss: KnownLoss | None = None,
         fewest: int = 1,
     ) -> Plan:
-        """Cut into micro-batches of at most this size, each weighed as it counts.
+        """Cut into micro-batches of at most this size, with their weights in the loss.
 
         Args:
-            micro_batch_size: Most samples of one.
-            as_in_paper: Whether all but the last have that size; otherwise they are as equal in
-                size as can be.
-            loss: One whose weights are known, which count where none were given.
-            fewest: Micro-batches that there are at least, where sizes are free.
+            micro_batch_size: Most samples of a micro-batch.
+            as_in_paper: Whether all but the last have that size; otherwise sizes differ by at most
+                one sample.
+            loss: A loss with known weights, which are used if none were given.
+            fewest: Least number of micro-batches, if sizes are free.
 
         Raises:
             MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
@@ -115,7 +115,7 @@ class Piece:
         return Plan(ranges, self._weights_of(ranges) if weights is None else weights, part)
 
     def _weights_of(self, ranges: list[tuple[int, int]]) -> list[float]:
-        """Return the weight of each micro-batch: its samples' sum, or their number."""
+        """Return each micro-batch's weight: the sum of its samples' weights, or their number."""
         if self.weights is None:
             return [float(stop - start) for start, stop in ranges]
         if self.batch is None and len(self.weights) != len(ranges):
@@ -164,18 +164,18 @@ class Reader:
         return Piece(batch.inputs, batch.targets, batch.num_samples, checked, batch)
 
     def pieces_of(self, inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
-        """Return the pieces of a mini-batch that comes piece by piece, None if it is whole.
+        """Return the pieces of a mini-batch given as an iterable, None if it is given whole.
 
         An iterable yields (inputs, targets) or (inputs, targets, weights).
 
         Raises:
-            MicroBatchError: Targets or weights beside an iterable.
+            MicroBatchError: Targets or weights were given with an iterable.
         """
         whole = isinstance(inputs, torch.Tensor | np.ndarray | tuple | list | Mapping)
         if whole or dataclasses.is_dataclass(inputs) or not isinstance(inputs, Iterable):
             return None
         if self._split is not None and not isinstance(inputs, Iterator):
-            return None  # an object that only `split` knows
+            return None  # an object that only `split` can read
         if targets is not None or weights is not None:
             raise MicroBatchError(
                 "a mini-batch given as an iterable yields (inputs, targets) or (inputs, targets, "
@@ -202,12 +202,12 @@ class Reader:
 
 
 def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:
-    """Raise where samples that can be counted are missing from micro-batches, or there twice."""
+    """Raise if micro-batches lack samples, or repeat them, as far as samples can be counted."""
     try:
         whole = read_batch(inputs, targets).num_samples
         alike = sum(read_batch(*part[:2]).num_samples for part in parts) == count
     except BatchError:
-        return  # known to `split` alone
+        return  # only `split` can read it
     if alike and whole != count:
         raise UnsplittableBatchError(
             f"split returned micro-batches of {count} samples in all of a mini-batch of {whole}; "
@@ -235,7 +235,7 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
 
 
 def own_memory(outputs: Any, inputs: Any) -> Any:
-    """Return `outputs`, copied where they share memory with `inputs`, whose buffer is reused."""
+    """Return `outputs`, copied where they share memory with `inputs`: that buffer is reused."""
     given = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, torch.Tensor)]
 
     def unshared(leaf: Any) -> Any:
@@ -254,13 +254,13 @@ def zero_of(outputs: Any) -> torch.Tensor:
 
 
 def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:
-    """Return what a forward pass on the device may change, in memory that no budget counts."""
+    """Copy a micro-batch's tensors on the device, outside any memory budget's count."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, PackedSequence):
             return leaf._replace(data=copied(leaf.data))
         there = isinstance(leaf, torch.Tensor) and leaf.device == device
-        return leaf.clone() if there else leaf  # any other is copied to the device
+        return leaf.clone() if there else leaf  # a tensor elsewhere is copied to the device later
 
     with _disable_current_modes():
         return map_leaves(copied, micro_batch)
@@ -269,9 +269,9 @@ def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:
 def concatenate(
     outputs: Sequence[Any], bounds: list[tuple[int, int]] | None, gradients: bool = True
 ) -> Any:
-    """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
+    """Join micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that require gradients.
 
-    Without `bounds` a sample may have any number of rows, as a graph has of nodes.
+    Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
     columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
     if not any(isinstance(column[0], torch.Tensor) for column in columns):
@@ -305,5 +305,5 @@ def concatenate(
 
 
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:
-    """Return the targets of micro-batches as those of one, None where there are none."""
+    """Return the targets of micro-batches concatenated, None without targets."""
     return None if parts[0] is None else concatenate(parts, bounds, gradients=False)

@@ -1,4 +1,4 @@
-"""BatchNorm whose running statistics are those of the mini-batch, not of its micro-batches."""
+"""BatchNorm with running statistics of the mini-batch, not of its micro-batches."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ Moments = tuple[int, torch.Tensor, torch.Tensor]
 class DeferredBatchNorm:
     """Gather BatchNorm's statistics over several forward passes, update them once.
 
-    Inside the ``with`` block each training BatchNorm normalises by its micro-batch as always
-    (the paper's behaviour), but leaves `running_mean` and `running_var` alone while the moments
-    of its inputs are pooled. `update()` then moves the running statistics once, by the pooled
-    mean and the pooled unbiased variance, as one forward pass over all the samples would.
+    Inside the ``with`` block each training BatchNorm normalises by its micro-batch as always (the
+    paper's behaviour), but does not update `running_mean` and `running_var`; the moments of its
+    inputs are pooled. `update()` then moves the running statistics once, by the pooled mean and the
+    pooled unbiased variance, as one forward pass over all the samples would.
 
-    The pooled moments are the undivided mini-batch's where no other training BatchNorm comes before
-    the layer, which would have normalised by micro-batch statistics; no single pass can undo that.
+    The pooled moments equal the undivided mini-batch's for a layer with no other training BatchNorm
+    before it: an earlier one normalises by micro-batch statistics, and so changes the later inputs.
 
-    Differs from the paper: Micro-Batch Streaming (section 4.2.2) leaves BatchNorm as it is, so
+    Differs from the paper: Micro-Batch Streaming (section 4.2.2) leaves BatchNorm unchanged, so
     that the running statistics move once per micro-batch.
 
     Raises:
-        MicroBatchError: A layer updates its running statistics all the same.
-        ValueError: The model has a `SyncBatchNorm`, which shares its statistics by itself.
+        MicroBatchError: A layer updates its running statistics nonetheless.
+        ValueError: The model has a `SyncBatchNorm`, which shares its statistics itself.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -66,7 +66,7 @@ class DeferredBatchNorm:
 
     @torch.no_grad()
     def _gather(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not layer.training:  # a check's evaluation
+        if not layer.training:  # a check evaluates the model
             return
         values = inputs[0].detach()  # (samples, channels, ...)
         if values.dtype in (torch.float16, torch.bfloat16):
@@ -77,7 +77,7 @@ class DeferredBatchNorm:
         self.moments[layer] = _pool(self.moments.get(layer), (count, mean, variance * count))
 
     def _check_held_back(self, layer: nn.Module, _: Any, __: Any) -> None:
-        before = self._before.pop(layer, None)  # torch counts no version of what a kernel updates
+        before = self._before.pop(layer, None)  # a copy: kernels leave the tensor's version as is
         if before is not None and not torch.equal(before, layer.get_buffer("running_mean")):
             raise MicroBatchError(
                 f"batchnorm='deferred' cannot hold back {type(layer).__name__}, which updates its "

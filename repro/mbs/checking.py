@@ -63,36 +63,36 @@ _OFF = "check='off' computes it all the same"
 
 @dataclass(frozen=True)
 class Sample:
-    """Groups of samples of a mini-batch, such as its micro-batches, and all of them together."""
+    """Groups of samples of a mini-batch, such as its micro-batches, and all groups as one."""
 
     parts: Iterable[Any]  # (inputs, targets) of each group
     counts: Sequence[int]
     weights: Sequence[float]  # of each group
-    exact: bool  # whether a group's share is its weight over that of all
-    targets: Callable[[int], Any]  # of so many groups as those of one
-    inputs: Any = None  # of all groups as one, None where they cannot be put together
-    twice: Any = None  # the inputs of the second group twice, None where there are none
+    exact: bool  # whether a group's share is its weight over the total weight
+    targets: Callable[[int], Any]  # of the first groups, concatenated
+    inputs: Any = None  # of all groups, concatenated; None if that is impossible
+    twice: Any = None  # inputs of the second group, repeated; None without a second group
     weighted: bool = False  # whether the caller gave the weights
 
     def factors(self, count: int) -> list[float]:
-        """Return the share of each of the first groups in the loss of all of these."""
+        """Return each share of the first `count` groups in their joint loss."""
         total = sum(self.weights[:count])
         return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
 
 
 class SelfCheck:
-    """Compares the loss of samples as a whole with that of their parts, and the model's outputs.
+    """Compares the losses of samples' parts with the loss of the whole, and the model's outputs.
 
-    `outputs_add_up` takes the loss of outputs that were computed once, whatever layers drew or
-    normalised by. `loss_adds_up` also computes a few samples as a whole, for a loss that takes more
-    than outputs and targets. `samples_stay_apart` compares the outputs of a few samples beside
-    others with their outputs beside themselves, with the same random numbers: where a tensor that
-    all samples need was divided, or a model compares samples, they differ.
-    No backward pass through the model is made.
+    `outputs_add_up` computes outputs once, so that layers' random numbers and batch statistics do
+    not matter, and compares their losses. `loss_adds_up` also computes a few samples as a whole,
+    for a loss that depends on more than outputs and targets. `samples_stay_apart` computes a few
+    samples once together with other samples and once together with copies of themselves, with the
+    same random numbers: their outputs differ if a tensor that all samples need was divided, or if
+    the model compares samples. No backward pass through the model is made.
 
     Attributes:
-        hidden_state: Whether a forward pass changed what the next one computed from the same
-            samples, buffers and random numbers.
+        hidden_state: Whether two forward passes with the same samples, buffers and random numbers
+            computed different outputs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SelfCheck:
         modules: Sequence[nn.Module],
         loss_fn: Callable[..., torch.Tensor],
     ) -> None:
-        # Compiled for other shapes and for evaluation, a model would be compiled twice more.
+        # The uncompiled module: other shapes and evaluation mode would compile it twice more.
         self._module = getattr(setting.module, "_orig_mod", setting.module)
         self._modules, self._loss_fn = modules, loss_fn
         self._undone = partial(setting.ledger.transaction, keep=False)
@@ -109,20 +109,20 @@ class SelfCheck:
         self.hidden_state = False
 
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
-        """Compare the losses of the groups' outputs; return whether that could be done.
+        """Compare the losses of the groups' outputs; return whether that was possible.
 
         Args:
-            sample: Of its groups the first are taken.
+            sample: Groups of samples; its first groups are used, as far as `room` allows.
             room: Bytes of outputs that may be kept, in host memory.
 
         Raises:
             LossCheckError: The losses do not add up.
         """
-        # Layers that compute in all processes together would wait for those that check nothing.
+        # Training SyncBatchNorm would wait for processes that check nothing.
         return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
 
     def loss_adds_up(self, sample: Sample) -> bool:
-        """Compare the losses of a few samples; return whether that could be done.
+        """Compare the losses of a few samples; return whether that was possible.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -132,7 +132,7 @@ class SelfCheck:
         for kinds in every:
             if self._attempt(self._compare_outputs, sample, math.inf, evaluating=kinds):
                 return True
-            # As in training, if that is the same twice; dropout is not.
+            # In training mode, if repeatable; dropout is not.
             if normalises and kinds is nn.SyncBatchNorm:
                 continue
             if self._attempt(self._compare_inside, sample, evaluating=kinds):
@@ -140,20 +140,20 @@ class SelfCheck:
         return False
 
     def samples_stay_apart(self, sample: Sample) -> bool:
-        """Compare the outputs of a few samples; return whether that could be done.
+        """Compare the outputs of a few samples; return whether that was possible.
 
         Raises:
             MixedSamplesError: The outputs depend on how the samples were divided.
         """
         if normalises_by_batch(self._modules):
             return True
-        # Batch statistics are the paper's, and no reason to refuse a model.
+        # Micro-batch statistics are the paper's behaviour, so that no model is refused for them.
         kinds: tuple[Any, ...] = (_NormBase, nn.Module)
         made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
         return made or self.hidden_state
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any = ()) -> bool:
-        """Return whether a check could be made, with modules of some kinds in evaluation mode."""
+        """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
         attributes = Snapshot(self._module, tensors=False)
         try:
             with self._undone(), self._evaluating(evaluating):
@@ -180,7 +180,7 @@ class SelfCheck:
 
     def _compare_outputs(self, sample: Sample, room: float) -> bool:
         pairs: list[tuple[Any, Any]] = []
-        recorded = None  # the first loss, with what the model had left beside its outputs
+        recorded = None  # the first loss, with the state that the forward pass changed
         for inputs, targets in sample.parts:
             outputs = self._forward(inputs)
             leaves = leaves_of(outputs)
@@ -200,7 +200,7 @@ class SelfCheck:
         inside = all(part.inside for part in parts)
         if together is None or inside or not _repeats(parts[0], recorded):
             return False
-        # Rounded to half precision, a loss differs by more than what is looked for.
+        # Rounding to half precision changes a loss by more than the faults to be found.
         half = any(leaf.dtype in HALF for leaf in floats(together))
         wide = half or self._precision.dtype is not None
         if wide:
@@ -228,7 +228,7 @@ class SelfCheck:
         return self._compare_losses(counts, factors, parts, whole, note, True, wide)
 
     def _compare_inside(self, sample: Sample) -> bool:
-        """Compare losses with the graph from the model's outputs to the loss, and no further."""
+        """Compare losses, with a graph from the model's outputs to the loss only."""
         if sample.inputs is None:
             return False
         parts = [self._with_graph(*part) for part in sample.parts]
@@ -250,7 +250,7 @@ class SelfCheck:
     ) -> bool:
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
-            return False  # the mini-batch itself will say so
+            return False  # the mini-batch itself will raise the error
         found = compare(whole, parts, factors)
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
@@ -272,13 +272,13 @@ class SelfCheck:
     # The samples
 
     def _compare_neighbours(self, sample: Sample) -> bool:
-        """Refuse outputs of samples that depend on which others are computed with them.
+        """Refuse a model with outputs that depend on the other samples in the batch.
 
-        With the same random numbers and buffers each time.
+        Random numbers and buffers are the same each time.
         """
         if sample.twice is None:
             return False
-        # What has rows of samples, and not as many of something else by chance.
+        # Outputs with one row per sample, told from outputs that happen to be of that length.
         count = sample.counts[1]
         _, (inputs, _) = sample.parts
         alone = [len(leaf) == count for leaf in self._rows(inputs)]
@@ -327,7 +327,7 @@ class SelfCheck:
     def _forward(self, inputs: Any) -> Any:
         try:
             with torch.no_grad(), warnings.catch_warnings():
-                # Of a checkpoint, which has nothing to do here.
+                # Raised by checkpointing, which has no effect here.
                 warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
                 return self._outputs(inputs)
         except RuntimeError as error:
@@ -343,7 +343,7 @@ class SelfCheck:
             return own_memory(call_model(self._module, inputs), inputs)
 
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
-        """Return the loss of outputs, in host memory or on the device, and its gradient by them."""
+        """Return the loss of outputs (on host or device), and its gradient by the outputs."""
 
         def loss_of(copies: Any) -> torch.Tensor:
             kind = self._device.type
@@ -366,7 +366,7 @@ class SelfCheck:
     def _tolerance(
         self, tensors: Sequence[torch.Tensor], narrow: bool = False, wide: bool = False
     ) -> float:
-        """Return the tolerance for these dtypes and the model's; `wide` for float32 alone."""
+        """Return the tolerance for the tensors' and the model's dtypes; `wide`: for float32."""
         kinds: set[torch.dtype | None] = {torch.float32}
         if not wide:
             kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
@@ -380,7 +380,7 @@ def _can_be_joined(leaf: Any) -> bool:
 
 
 def _repeats(again: Evaluated, recorded: Evaluated) -> bool:
-    """Whether a loss computed again by the same operations is the recorded one."""
+    """Whether a loss computed again by the same operations equals the recorded one."""
     a, b = float(again.loss), float(recorded.loss)
     if not (math.isfinite(a) and math.isfinite(b)):
         return True

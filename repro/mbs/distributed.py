@@ -1,4 +1,4 @@
-"""Agreement of several processes that each stream their share of a mini-batch."""
+"""Agreement among processes that each stream their share of a mini-batch."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from repro.mbs.errors import DistributedModelError
 
 
 class Processes:
-    """The processes of a wrapped model; just this one for any other model.
+    """The processes of a distributed model; this process alone for any other model.
 
     Under `DistributedDataParallel` each process accumulates the gradient of its own samples without
-    the wrapper, which averages them once, at the end of the mini-batch. Fully sharded models
+    the wrapper, which averages gradients once, at the end of the mini-batch. Fully sharded models
     (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
-    micro-batch, so that each process has to have as many. Every call of `mean_weight`,
-    `sum_losses` and `most` is a collective of a few numbers, made in the same order by each.
+    micro-batch, so that all processes need the same number of micro-batches. `mean_weight`,
+    `sum_losses` and `most` are collectives of a few numbers, called in the same order everywhere.
 
     Attributes:
-        module: The model to call: in no `DistributedDataParallel`.
-        replicated: Whether it is a `DistributedDataParallel` model.
-        sharded: Whether it is fully sharded.
+        module: The model to call, without its `DistributedDataParallel` wrapper.
+        replicated: Whether the model is a `DistributedDataParallel` model.
+        sharded: Whether the model is fully sharded.
         gradients_are_views: Whether the backward pass writes the gradients' memory.
 
     Raises:
-        DistributedModelError: The model synchronises each backward pass, or its processes are
-            arranged in more than one dimension.
+        DistributedModelError: The model synchronises each backward pass, or its processes form a
+            mesh of more than one dimension.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -59,17 +59,17 @@ class Processes:
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
 
     def mean_weight(self, weight: float) -> float | torch.Tensor:
-        """Return the divisor that makes the mean over processes the mean over all samples."""
+        """Return the divisor for which the mean over processes is the mean over all samples."""
         if not self.several:
             return weight
         return self._reduced(weight) / dist.get_world_size(self._group)
 
     def sum_losses(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the processes' losses: infinite or NaN for all if for one."""
+        """Return the sum of the processes' losses; an infinity or NaN reaches all processes."""
         return self._reduced(loss) if self.several else loss
 
     def most(self, *numbers: float) -> list[float]:
-        """Return the largest of each number over the processes; waits for them."""
+        """Return each number's maximum over the processes; waits for them."""
         if not self.several:
             return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64, device=self._device)
@@ -77,10 +77,10 @@ class Processes:
         return values.tolist()
 
     def agreed_count(self, count: int, room: int) -> int:
-        """Return how many micro-batches each process takes; `room` is the most of this one.
+        """Return every process's number of micro-batches; this one can make at most `room`.
 
         Raises:
-            DistributedModelError: A process cannot take as many as another has to.
+            DistributedModelError: A process cannot make as many as another needs.
         """
         most, negative = self.most(count, -room)
         if most > -negative:
@@ -88,12 +88,12 @@ class Processes:
         return int(most)
 
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
-        """Return the smallest size that a process can take, unless it takes all its samples.
+        """Return the smallest size of all processes that must divide their samples.
 
-        `problem` is an error that this one met, which all raise.
+        `problem` is this process's error, if any; one error makes all processes raise.
 
         Raises:
-            DistributedModelError: Another process met an error.
+            DistributedModelError: Another process had an error.
         """
         bound = -float("inf") if size >= num_samples else -float(size)
         failed, negative, most = self.most(problem is not None, bound, num_samples)
@@ -114,10 +114,10 @@ class Processes:
             )
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average the gradients that each process has accumulated by itself.
+        """Average the gradients that the processes have accumulated separately.
 
-        `DistributedDataParallel` does so in a backward pass, with whatever communication hook it
-        has. The one made for it adds zero to each gradient.
+        `DistributedDataParallel` averages during a backward pass, with its communication hook. This
+        backward pass adds zero to each gradient.
         """
         model = self._model
         assert isinstance(model, DistributedDataParallel)
@@ -132,7 +132,7 @@ class Processes:
         loss.backward()
 
     def _reduced(self, value: float | torch.Tensor) -> torch.Tensor:
-        # Filled by a kernel: a copy from the host would wait for the device.
+        # A kernel fills it: a copy from the host would wait for the device.
         total = torch.zeros((), device=self._device, dtype=torch.float64) + value
         dist.all_reduce(total, group=self._group)
         return total
@@ -141,15 +141,15 @@ class Processes:
 class _Zero(nn.Module):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        self._touched = list(parameters)  # in a list, so that they are not registered
+        self._touched = list(parameters)  # a list is not registered
 
     def forward(self) -> torch.Tensor:
-        # A sum's gradient is one number, however large the parameter.
+        # A sum's gradient is one expanded number, even for a large parameter.
         return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
 
 
 def unequal_counts(room: int, wanted: int) -> Exception:
-    """Return the error of processes that cannot have equally many micro-batches."""
+    """Return the error for processes that cannot make equally many micro-batches."""
     return DistributedModelError(
         f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
         f"fully sharded model computes as many in each: give each process as many samples"
@@ -157,7 +157,7 @@ def unequal_counts(room: int, wanted: int) -> Exception:
 
 
 def error_of_a_peer(memory: bool) -> Exception:
-    """Return the error to raise for another process's: out of memory, or any other."""
+    """Return the error to raise for another process's: out of memory (`memory`), or any other."""
     if memory:
         return torch.OutOfMemoryError("another process ran out of memory")
     return DistributedModelError("another process failed; its own error says why")
@@ -174,7 +174,7 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     """Return the group over which gradients are averaged, None for all processes.
 
     Raises:
-        DistributedModelError: The processes are arranged in more than one dimension.
+        DistributedModelError: The processes form a mesh of more than one dimension.
     """
     meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
     if any(mesh.ndim > 1 for mesh in meshes) or len(meshes) > 1:
@@ -192,7 +192,7 @@ def _warn_if_alone(model: nn.Module) -> None:
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()) or any(
         isinstance(module, DistributedDataParallel) for module in model.modules()
     ):
-        return  # spread in another way, or wrapped inside
+        return  # distributed by other means, or a part of it is wrapped
     warnings.warn(
         f"{dist.get_world_size()} processes are joined, but the model given to MicroBatchStreamer "
         f"is not wrapped: each process computes the gradient of its own samples alone. Wrap it in "

@@ -16,7 +16,7 @@ from repro.measure.checks import is_whole
 
 
 class MicroBatchError(ValueError):
-    """Something given to the streamer cannot be used; gradients are as they were."""
+    """An argument of the streamer cannot be used; gradients are unchanged."""
 
 
 class EmptyBatchError(MicroBatchError, batches.EmptyBatchError):
@@ -28,7 +28,7 @@ class BatchSizeMismatchError(MicroBatchError, batches.BatchSizeMismatchError):
 
 
 class UnsplittableBatchError(MicroBatchError, batches.UnsplittableBatchError):
-    """It cannot be told which parts of a mini-batch belong to which sample."""
+    """The assignment of a mini-batch's parts to samples is unknown or ambiguous."""
 
 
 class MicroBatchSizeError(MicroBatchError):
@@ -44,7 +44,7 @@ class LossReductionError(LossShapeError, loss_parts.LossReductionError):
 
 
 class UnsupportedLossError(MicroBatchError, loss_parts.UnsupportedLossError):
-    """The loss needs the mini-batch as a whole in a way that no mode provides."""
+    """The loss needs the whole mini-batch, in a form that no mode supports."""
 
 
 class LossCheckError(MicroBatchError, loss_parts.LossCheckError):
@@ -56,11 +56,11 @@ class MixedSamplesError(MicroBatchError):
 
 
 class InputGradientError(MicroBatchError):
-    """An input requires a gradient, which micro-batches do not give it."""
+    """An input requires a gradient, which micro-batches do not compute."""
 
 
 class NondeterministicModelError(MicroBatchError):
-    """The second of two passes computed other outputs than the first."""
+    """The second of two passes computed outputs other than the first's."""
 
 
 class HookError(MicroBatchError):
@@ -68,7 +68,7 @@ class HookError(MicroBatchError):
 
 
 class DistributedModelError(MicroBatchError):
-    """The way in which the model is spread over processes does not allow what was asked."""
+    """The model's distribution over processes does not support the requested arguments."""
 
 
 class NonFiniteLossError(MicroBatchError):
@@ -84,7 +84,7 @@ _NAMED = {
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Give errors of `repro.measure` about mini-batches and losses this method's names."""
+    """Translate errors of `repro.measure` about mini-batches and losses to this module's."""
     try:
         yield
     except MicroBatchError:
@@ -123,7 +123,7 @@ def check_prefetch(prefetch: Any) -> None:
 
 
 def check_weights_usable(two_pass: bool, normalization: str) -> None:
-    """Raise a `MicroBatchError` where weights were given and would not be used."""
+    """Raise a `MicroBatchError` if weights were given and would not be used."""
     if two_pass or normalization != "exact":
         raise MicroBatchError(
             f"weights are used by normalization='exact' in a single pass; normalization is "
@@ -140,7 +140,7 @@ def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
-    """Add to an error of model or loss what a micro-batch may lack."""
+    """Add a note on micro-batches to an error of the model or the loss."""
     count = bound[1] - bound[0]
     try:
         yield
@@ -157,7 +157,7 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
 
 
 def check_no_graph(tree: Any, what: str) -> None:
-    """Raise where inputs or targets wait for a gradient, which they would not receive."""
+    """Raise if inputs or targets require a gradient, which they would not receive."""
     for leaf in batches.leaves_of(tree):
         tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:

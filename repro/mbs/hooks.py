@@ -16,13 +16,13 @@ class DeferredHooks:
 
     A hook that clamps a gradient, or updates the parameter and frees its gradient, is written for
     the gradient of the whole mini-batch. Called per micro-batch it would clamp or step with each
-    part. `Tensor.register_hook` is called with the mini-batch's gradient before it is added to an
-    existing one, `Tensor.register_post_accumulate_grad_hook` with the parameter afterwards. Hooks
-    of torch.distributed stay where they are.
+    part. A hook of `Tensor.register_hook` receives the mini-batch's gradient before it is added to
+    an existing gradient, one of `Tensor.register_post_accumulate_grad_hook` the parameter
+    afterwards. Hooks of torch.distributed are called as usual.
 
     Raises:
-        HookError: A parameter has hooks that cannot be called later: those of
-            `torch.autograd.graph.register_multi_grad_hook` and of optimizers that torch put into
+        HookError: A parameter has a hook that cannot be called later: of
+            `torch.autograd.graph.register_multi_grad_hook`, or of an optimizer that torch runs in
             the backward pass.
     """
 
@@ -53,16 +53,16 @@ class DeferredHooks:
             hooks = getattr(parameter, name)
             every = {**hooks, **held}
             hooks.clear()
-            hooks.update(sorted(every.items()))  # keys count up, and order the calls
+            hooks.update(sorted(every.items()))  # keys grow with registration: the order of calls
 
     def on_gradients(self) -> None:
-        """Call the hooks that see the new gradients, which `Parameter.grad` holds alone."""
+        """Call the hooks on gradients; `Parameter.grad` holds only the mini-batch's gradient."""
         for parameter, name, held in self._held:
             if name != "_backward_hooks" or parameter.grad is None:
                 continue
             hooks = getattr(parameter, name)
             for key, hook in list(held.items()):
-                hooks[key] = hook  # from where it may remove itself
+                hooks[key] = hook  # registered, so that it may remove itself
                 result = hook(parameter.grad)
                 if result is not None:
                     parameter.grad = result
@@ -70,7 +70,7 @@ class DeferredHooks:
                     del held[key]
 
     def on_parameters(self, touched: Sequence[torch.Tensor]) -> None:
-        """Call the hooks that see parameters whose gradients have been accumulated."""
+        """Call the hooks on parameters after the accumulation of their gradients."""
         ids = {id(parameter) for parameter in touched}
         for parameter, name, held in self._held:
             if name == "_post_accumulate_grad_hooks" and id(parameter) in ids:
@@ -90,7 +90,7 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def modules_in(function: Any) -> list[nn.Module]:
-    """Return the modules that a loss is or closes over, such as a discriminator."""
+    """Return the modules in a loss: itself, or those it closes over, such as a discriminator."""
     if isinstance(function, nn.Module):
         return [function]
     if isinstance(function, partial):
@@ -102,6 +102,6 @@ def modules_in(function: Any) -> list[nn.Module]:
         return []
     found = [function.__globals__.get(name) for name in code.co_names]
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not yet filled
+        with suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
     return [value for value in found if isinstance(value, nn.Module)]

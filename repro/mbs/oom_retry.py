@@ -1,4 +1,4 @@
-"""Smaller micro-batches after an out-of-memory error, in all processes alike."""
+"""Retry with smaller micro-batches after an out-of-memory error, in all processes together."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -25,9 +25,9 @@ class Retries:
     """Runs a mini-batch or a piece of it at a micro-batch size that fits.
 
     Args:
-        setting: Of the streamer.
-        size: The micro-batch size, None where the sizer chooses.
-        accumulate: Computes the gradient of a plan's micro-batches, each weight over a divisor.
+        setting: The streamer's setting.
+        size: The micro-batch size, None if the sizer chooses it.
+        accumulate: Computes the gradient of a plan's micro-batches, with weights over a divisor.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Retries:
         roots: Sequence[nn.Module],
         together: bool = False,
     ) -> Any:
-        """Run at the size given or chosen, smaller where memory runs out; add to `totals`.
+        """Run at the size given or chosen, or smaller if memory runs out; add to `totals`.
 
         Args:
             piece: The mini-batch, or a part of it.
-            run: Takes a size and returns totals, and what is to be returned.
-            totals: Of the mini-batch.
-            roots: The model and the modules of the loss, whose attributes probes put back.
-            together: Whether all processes run the same size, and try again if one has to.
+            run: Takes a size; returns totals and the value to return.
+            totals: Totals of the mini-batch.
+            roots: The model and the loss's modules; probes restore their attributes.
+            together: Whether all processes run the same size, and retry if one must.
         """
         if self.sizer is None:
             assert self._size is not None
@@ -80,7 +80,7 @@ class Retries:
                 problem = error
         versions = _versions(piece)
         while True:
-            del stager.marks[marks:]  # what probes and failed tries left
+            del stager.marks[marks:]  # of probes and failed tries
             size = self.sizer.size_for(most)
             if together:
                 size = setting.processes.agreed_size(size, piece.num_samples, problem)
@@ -92,7 +92,7 @@ class Retries:
                     self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
                 break
             except Exception as error:
-                size = self._too_large or size  # in the process that ran out
+                size = self._too_large or size  # set in the process that ran out
                 if not is_out_of_memory(error) or size == 1 or setting.processes.sharded:
                     raise
             if _versions(piece) != versions:
@@ -112,10 +112,10 @@ class Retries:
         return touched
 
     def _measure(self, piece: Piece, roots: Sequence[nn.Module], size: int) -> tuple[int, int, int]:
-        """Measure the memory of micro-batches that leave no trace, see `AutoSizer.probe`.
+        """Measure the memory of micro-batches without side effects, see `AutoSizer.probe`.
 
-        From the second on they find gradients in memory, as most of a mini-batch's do, and as
-        many are streamed as are ever on the device at once.
+        At least two run, since gradients exist only after the first, and as many as may be on the
+        device at once.
         """
         setting = self._setting
         plan = setting.weighing.plan(replace(piece, weights=None), size, as_in_paper=True)
@@ -139,13 +139,13 @@ class Retries:
                 f"buffer, update it outside forward, or give a whole number"
             )
         start, peak, held = meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
-        if setting.processes.sharded:  # what the process takes that takes most
+        if setting.processes.sharded:  # of the process that takes most
             start, peak, held = map(int, setting.processes.most(start, peak - start, held - peak))
             peak, held = start + peak, start + peak + held
         return start, peak, held
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        """Run in processes that compute by themselves; where it fails in one, fail in all."""
+        """Run in processes that compute independently; an error in one is raised in all."""
         problem: Exception | None = None
         try:
             totals = run()

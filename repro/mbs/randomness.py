@@ -1,4 +1,4 @@
-"""Random number generators of a forward pass, saved and set again together."""
+"""Random number generators of a forward pass, saved and restored together."""
 
 import random
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _NAMES = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and 
 
 
 class Randomness:
-    """The generators of Python, numpy and torch (CPU and `device`), and those given.
+    """The generators of Python, numpy and torch (CPU and `device`), and the given `generators`.
 
     Raises:
-        ValueError: One of `generators` is none of the kinds known.
+        ValueError: One of `generators` is of an unknown type.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
@@ -34,7 +34,7 @@ class Randomness:
         return [*states, accelerator.get_rng(self._device), *map(_state_of, self._generators)]
 
     def set(self, states: list[Any]) -> None:
-        """Set what `get` returned."""
+        """Restore states returned by `get`."""
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         accelerator.set_rng(self._device, states[2])

@@ -1,4 +1,4 @@
-"""The result of a mini-batch, and the sums that lead there."""
+"""The result of a mini-batch, and the running sums."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class StreamResult:
             device.
         num_samples: Samples in the mini-batch, N_B.
         num_micro_batches: Micro-batches it was split into, N_Sμ.
-        micro_batch_size: Size of the largest of them; the others have as many samples or one
-            less (with the paper's normalisation the last has the rest).
-        retries: How often the mini-batch, or a piece of it, was tried again with a smaller size.
+        micro_batch_size: Size of the largest micro-batch; the others have the same size or one
+            sample less (with the paper's normalisation the last has the rest).
+        retries: Number of retries of the mini-batch, or a piece of it, with a smaller size.
     """
 
     loss: torch.Tensor
@@ -40,7 +40,7 @@ class Totals:
 
     @classmethod
     def over(cls, bounds: list[tuple[int, int]]) -> "Totals":
-        """Return sums to begin with, of micro-batches with these sample ranges."""
+        """Return initial sums for micro-batches with these sample ranges."""
         return cls(
             num_samples=bounds[-1][1],
             num_micro_batches=len(bounds),
@@ -61,7 +61,7 @@ class Totals:
         self.weight += part.weight
         self.num_samples += part.num_samples
         self.num_micro_batches += part.num_micro_batches
-        # The first piece is a full one, the last may be smaller than a micro-batch.
+        # The first piece is full; the last may be smaller than a micro-batch.
         self.micro_batch_size = self.micro_batch_size or part.micro_batch_size
 
     def result(self, divisor: float) -> StreamResult:

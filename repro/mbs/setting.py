@@ -1,4 +1,4 @@
-"""What the parts of a streamer share: model and device, precision, and how losses are weighed."""
+"""The state shared by a streamer's parts: model, device, precision, weighing of losses."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from repro.mbs.weighing import Weighing
 
 @dataclass(frozen=True)
 class Precision:
-    """How precisely a model computes.
+    """A model's numerical precision.
 
     Attributes:
         device: The device that computes.
-        autocast: A dtype for forward passes; None leaves the caller's autocast as it is.
-        scaler: Its scale is applied to losses; None for none.
+        autocast: A dtype for forward passes; None keeps the caller's autocast.
+        scaler: Its scale is applied to losses; None for no scaling.
     """
 
     device: torch.device
@@ -30,7 +30,7 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of autocast: that around the call, or else that of forward passes."""
+        """The dtype of autocast: the caller's, or else the forward passes' own."""
         ambient = torch.is_autocast_enabled(self.device.type)
         return torch.get_autocast_dtype(self.device.type) if ambient else self.autocast
 
@@ -42,7 +42,7 @@ class Precision:
 
     def without_autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a backward pass."""
-        # It repeats the forward pass's precisions without autocast around it.
+        # The backward pass repeats the forward pass's dtypes, and needs no autocast around it.
         if not torch.is_autocast_enabled(self.device.type):
             return nullcontext()
         return torch.autocast(self.device.type, enabled=False)
@@ -55,9 +55,9 @@ class Precision:
 
 @dataclass(frozen=True)
 class Setting:
-    """A streamer's model, where and how it computes, and what is put back where that fails."""
+    """A streamer's model, processes, precision, and the state restored after an error."""
 
-    module: nn.Module  # in no `DistributedDataParallel`
+    module: nn.Module  # without its `DistributedDataParallel` wrapper
     device: torch.device
     precision: Precision
     randomness: Randomness

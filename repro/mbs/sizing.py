@@ -1,4 +1,4 @@
-"""Choose the micro-batch size from a linear memory model, shrink and grow it as memory allows."""
+"""Choice of the micro-batch size by a linear memory model, adapted as memory changes."""
 
 import gc
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memo
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 32  # mini-batches without an out-of-memory error before a halved size is doubled
 _HEADROOM = 0.05  # share of the free memory left unused, for fragmentation
-# What models and losses raise that take other numbers of samples.
+# Errors of models and losses that do not accept a number of samples.
 _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a micro-batch size was chosen; all memory in bytes, of the model too.
+    """The choice of a micro-batch size; memory is in bytes, and includes the model's.
 
     Attributes:
         micro_batch_size: The size chosen for the first mini-batch.
         probes: (batch size, measured peak) of each probe.
-        model: M(B) = p + B a through the last two probes; None where fewer than two fit.
-        limit_bytes: What the peak may reach.
+        model: M(B) = p + B a through the last two probes; None if fewer than two fit.
+        limit_bytes: Limit of the peak.
         predicted_bytes: M at the chosen size.
         observed_bytes: The peak measured over the first mini-batch at the chosen size.
     """
@@ -53,12 +53,11 @@ class AutoSizer:
     The linear model M(B) = p + B a is fitted once, to the peaks of a few probes. A training step
     peaks at different moments for small and for large batches (workspace and gradients against
     activations), so that M is the largest of several lines and small probes underestimate it.
-    Each probe therefore doubles the batch until the model of the last two admits no further
-    doubling; together they cost about as much as four micro-batches of the size chosen. Before
-    each mini-batch the largest B that the memory free at that moment admits is computed anew, so
-    that the size follows what else takes and returns memory. An out-of-memory error halves the
-    size; after several mini-batches without another it doubles again, up to what the model
-    admits.
+    Each probe therefore doubles the batch until the model of the last two allows no further
+    doubling; together they cost about as much as four micro-batches of the chosen size. Before each
+    mini-batch the largest B is computed anew from the currently free memory, which other programs
+    may take or return. An out-of-memory error halves the size; after several mini-batches without
+    another error it doubles again, up to the model's limit.
     """
 
     def __init__(self, device: torch.device, least: Callable[[int], int] | None = None) -> None:
@@ -75,16 +74,16 @@ class AutoSizer:
         """Fit the memory model.
 
         Args:
-            num_samples: Samples at hand.
-            measure: Runs one batch of the given size and returns (live bytes before, their peak,
-                the peak of what the device held), leaving no trace; raises an out-of-memory error
-                where it does not fit.
+            num_samples: Available samples.
+            measure: Runs one batch of the given size without side effects; returns (live bytes
+                before, peak of live bytes, peak of reserved bytes); raises an out-of-memory error
+                if it does not fit.
 
         Raises:
             torch.OutOfMemoryError: Not even one sample fits.
         """
         probes: list[tuple[int, int]] = []
-        self._model = self._cap = None  # an earlier probe's, of fewer samples
+        self._model = self._cap = None  # of an earlier probe with fewer samples
         self._overhead_bytes = 0
         size = min(_FIRST_PROBE, num_samples)
         while size <= num_samples:
@@ -100,14 +99,14 @@ class AutoSizer:
                     break
             size = 3 if size == 2 and num_samples == 3 else 2 * size
         if not probes:
-            probes.append((1, measure(1)[1]))  # its out-of-memory error is the caller's
+            probes.append((1, measure(1)[1]))  # its out-of-memory error goes to the caller
         if self._model is None:
             self._cap = probes[0][0]
         chosen = self.size_for(num_samples)
         self.sizing = Sizing(chosen, tuple(probes), self._model, self._limit_bytes())
 
     def observed(self, size: int, peak_bytes: int) -> None:
-        """Note the peak of the first mini-batch, at `size`, and the predicted one."""
+        """Note the measured and the predicted peak of the first mini-batch, at `size`."""
         if self.sizing is not None:
             self.sizing = replace(
                 self.sizing,
@@ -136,16 +135,16 @@ class AutoSizer:
         return None
 
     def needs_probe(self, num_samples: int) -> bool:
-        """Whether there is no memory model yet and `num_samples` are enough for a new try."""
+        """Whether there is no memory model yet and `num_samples` allow another probe."""
         if self._model is not None or self._ran_out:
             return False
         return self.sizing is None or num_samples > self.sizing.probes[-1][0]
 
     def _limit_bytes(self) -> int:
-        # In the terms of the probes' peaks, which began from `_start_bytes`.
+        # Comparable with the probes' peaks, which include `_start_bytes`.
         state = memory_state(self._device)
         headroom = 0.0 if state.simulated else _HEADROOM
-        # The limit is one on what the allocator holds, which is more than what lives in it.
+        # The limit applies to the allocator's reserved bytes, which exceed the live bytes.
         free = int(state.free_bytes * (1 - headroom))
         if self._least is not None:
             free = self._least(free)
@@ -173,13 +172,13 @@ class AutoSizer:
         self._ran_out = True
 
     def succeeded(self) -> None:
-        """Note that a mini-batch went through."""
+        """Note that a mini-batch succeeded."""
         self._successes += 1
 
 
 def release_memory(device: torch.device) -> None:
-    """Free what a failed try left, so that the next size starts unfragmented."""
-    # A traceback, which holds its frames' tensors, can be part of a cycle. Those of the failed try
-    # are young; a full collection can take a quarter of a second.
+    """Free the memory of a failed try, so that the next size starts unfragmented."""
+    # A traceback, which holds its frames' tensors, can be part of a cycle. These objects are young;
+    # a full collection can take a quarter of a second.
     gc.collect(1)
     accelerator.empty_cache(device)

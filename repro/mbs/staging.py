@@ -16,7 +16,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Span:
-    """When one micro-batch was copied (or fetched) or computed, from the start of its mini-batch.
+    """Time at which a micro-batch was copied (or fetched) or computed, since its mini-batch began.
 
     `kind` is ``"copy"`` or ``"compute"``.
     """
@@ -29,24 +29,24 @@ class Span:
 
 @dataclass
 class _Slot:
-    """Staging buffers of one micro-batch, and the events that guard their reuse."""
+    """Staging buffers of one micro-batch, and events that protect them from early reuse."""
 
     consumed: accelerator.Event
     copied: accelerator.Event
-    direct: bool = False  # copied from memory of the caller's
+    direct: bool = False  # copied directly from the caller's memory
     buffers: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
 
 
 class Stager:
     """Streams micro-batches to a device, `prefetch` of them copied ahead of the one computed.
 
-    On an accelerator the copies run on a stream of their own, from pinned staging buffers (or
-    straight from the mini-batch where that is pinned already) into a ring of `prefetch` + 1 device
-    buffers. Streams wait for each other by events; the host waits only for a staging buffer whose
-    earlier copy is still under way. On a CPU a micro-batch is a view, and nothing is copied.
+    On an accelerator the copies run on a separate stream, from pinned staging buffers (or straight
+    from a mini-batch that is pinned already) into a ring of `prefetch` + 1 device buffers. Streams
+    wait for each other by events; the host waits only until a staging buffer's earlier copy has
+    ended. On a CPU a micro-batch is a view, and nothing is copied.
 
     Args:
-        device: Where micro-batches go.
+        device: The device that receives micro-batches.
         prefetch: Micro-batches in flight ahead of the one being computed, at least 0.
         trace: Whether to time every copy and computation, for `spans`.
 
@@ -62,18 +62,18 @@ class Stager:
         self.marks: list[tuple[str, Any, Any]] = []
         self._origin: Any = None
         self._slots: list[_Slot] = []
-        self._next_slot = 0  # goes on from piece to piece, so that their copies overlap as well
+        self._next_slot = 0  # kept across pieces, so that their copies overlap as well
         self._copy_stream: accelerator.Stream | None = None
 
     @property
     def ring_length(self) -> int:
-        """How many micro-batches are on the device at once, besides the mini-batch itself."""
+        """Number of micro-batches on the device at once, besides the mini-batch itself."""
         return self._prefetch + 1 if self._queued else 1
 
     def stream(self, micro_batches: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield each pytree of `micro_batches` on the device.
 
-        A yielded micro-batch may be used until the next one is asked for.
+        A yielded micro-batch is valid until the next one is requested.
         """
         if self._queued:
             yield from self._stream_queued(iter(micro_batches))
@@ -92,7 +92,7 @@ class Stager:
                 self.marks.append(("compute", ready, time.perf_counter()))
 
     def reset(self) -> None:
-        """Forget the spans so far; the origin of time is now."""
+        """Forget the spans so far; time starts from now."""
         self.marks.clear()
         if self._trace:
             self._origin = self._mark() if self._queued else time.perf_counter()
@@ -103,7 +103,7 @@ class Stager:
         self._next_slot = 0
 
     def spans(self) -> list[Span]:
-        """Return what happened when since `reset`; waits for the device."""
+        """Return the spans since `reset`; waits for the device."""
         accelerator.synchronize(self._device)
 
         def seconds(mark: Any) -> float:
@@ -131,8 +131,8 @@ class Stager:
                 slot = self._slots[self._next_slot]
                 self._next_slot = (self._next_slot + 1) % len(self._slots)
                 in_flight.append((slot, self._send(micro_batch, slot, compute)))
-                # The first is handed out at once and the lead grows from there, so that the device
-                # computes while the host stages the others.
+                # The first micro-batch is handed out at once and the lead grows from there, so that
+                # the device computes while the host stages the others.
                 if len(in_flight) > min(self._prefetch, index + 1 - len(in_flight)):
                     yield from self._hand_out(*in_flight.popleft(), compute)
             while in_flight:
@@ -161,7 +161,7 @@ class Stager:
             if staging is None:
                 slot.direct = True
             else:
-                slot.copied.synchronize()  # until the buffer's earlier content has left it
+                slot.copied.synchronize()  # until the buffer's earlier content is copied
                 leaf = staging[: len(leaf)].copy_(leaf)
             pairs.append((position, leaf, target[: len(leaf)]))
         with accelerator.use_stream(self._copy_stream):
@@ -189,7 +189,7 @@ class Stager:
     def _buffers(
         self, slot: _Slot, position: int, leaf: torch.Tensor, compute: accelerator.Stream
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the slot's buffers for a leaf, the first None where it is sent as it lies."""
+        """Return the slot's buffers (staging, target); staging is None for a direct copy."""
         assert self._copy_stream is not None
         staging, target = slot.buffers.get(position, (None, None))
         layout = _memory_format(leaf)
@@ -200,11 +200,11 @@ class Stager:
             or target.dtype != leaf.dtype
             or not target.is_contiguous(memory_format=layout)
         ):
-            slot.buffers.pop(position, None)  # free the old ones first
+            slot.buffers.pop(position, None)  # free the old buffers first
             del staging, target
             target = torch.empty_like(leaf, device=self._device, memory_format=layout)
-            # Freed while a copy may be under way, it must not be handed out again too early; and
-            # its memory may still be in use by what the compute stream has queued.
+            # If it is freed during a copy, its memory must not be reused too early; and kernels
+            # queued on the compute stream may still use that memory.
             accelerator.record_stream(target, self._copy_stream)
             slot.consumed.record(compute)
             staging = None
@@ -226,7 +226,7 @@ class Stager:
 
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    # What the caller chose for speed stays; every other layout becomes contiguous.
+    # Channels-last, which a caller chooses for speed, stays; other layouts become contiguous.
     for layout, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
         if (
             tensor.dim() == dims

@@ -30,11 +30,10 @@ from repro.measure.batches import SplitFunction, call_model
 class MicroBatchStreamer:
     """Computes a mini-batch's gradient in micro-batches that are streamed to the device.
 
-    Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". After `backward` the
-    parameters hold the gradient of the whole mini-batch, added to what they held before; an
-    optimizer step follows as always. A call that raises leaves gradients, buffers and random
-    number generators as they were (but for an error of a hook on a parameter, which has the
-    gradient by then, as in torch).
+    Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". `backward` adds the gradient
+    of the whole mini-batch to the parameters' gradients; an optimizer step follows as always. A
+    call that raises leaves gradients, buffers and random number generators unchanged (except that
+    after an error in a parameter's hook the parameter keeps the new gradient, as in torch).
 
     Example:
         >>> streamer = MicroBatchStreamer(model, loss_fn, micro_batch_size="auto", device="cuda")
@@ -45,60 +44,59 @@ class MicroBatchStreamer:
 
     A hook on a parameter is called once per mini-batch, at its end, as without micro-batches;
     module hooks are called for each micro-batch. A model that treats samples together (BatchNorm by
-    its micro-batch's statistics) gives another gradient than on the whole mini-batch.
+    its micro-batch's statistics) gets a gradient that differs from the whole mini-batch's.
 
-    Differs from the paper: the default normalisation weighs each micro-batch by what its loss was
-    divided by, n_μ / N_B for a mean over samples, which also holds where N_μ does not divide N_B;
-    and micro-batches differ in size by at most one sample, where Algorithm 1 leaves a rest, with
-    which BatchNorm could not train if it were one sample. ``normalization="paper"`` is Algorithm 1
-    to the letter, in both.
+    Differs from the paper: the default normalisation weighs each micro-batch by its loss's divisor,
+    n_μ / N_B for a mean over samples, which is also right if N_μ does not divide N_B; and
+    micro-batches differ in size by at most one sample, whereas Algorithm 1 leaves a rest, which may
+    be one sample, on which BatchNorm cannot train. ``normalization="paper"`` follows Algorithm 1
+    exactly in both.
 
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
-            positional arguments, a dictionary as keyword arguments, anything else as one. A
-            `DistributedDataParallel` model is computed without its wrapper, which averages once
+            positional arguments, a dictionary as keyword arguments, anything else as one argument.
+            A `DistributedDataParallel` model is computed without its wrapper, which averages once
             per mini-batch; its gradient is the mean over all processes' samples (weights), with
             `two_pass` over their losses. A fully sharded model (FSDP) exchanges parameters with
-            each micro-batch, of which all processes take as many. With ``"auto"`` they agree on a
-            size that fits in each; where one runs out of memory nothing is tried again, as the
-            others wait for it.
-        loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
-            are None; returns a scalar. Of torch's own losses the divisor is read: samples, or the
-            class weights of the targets that are not ignored; a sum is summed. Any other is taken
-            for the plain mean over its micro-batch's samples (or by `weights`), which `check`
-            verifies; with `two_pass` it may be any function of the mini-batch. docs/losses.md lists
-            what to give for which loss.
+            each micro-batch, so that all processes take equally many. With ``"auto"`` they agree
+            on a size that fits in each; where one runs out of memory nothing is tried again, as
+            the others wait for it.
+        loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
+            None; returns a scalar. The divisor of torch's own losses is known: samples, or the
+            class weights of the targets that are not ignored; a sum is summed. Any other loss is
+            treated as the plain mean over its micro-batch's samples (or by `weights`), which
+            `check` verifies; with `two_pass` it may be any function of the mini-batch.
+            docs/losses.md lists the arguments for each kind of loss.
         micro_batch_size: Most samples of a micro-batch: a whole number, or ``"auto"``: the largest
-            that fits by a linear memory model (which knows nothing of the outputs that `two_pass`
-            holds), halved on an out-of-memory error, grown back when memory allows.
-        device: The device that computes; that of the model's parameters by default.
+            that fits by a linear memory model (which leaves out the outputs that `two_pass` holds),
+            halved on an out-of-memory error, grown back when memory allows.
+        device: The device that computes; by default the model parameters' device.
         normalization: ``"exact"``, ``"paper"`` (equation 14), or ``"none"``: the sum of the
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
             ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
         two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
-            first pass without graph collects all outputs, the loss and its gradient are taken
-            there, and a second pass per micro-batch carries that gradient to the parameters.
+            first pass without graph collects all outputs, from which the loss and its gradient are
+            computed, and a second pass per micro-batch carries that gradient to the parameters.
             Costs one more forward pass; the mini-batch's outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
-        scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
+        scaler: A `torch.amp.GradScaler`; its scale is applied to the loss. Call its `step` and
             `update` as usual.
         autocast: A dtype for the forward pass; autocast around `backward` works too.
         trace: Record when each micro-batch was copied and computed, for `timeline`.
-        check: When to verify that the micro-batches' losses add up to that of the mini-batch, and
-            that the model's outputs do not depend on how it is divided: ``"first"``, in the first
-            mini-batch that is divided and where targets have values that they had not before;
-            ``"always"``; or ``"off"``. docs/losses.md says how, at what cost, and what it cannot
-            see.
+        check: When to verify that the micro-batches' losses add up to the mini-batch's, and that
+            the model's outputs do not depend on the division: ``"first"``, in the first divided
+            mini-batch and whenever targets have new values; ``"always"``; or ``"off"``.
+            docs/losses.md describes the method, its cost and its limits.
         shared: The tensors that belong to all samples: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
-        split: A function ``split((inputs, targets), micro_batch_size)`` that returns the list of
-            micro-batches, each (inputs, targets) or (inputs, targets, number of samples), for
-            mini-batches of a form of their own. All samples have to be there once.
-        generators: Random number generators of the model's or the loss's own (`torch.Generator`,
-            `numpy.random.Generator` or `RandomState`, `random.Random`). They are repeated by
-            `two_pass` and put back by a failed try, as Python's, numpy's and torch's global ones.
+        split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
+            form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
+            number of samples). Together they must have every sample once.
+        generators: The model's or the loss's own random number generators (`torch.Generator`,
+            `numpy.random.Generator` or `RandomState`, `random.Random`). Like the global generators
+            of Python, numpy and torch, `two_pass` repeats and a failed try restores them.
 
     Raises:
         MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
@@ -157,7 +155,7 @@ class MicroBatchStreamer:
 
     @property
     def model(self) -> nn.Module:
-        """The model; make another streamer for another one."""
+        """The model; another model needs another streamer."""
         return self._model
 
     def __copy__(self) -> "MicroBatchStreamer":
@@ -168,13 +166,13 @@ class MicroBatchStreamer:
 
     @property
     def sizing(self) -> Sizing | None:
-        """How ``"auto"`` chose its first size; None before the first mini-batch."""
+        """The choice of the first size by ``"auto"``; None before the first mini-batch."""
         return self._retries.sizer.sizing if self._retries.sizer else None
 
     def timeline(self) -> list[Span]:
-        """Return when each micro-batch of the last mini-batch was copied and computed.
+        """Return the times of copying and computing each micro-batch of the last mini-batch.
 
-        With `two_pass` each appears twice. Waits for the device.
+        With `two_pass` each micro-batch appears twice. Waits for the device.
 
         Raises:
             ValueError: The streamer was made without ``trace=True``.
@@ -191,13 +189,13 @@ class MicroBatchStreamer:
         Args:
             inputs: Tensors, arrays or packed sequences (samples first), or tuples, lists,
                 dictionaries or dataclasses of them (numbers, texts and tensors without dimensions
-                are passed on as they are), on any device; or an iterable that yields the
-                mini-batch piece by piece as (inputs, targets) or (inputs, targets, weights), of
-                which no more than two are held at a time. A list may hold one item for each
-                sample. Inputs receive no gradient themselves, and are refused if they wait for one.
+                are passed on unchanged), on any device; or an iterable that yields the mini-batch
+                in pieces (inputs, targets) or (inputs, targets, weights), of which at most two are
+                held at a time. A list may hold one item for each sample. Inputs receive no
+                gradient, and are refused if they require one.
             targets: Likewise.
-            weights: What each sample counts, such as its tokens, or with `split` each
-                micro-batch, which then contributes by its share of their sum.
+            weights: Weight of each sample, such as its number of tokens, or with `split` of each
+                micro-batch. A sample contributes by its share of the sum of weights.
 
         Raises:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
@@ -207,7 +205,7 @@ class MicroBatchStreamer:
                 after the model had changed its inputs in place, or with ``"auto"`` a forward pass
                 changes a parameter that is not trained.
             MicroBatchError: The mini-batch, the loss or a hook cannot be used, see
-                `repro.mbs.errors`; all of the above are such errors, too.
+                `repro.mbs.errors`; base class of all errors above.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
@@ -221,7 +219,7 @@ class MicroBatchStreamer:
             self._processes.check_whole()
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
-        # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
+        # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
         self._read_modules()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
@@ -244,11 +242,11 @@ class MicroBatchStreamer:
         return totals.result(self._weighing.divisor(totals.weight))
 
     def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
-        """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches that lines 1 to 6 cut.
+        """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches cut by lines 1 to 6.
 
         Args:
             plan: Micro-batches and weights, see `Weighing.plan` (lines 1 to 6).
-            divisor: Each loss counts by its weight over this: 1 / N_Sμ in the paper, n_μ / N_B
+            divisor: Each loss counts by its weight over `divisor`: 1 / N_Sμ in the paper, n_μ / N_B
                 by default.
         """
         totals = Totals.over(plan.bounds)
@@ -263,7 +261,7 @@ class MicroBatchStreamer:
                 self._precision.backward(loss * (weight / divisor))
             if loss is not None:
                 totals.add(loss.detach(), weight)
-            del loss, micro_batch  # with what its graph still holds
+            del loss, micro_batch  # and tensors that the graph still holds
         if totals.loss is None:
             totals.add(torch.zeros((), device=self.device), 0.0)
         return totals
@@ -271,24 +269,24 @@ class MicroBatchStreamer:
     def _pass(self, micro_batch: Any, plan: Plan, index: int) -> torch.Tensor | None:
         """Return the loss of a micro-batch.
 
-        None of one that does not count, such as padding alone, whose loss would be 0 / 0:
-        BatchNorm still sees its samples, and dropout draws.
+        None if the micro-batch has no weight, such as padding alone, for which the loss would be
+        0 / 0. Its forward pass still runs, for BatchNorm's statistics and dropout's random numbers.
         """
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
             outputs = call_model(self._processes.module, inputs)
-            # A sharded model computes in all processes, and so also where nothing counts.
+            # A sharded model computes in all processes, also in one without weight.
             if weight == 0 and not self._processes.sharded:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
             if not loss.requires_grad:
-                loss = loss + zero_of(outputs)  # constant: no sample of these counts
+                loss = loss + zero_of(outputs)  # a constant loss: no sample has weight
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
     def _check_inputs(self, piece: Piece) -> None:
         errors.check_no_graph(piece.inputs, "an input")
-        if not self._two_pass:  # which takes the loss of them as a whole
+        if not self._two_pass:  # two_pass computes the loss of all targets at once
             errors.check_no_graph(piece.targets, "a target")
 
     def _roots(self) -> list[nn.Module]:
@@ -297,11 +295,11 @@ class MicroBatchStreamer:
     def _read_modules(self) -> None:
         found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
         if found != self._modules:
-            self._modules[:] = found  # the very list that the check was given
+            self._modules[:] = found  # in place: the check holds the same list
             self._verification.forget()
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
-        """Let layers without parameters make them, as the first forward pass would."""
+        """Let lazy layers make their parameters, as the first forward pass would."""
         if piece is not None and errors.lazy_layer(self._modules) is not None:
             part = next(self._weighing.plan(piece, self._size or piece.num_samples).parts())
             self._compare.compute(part[0])
@@ -312,7 +310,7 @@ class MicroBatchStreamer:
             )
 
     def _look_for_state(self) -> None:
-        """Warn where the first of several forward passes has changed what the next one reads."""
+        """Warn if the first of several forward passes changed state that the next one reads."""
         if self._state_due:
             self._state_due = False
             self._verification.note_state(self._ledger.changed_buffers)
@@ -354,7 +352,7 @@ class MicroBatchStreamer:
         for piece in pieces:
             run = partial(self._run_piece, piece, totals, updates, dict(updates.moments))
             self._run(piece, run, totals, whole=False)
-            del piece, run  # before the next one is made
+            del piece, run  # before the next piece is made
         if totals.loss is None:
             raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
         return totals
@@ -369,27 +367,26 @@ class MicroBatchStreamer:
     ) -> tuple[Totals, None]:
         self._check_inputs(piece)
         self._verification.verify(piece, size, alone=False)
-        updates.moments = dict(moments)  # without what a check or a failed try gathered
+        updates.moments = dict(moments)  # without moments from a check or a failed try
         plan = self._weighing.plan(piece, size)
         self._state_due = len(plan.bounds) > 1 or before.num_micro_batches > 0
-        # Only a size that may shrink needs a piece that can be undone on its own.
+        # Only with a size that may shrink, a single piece may have to be undone.
         with self._ledger.transaction() if self._retries.sizer is not None else nullcontext():
             return self._accumulate(plan, 1.0), None
 
     # Several processes
 
     def _agreed_count(self, piece: Piece, size: int) -> int:
-        """Return how many micro-batches each process of a fully sharded model takes."""
+        """Return the number of micro-batches of each process of a fully sharded model."""
         if not self._processes.sharded:
             return 1
         count = len(self._weighing.plan(piece, size).bounds)
-        # With micro-batches of the caller's their number is given.
+        # The number is fixed if the caller makes the micro-batches.
         free = self._weighing.normalization != "paper" and piece.batch is not None
         return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        # A process that runs out of memory keeps none waiting, and hooks see gradients before they
-        # are averaged.
+        # No process waits for one that ran out of memory, and hooks see gradients before averaging.
         return self._retries.together(run, largest) if self._processes.replicated else run()
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
@@ -406,7 +403,7 @@ class MicroBatchStreamer:
         updates.update()
 
     def _call_loss(self, *arguments: Any) -> torch.Tensor:
-        return self.loss_fn(*arguments)  # the one there is then
+        return self.loss_fn(*arguments)  # the current loss, which may be replaced
 
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
@@ -423,11 +420,11 @@ class MicroBatchStreamer:
         loss = totals.loss
         assert loss is not None
         if totals.weight == 0 and not self._processes.several:
-            loss = loss * torch.nan  # nothing counts: 0 / 0, as for the whole mini-batch
+            loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
         errors.check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
-        # Without layers it gathers nothing and updates nothing.
+        # For an empty module it gathers and updates nothing.
         return DeferredBatchNorm(
             self._processes.module if self._batchnorm == "deferred" else nn.Module()
         )

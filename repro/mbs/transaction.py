@@ -1,4 +1,4 @@
-"""All-or-nothing gradients: what lets a mini-batch be tried again after it ran out of memory."""
+"""All-or-nothing gradients, so that a mini-batch can be tried again after it ran out of memory."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,51 +12,51 @@ from torch.utils.weak import TensorWeakRef
 
 from repro.mbs.randomness import Randomness
 
-_SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its gradient of before
+_SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
 
 
 class Ledger:
-    """The tensors that backward passes add gradients to, and the transactions under way.
+    """The tensors that accumulate gradients, and the open transactions.
 
     Args:
         randomness: The random number generators.
-        copy_gradients: Whether copies are set aside, as the backward pass writes the gradients'
+        copy_gradients: Whether to set copies aside, because the backward pass writes the gradients'
             memory (views of `DistributedDataParallel`'s buckets).
         gathered: Whether the leaves of graphs are parts that a fully sharded model has gathered.
 
     Attributes:
-        parameters: Those known to accumulate gradients, each once.
-        buffers: Those that a forward pass may change.
+        parameters: Parameters that accumulate gradients, each once.
+        buffers: Buffers that a forward pass may change.
     """
 
     def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
         self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered
-        # Of each transaction under way, outermost first: buffers, and gradients set aside.
+        # Per open transaction, outermost first: copies of buffers, and gradients set aside.
         self._active: list[tuple[list[torch.Tensor], list[_SetAside]]] = []
         self.begin([])
 
     def begin(self, modules: Sequence[nn.Module]) -> None:
-        """Start a mini-batch: parameters and buffers are those of these modules as they are now."""
+        """Start a mini-batch with the current parameters and buffers of these modules."""
         self.parameters, self.buffers = parameters_of(modules), Buffers(modules)
-        self._others: list[TensorWeakRef] = []  # that no module has as a parameter
+        self._others: list[TensorWeakRef] = []  # leaves that are no module's parameter
 
     def end(self) -> None:
-        """Forget the tensors that no module has as a parameter."""
+        """Forget the leaves that are no module's parameter."""
         self._others = []
 
     @contextmanager
     def transaction(self, keep: bool = True) -> Iterator[None]:
-        """Run a backward pass so that it either happens whole or leaves no trace.
+        """Run a backward pass that either completes or changes nothing.
 
-        On entry the gradients are set aside and new ones start from None, so that nothing is copied
-        when they are None already. Leaving normally adds the new gradients to those set aside, in
-        place, unless `keep` is False. Leaving by an exception puts back the gradients (the very
-        tensors), the buffers (BatchNorm's running statistics among them; the very tensors, where a
-        module replaces its own) and the random number generators.
+        On entry the gradients are set aside and new gradients start from None, so that nothing is
+        copied if all are None already. A normal exit adds the new gradients in place to the old,
+        unless `keep` is False. An exception restores the gradients (the same tensor objects), the
+        buffers (such as BatchNorm's running statistics; the same objects, even if a module replaced
+        them) and the random number generators.
 
-        A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
+        A `torch.amp.GradScaler` needs no restoring: scaling a loss does not change its state.
         """
-        # First what may run out of memory, while nothing has changed yet.
+        # Copies may run out of memory, and come first, while nothing has changed yet.
         copies, states = self.buffers.copies(), self._randomness.get()
         known = [*self.parameters, *(leaf for one in self._others if (leaf := one()) is not None)]
         aside = [self._aside(leaf) for leaf in known]
@@ -87,11 +87,11 @@ class Ledger:
 
     def _aside(self, leaf: torch.Tensor) -> "_SetAside":
         gradient = leaf.grad.clone() if self._copy and leaf.grad is not None else leaf.grad
-        # Weakly: what a forward pass makes for itself is to be freed with its graph.
+        # Weakly: a leaf made inside a forward pass is to be freed with its graph.
         return TensorWeakRef(leaf), gradient
 
     def meet(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let the leaves of a backward pass that are not known yet join all transactions."""
+        """Add the unknown leaves of a backward pass to all open transactions."""
         if self._gathered:
             return
         self._others = [reference for reference in self._others if reference() is not None]
@@ -116,14 +116,14 @@ class Ledger:
         return [p for p in self.parameters if isinstance(p.grad, torch.Tensor)]
 
     def changed_buffers(self) -> list[str]:
-        """Return the names of what has changed since the outermost transaction began."""
+        """Return the names of state that changed since the outermost transaction began."""
         return self.buffers.changed(self._active[0][0])
 
 
 class Buffers:
-    """The buffers of modules as they are now, which a forward pass may write or replace.
+    """The modules' current buffers, which a forward pass may write or replace.
 
-    Of each module its own, without those of modules within.
+    Submodules' buffers are not included.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -144,14 +144,14 @@ class Buffers:
         return [tensor.clone() for tensor in self._tensors]
 
     def write(self, copies: Sequence[torch.Tensor]) -> None:
-        """Put back the buffers of before, with these values."""
+        """Restore the recorded buffers, with these values."""
         for module, held in self._held:
             for name in set(module._buffers.keys()) - held.keys():
                 del module._buffers[name]
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        # A call for each kind of tensor: a mixed list is copied one by one.
+        # One call per device and dtype: torch would copy a mixed list one by one.
         pairs = sorted(
             zip(self._tensors, copies, strict=True),
             key=lambda p: (str(p[0].device), str(p[0].dtype)),
@@ -164,8 +164,8 @@ class Buffers:
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
 
-        Also those of frozen parameters and of numbers in attributes that have changed. Waits for
-        the device only where a buffer was written.
+        Also the names of changed frozen parameters and of changed numbers in attributes. Waits for
+        the device only if a buffer was written.
         """
         values = dict(zip(self._versions, copies, strict=True))
         changed = []
@@ -185,7 +185,7 @@ class Buffers:
         return changed
 
     def changed_frozen(self) -> list[str]:
-        """Return which parameters that are not trained were written."""
+        """Return the names of frozen parameters that were written."""
         return [
             f"{name} of {type(module).__name__}"
             for module, name, parameter, memory, version in self._frozen
@@ -200,7 +200,7 @@ def _numbers_of(module: nn.Module) -> dict[str, int | float]:
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors share memory; no address is read, which would be noticed."""
+    """Return whether two tensors share memory; reads no address, which a swapper would observe."""
     torchs: Any = torch._C
     return bool(torchs._is_alias_of(one, other))
 
@@ -211,21 +211,21 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return a number that grows with each change in place; 0 where torch counts none."""
+    """Return a number that grows with each change in place; 0 if torch keeps no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters to train of these modules themselves, tied ones once.
+    """Return these modules' trainable parameters without submodules', tied parameters once.
 
-    Several times faster than walking the module tree, and done for each mini-batch.
+    Several times faster than walking the module tree, which matters once per mini-batch.
     """
     parameters = (p for module in modules for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
 
 
 def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors to which a backward pass from `tensors` adds a gradient."""
+    """Return the leaf tensors that receive a gradient in a backward pass from `tensors`."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen, leaves = set(waiting), []
     while waiting:

@@ -1,4 +1,4 @@
-"""The two passes of a loss that needs the outputs of the whole mini-batch."""
+"""Two passes for a loss that needs the outputs of the whole mini-batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,8 @@ from repro.mbs.results import Totals
 from repro.mbs.setting import Setting
 from repro.measure.batches import call_model, leaves_of, to_device
 
-# Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
-# computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
+# Relative difference of two equal computations by nondeterministic kernels (sums by atomic
+# additions): some eps, amplified by depth. New random numbers cause far larger differences.
 _TOLERANCE: dict[torch.dtype | None, float] = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -26,8 +26,8 @@ class TwoPass:
     """Computes outputs first, the loss of all of them next, and the parameters' gradients last.
 
     Args:
-        setting: Of the streamer.
-        loss: Of outputs and targets.
+        setting: The streamer's setting.
+        loss: Loss of outputs and targets.
         check_finite: Called before the first backward pass.
         forward_ended: Called after each forward pass.
     """
@@ -43,7 +43,7 @@ class TwoPass:
         self._check_finite, self._forward_ended = check_finite, forward_ended
 
     def run(self, piece: Piece, plan: Plan, updates: DeferredBatchNorm) -> Totals:
-        """Accumulate the gradient of a mini-batch, each process that of its own samples.
+        """Accumulate the gradient of this process's samples of a mini-batch.
 
         Raises:
             NondeterministicModelError: The second pass had other outputs.
@@ -83,7 +83,7 @@ class TwoPass:
         gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
         del whole, loss
 
-        # Second pass: from there to the parameters, one micro-batch after the other.
+        # Second pass: from the outputs to the parameters, one micro-batch after the other.
         after = setting.randomness.get()
         differences = []
         for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
@@ -114,16 +114,16 @@ class TwoPass:
         return totals
 
 
-# The outputs of the first pass are gone when the second computes them again. A random projection of
-# each sample's outputs shows any difference but by a chance like that of a random vector being
-# orthogonal to a given one, and takes two numbers a sample.
+# The first pass's outputs are freed before the second pass. A random projection of each sample's
+# outputs takes two numbers a sample and shows any difference, unless the difference happens to be
+# orthogonal to a random vector.
 
 _Sketch = tuple[torch.Tensor, torch.Tensor, float]  # projection, size of each sample; tolerance
 
 
 @torch.no_grad()
 def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
-    """Return the sketch of each tensor that has samples."""
+    """Return the sketch of each tensor with samples."""
     sketches = []
     for leaf in leaves_of(outputs):
         tensor = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
@@ -139,7 +139,7 @@ def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
 
 
 def _differences(one: list[_Sketch], other: list[_Sketch]) -> list[torch.Tensor]:
-    """Return the largest difference of each tensor, over its tolerance."""
+    """Return each tensor's largest difference, relative to its tolerance."""
     worst = []
     for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
         difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)

@@ -1,4 +1,4 @@
-"""When micro-batches are checked to add up to their mini-batch, and on which samples."""
+"""Choice of the mini-batches, and the samples, on which losses are checked to add up."""
 
 import itertools
 import warnings
@@ -12,7 +12,7 @@ from repro.mbs.sizing import release_memory
 from repro.measure import is_out_of_memory, memory_state
 from repro.measure.telling import Novelty, telling_samples
 
-_MOST_BYTES = 2**28  # of outputs that are kept for a comparison
+_MOST_BYTES = 2**28  # most bytes of outputs kept for a comparison
 _CHECKED = {
     "loss": "that the loss of a mini-batch is the mean over its samples",
     "mixing": "that the model treats samples one by one",
@@ -20,7 +20,7 @@ _CHECKED = {
 
 
 class Verification:
-    """Checks mini-batches where that is due, and remembers what has been checked."""
+    """Checks mini-batches when a check is due, and remembers the checks made."""
 
     def __init__(self, check: str, two_pass: bool, setting: Setting, compare: SelfCheck) -> None:
         self._check, self._two_pass = check, two_pass
@@ -32,32 +32,32 @@ class Verification:
         self._warned_of_state = False
 
     def begin(self, changed: bool) -> None:
-        """Start a mini-batch; `changed` says whether another loss function was given."""
+        """Start a mini-batch; `changed`: whether the loss function is another one."""
         self._unmade, self._stateful = set(), []
         if changed:
             self._checked.discard("loss")
 
     def forget(self) -> None:
-        """Forget what was checked: the model has other layers now."""
+        """Forget all checks: the model's layers have changed."""
         self._checked.clear()
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check model and loss where that is due; with `alone` the piece is a whole mini-batch.
+        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.
 
         Raises:
-            LossCheckError: The losses of micro-batches do not add up to that of the whole.
-            MixedSamplesError: The model's outputs depend on how samples are divided.
+            LossCheckError: The losses of micro-batches do not add up to the mini-batch's.
+            MixedSamplesError: The model's outputs depend on the division into micro-batches.
         """
-        # What `split` makes of a mini-batch is known to the user alone.
+        # The effect of `split` on a mini-batch is unknown here.
         unknown = self._weighing.known is None or piece.weights is not None or piece.batch is None
         in_paper = self._weighing.normalization == "paper"
         loss = unknown and not self._two_pass and not in_paper
-        # The paper's algorithm to the letter, but for what was divided by mistake.
+        # The paper's exact algorithm is checked only for parts divided by mistake.
         mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
         number = piece.num_samples
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
-        if number < 2 or self._setting.processes.sharded:  # whose processes would all have to check
+        if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.newest(piece.batch, True)
@@ -71,10 +71,10 @@ class Verification:
             self._mark(made or self._small(piece, size, self._compare.loss_adds_up), "loss")
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
-        """Compare the losses of micro-batches with that of all; return whether that was done."""
+        """Compare the losses of micro-batches with the whole loss; return whether that ran."""
         device = self._setting.device
         if memory_state(device).simulated:
-            return False  # a budget counts every byte, so that a size that fits would seem not to
+            return False  # a budget counts every byte: a size that fits would seem too large
         host = memory_state("cpu")
         room = min(_MOST_BYTES, max(0, host.limit_bytes - host.live_bytes) // 16)
         plan, batch = self._weighing.plan(piece, size), piece.batch
@@ -105,13 +105,13 @@ class Verification:
             self._unmade.discard(kind)
 
     def note_state(self, changed: Callable[[], list[str]]) -> None:
-        """Note the buffers that one micro-batch has changed and the next one reads, by name."""
+        """Note the names of buffers that one micro-batch has changed and the next one reads."""
         if self._check != "off" and not self._warned_of_state:
             self._stateful += changed()
 
     def warn(self) -> None:
-        """Warn, once each, of what a mini-batch that went through has shown."""
-        # After the mini-batch: where it failed itself, its error says more.
+        """Warn, once each, of problems noted in a mini-batch that succeeded."""
+        # After the mini-batch: if it failed, its own error says more.
         if self._stateful and not self._warned_of_state:
             self._warned_of_state = True
             names = ", ".join(self._stateful[:3]) + (" and others" if self._stateful[3:] else "")
@@ -138,10 +138,10 @@ class Verification:
             )
 
     def _small(self, piece: Piece, size: int, check: Callable[[Sample], bool]) -> bool:
-        """Check on a few samples, with forward passes of their own; return whether that ran.
+        """Check on a few samples, with separate forward passes; return whether that ran.
 
-        Two groups of as many samples as micro-batches have, and of half as many where memory runs
-        out or the model cannot take them: some take no fewer, or no more, at once.
+        Two groups have the size of micro-batches, or half of it if memory runs out or the model
+        refuses their number: some models accept no fewer, or no more, samples at once.
         """
         number = piece.num_samples
         count = min(number // -(-number // size), number // 2)
@@ -163,7 +163,7 @@ class Verification:
         return False
 
     def _sample(self, piece: Piece, size: int, count: int) -> Sample | None:
-        """Return two groups of samples, None where there are none or they weigh nothing."""
+        """Return two groups of samples, None without samples or without weight."""
         batch, twice = piece.batch, None
         if batch is None:
             plan = self._weighing.plan(piece, size)

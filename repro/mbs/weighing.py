@@ -16,8 +16,8 @@ class Weighing:
     """Weighs micro-batches by the normalisation that the loss needs.
 
     Attributes:
-        known: One of torch's losses, without hooks; None for any other.
-        normalization: The one that the loss needs, as it is now: a sum's parts are summed.
+        known: One of torch's losses, without hooks; None for any other loss.
+        normalization: Normalisation for the current loss: ``"none"`` for a sum.
     """
 
     known: KnownLoss | None
@@ -31,7 +31,7 @@ class Weighing:
         self.read(loss_fn)
 
     def read(self, loss_fn: Callable[..., torch.Tensor]) -> bool:
-        """Read what the loss divides by, as it is now; return whether it is another function."""
+        """Read the loss's current divisor; return whether the loss is another function."""
         with named_errors():
             known = known_loss(loss_fn)
         self.known = None if known is None or known.hooked else known
@@ -52,11 +52,11 @@ class Weighing:
         Args:
             piece: The mini-batch, or a part of one.
             size: Most samples of a micro-batch.
-            as_in_paper: Whether all but the last have that size, whatever the normalisation.
-            fewest: Micro-batches that there are at least.
+            as_in_paper: Whether all but the last have that size, under any normalisation.
+            fewest: Least number of micro-batches.
 
         Raises:
-            DistributedModelError: There are not as many.
+            DistributedModelError: There are fewer micro-batches than `fewest`.
             MicroBatchError: See `Piece.plan`.
         """
         as_in_paper = as_in_paper or self.normalization == "paper"
@@ -67,11 +67,11 @@ class Weighing:
         return plan if exact else replace(plan, weights=[1.0] * len(plan.bounds))
 
     def divisor(self, weight: float) -> float:
-        """Return the divisor of the sum of this process's losses, `weight` in all."""
+        """Return the divisor of the sum of this process's losses, of total weight `weight`."""
         return 1.0 if self.normalization == "none" and not self._two_pass else weight
 
     def shared_divisor(self, weight: float, processes: Processes) -> float | torch.Tensor:
-        """Return the divisor of gradients that are then averaged over all processes."""
+        """Return the divisor of gradients before they are averaged over all processes."""
         if self.normalization != "exact" or self._two_pass:
             return self.divisor(weight)
         return processes.mean_weight(weight)
@@ -80,16 +80,15 @@ class Weighing:
 def token_counts(
     labels: torch.Tensor, *, shift: bool = False, ignore_index: int = -100
 ) -> torch.Tensor:
-    """Return how many tokens of each sample count, for `weights`.
+    """Return the number of counted tokens in each sample, for `weights`.
 
-    A language model's loss is the mean over tokens, of which a padded sample has fewer than its
-    row is long.
+    A language model's loss is the mean over tokens without padding; samples differ in their number.
 
     Args:
         labels: Integers, (samples, tokens).
         shift: Whether each position predicts the next one, as in causal language models, so that
-            the first label is predicted by none.
-        ignore_index: The label of what does not count.
+            no position predicts the first label.
+        ignore_index: The label of tokens that do not count.
 
     Returns:
         Counts, (samples,), float64.

@@ -1,6 +1,6 @@
 """Time, memory and memory budgets, measured the same way for every method.
 
-What is named here is imported when it is first used: `repro.measure.files` needs no torch.
+Names are imported on first use: `repro.measure.files` needs no torch.
 """
 
 import importlib

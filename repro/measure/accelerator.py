@@ -1,9 +1,9 @@
 """Streams, events, pinned memory, memory and random numbers of any accelerator that torch has.
 
-The one place that knows how a device is reached: a CUDA or ROCm GPU, or any other that torch has a
-module for (`torch.get_device_module`). What is CUDA's alone does not belong here. A CPU has streams
-and events, too, which do at once what they are asked for, so that one path serves both; its clock
-takes the time between two of its events.
+The only module that calls a device's own functions: of a CUDA or ROCm GPU, or of any other device
+with a module in torch (`torch.get_device_module`). Code for CUDA alone does not belong here. A CPU
+has streams and events, too, which act at once, so that the same code runs on both; the time between
+two of its events is the host clock's.
 """
 
 import time
@@ -20,7 +20,7 @@ _LARGE_BYTES = 16 * 2**20  # pinned at once: the host is asked first whether it 
 
 
 class HostMemoryError(RuntimeError):
-    """The host has no more memory to pin; the device's may be free. It says how much was asked."""
+    """The host has too little memory to pin; the message states the bytes asked for."""
 
 
 Event = Any  # a device's (torch.Event), or `HostEvent`; of one job all are of the same kind
@@ -28,7 +28,7 @@ Stream = Any  # a device's (torch.Stream), or `HostStream`
 
 
 class _Host:
-    """Nothing is queued on a CPU: what was called has ended, and a wait returns at once."""
+    """A CPU queues nothing: each call has ended when it returns, and waiting returns at once."""
 
     def wait(self, other: Any = None) -> None:
         """Do nothing."""
@@ -36,7 +36,7 @@ class _Host:
     synchronize = wait_event = wait_stream = wait
 
     def query(self) -> bool:
-        """Whether all is done: always."""
+        """Whether all work is done: always true."""
         return True
 
 
@@ -51,7 +51,7 @@ class HostEvent(_Host):
         self._time_s = time.perf_counter()
 
     def elapsed_time(self, other: "HostEvent") -> float:
-        """Milliseconds from this event to another, as a device's do.
+        """Milliseconds from this event to another, like a device's event.
 
         Raises:
             ValueError: One of them has not been recorded.
@@ -67,7 +67,7 @@ class HostStream(_Host):
     device = torch.device("cpu")
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
-        """Record an event, a new one where none is given."""
+        """Record an event; without an argument, a new event."""
         event = event or HostEvent()
         event.record()
         return event
@@ -115,13 +115,13 @@ def count(device: torch.device | str) -> int:
 
 
 def resolve(device: torch.device | str | None = None) -> torch.device:
-    """A device with its index, the current one's where none is given.
+    """A device with its index: the given index, else the current device's.
 
     Args:
         device: None for the accelerator that is present, else the CPU.
 
     Raises:
-        ValueError: It is an accelerator that is not present.
+        ValueError: The accelerator is not present.
     """
     if device is None:
         device = present() or "cpu"
@@ -146,7 +146,7 @@ def _indexed(device: torch.device | str) -> torch.device:
 
 
 def name(device: torch.device | str) -> str:
-    """The name that an accelerator has for itself."""
+    """An accelerator's name, as torch reports it."""
     return str(module(device).get_device_properties(_indexed(device)).name)
 
 
@@ -161,13 +161,13 @@ def on(device: torch.device | str) -> AbstractContextManager[Any]:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a device has done what is queued on it; nothing to do for a CPU."""
+    """Wait until a device has finished all queued work; nothing to do for a CPU."""
     if is_accelerator(device):
         module(device).synchronize(device)
 
 
 def new_stream(device: torch.device | str) -> Stream:
-    """A stream beside the current one, of those that torch keeps."""
+    """A stream other than the current one, from torch's pool."""
     return torch.Stream(_indexed(device)) if is_accelerator(device) else HostStream()
 
 
@@ -179,9 +179,9 @@ def current_stream(device: torch.device | str) -> Stream:
 
 
 def use_stream(stream: Stream) -> AbstractContextManager[Any]:
-    """Make a stream the current one of this thread inside, as often and by as many as like.
+    """Make a stream this thread's current one inside; may be nested, and used by several threads.
 
-    `torch.Stream` is a context itself, but one that can be entered only once at a time.
+    `torch.Stream` is a context itself, but can be entered only once at a time.
     """
     if isinstance(stream, HostStream):
         return nullcontext()
@@ -190,23 +190,20 @@ def use_stream(stream: Stream) -> AbstractContextManager[Any]:
 
 
 def new_event(device: torch.device | str, timing: bool = False) -> Event:
-    """A new event, with which times can be taken where `timing`.
-
-    Between two of a CPU, times can be taken always.
-    """
+    """A new event; with `timing` it measures times, which a CPU's event always does."""
     if not is_accelerator(device):
         return HostEvent()
     return torch.Event(_indexed(device), enable_timing=timing)
 
 
 def elapsed_s(begin: Event, end: Event) -> float:
-    """Seconds between two events, after the second has come."""
+    """Seconds between two events, once the second has been reached."""
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
 
 
 def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
-    """Keep a tensor's memory, once it is freed, until `stream` has used it."""
+    """Reuse a tensor's memory, once it is freed, only after `stream` has used it."""
     if isinstance(stream, torch.Stream) and is_accelerator(tensor.device):
         tensor.record_stream(stream)
 
@@ -230,7 +227,7 @@ def memory_reserved(device: torch.device | str) -> int:
 
 
 def max_memory_reserved(device: torch.device | str) -> int:
-    """The most bytes held since `reset_peak_memory`, which a limit is compared with."""
+    """The most bytes that torch held since `reset_peak_memory`; a memory limit applies to these."""
     return int(module(device).max_memory_reserved(device))
 
 
@@ -241,13 +238,13 @@ def reset_peak_memory(device: torch.device | str) -> None:
 
 
 def empty_cache(device: torch.device | str) -> None:
-    """Give back what torch holds unused on an accelerator; nothing to do for a CPU."""
+    """Give torch's unused memory on an accelerator back; nothing to do for a CPU."""
     if is_accelerator(device):
         module(device).empty_cache()
 
 
 def free_and_total_bytes(device: torch.device | str) -> tuple[int, int]:
-    """Bytes of an accelerator that are free, by all processes' use, and all of them."""
+    """Free bytes of an accelerator, after the use of all processes, and its total bytes."""
     free, total = module(device).mem_get_info(device)
     return int(free), int(total)
 
@@ -265,9 +262,9 @@ def limit_bytes(device: torch.device | str) -> int:
 
 @contextmanager
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
-    """Let torch reserve at most some bytes on an accelerator inside.
+    """Let torch reserve at most `nbytes` on an accelerator inside.
 
-    A lower limit that is set already stays. Memory that torch holds unused is given back first.
+    A lower limit that is set already stays. Torch's unused memory is given back first.
 
     Raises:
         ValueError: `nbytes` is below 1.
@@ -285,7 +282,7 @@ def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
 
 
 def set_limit(device: torch.device | str, nbytes: int) -> None:
-    """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
+    """Let torch reserve at most `nbytes` on an accelerator until the process ends."""
     device = _indexed(device)
     # Half a byte more, as torch rounds fraction × total down to whole bytes.
     fraction = min(1.0, (nbytes + 0.5) / total_bytes(device))
@@ -296,7 +293,7 @@ def set_limit(device: torch.device | str, nbytes: int) -> None:
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Bytes that torch takes from the host to pin some: the next power of two."""
+    """Bytes that torch takes from the host to pin `nbytes`: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length() if nbytes else 0
 
 
@@ -306,10 +303,10 @@ def empty_pinned(
     dtype: torch.dtype = torch.float32,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """Host memory, pinned where `device` is an accelerator that copies from and to it.
+    """Host memory, pinned if `device` is an accelerator, for copies from and to it.
 
     Raises:
-        HostMemoryError: The host has not that much.
+        HostMemoryError: The host has too little memory.
     """
     shape = (size,) if isinstance(size, int) else tuple(size)
     pin = is_accelerator(device)
@@ -321,10 +318,10 @@ def check_pinnable(nbytes: int) -> None:
     """Refuse to pin more than the host has: the system would end this process, or another.
 
     Args:
-        nbytes: That torch takes (see `pinned_bytes`); of less than 16 MiB nothing is asked.
+        nbytes: Bytes that torch takes (see `pinned_bytes`); fewer than 16 MiB are not checked.
 
     Raises:
-        HostMemoryError: The host has not that much, but for a margin.
+        HostMemoryError: The host's memory, less a margin, is too little.
     """
     if nbytes < _LARGE_BYTES:
         return
@@ -338,7 +335,7 @@ def check_pinnable(nbytes: int) -> None:
 
 @contextmanager
 def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
-    """Say of an allocation that fails that it was the host's, and how much was asked for."""
+    """Name the host's memory, and the bytes asked for, in the error of a failed allocation."""
     if pin:
         check_pinnable(pinned_bytes(nbytes))
     try:
@@ -354,12 +351,12 @@ def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
 
 
 def pinned(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A tensor of the host in memory from which an accelerator copies without a wait.
+    """A host tensor in pinned memory, from which an accelerator copies without a wait.
 
-    A tensor that lies there already, or for a CPU any, is returned as it is; layouts stay.
+    A pinned tensor, or any tensor for a CPU, is returned unchanged; layouts stay.
 
     Raises:
-        HostMemoryError: The host has not that much.
+        HostMemoryError: The host has too little memory.
     """
     if not is_accelerator(device) or tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
@@ -389,7 +386,7 @@ def get_rng(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor | No
 
 
 def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    """Set what `get_rng` returned."""
+    """Restore states returned by `get_rng`."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         module(device).set_rng_state(state[1], _indexed(device))
@@ -397,7 +394,7 @@ def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor 
 
 @contextmanager
 def forked_rng(device: torch.device | str) -> Iterator[None]:
-    """Put the generators of the CPU and of a device back at the end."""
+    """Restore the random generators of the CPU and of a device at the end."""
     state = get_rng(device)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The memory that a call allocates, that of libraries inside its operations included."""
+"""The memory that a call allocates, including libraries' allocations inside its operations."""
 
 import ctypes
 import os
@@ -13,17 +13,17 @@ from repro.measure import accelerator
 def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> int:
     """Bytes by which the allocator rises above its start while `function` runs.
 
-    `MemoryMeter` sees the tensors that operations return. This sees every request to torch's
-    allocator, such as the reordered copies that oneDNN makes inside a convolution, and the
-    workspaces of cuDNN. What the call returns counts as well. Memory that a library takes from the
-    system directly does not.
+    `MemoryMeter` sees only tensors that operations return. This function sees every request to
+    torch's allocator, such as oneDNN's reordered copies inside a convolution, or cuDNN's
+    workspaces. The call's result counts as well. Memory that a library takes from the system
+    directly does not.
 
     Args:
-        function: Called once; call it before, so that what it keeps is not counted.
+        function: Called once; call it before, so that memory it keeps is not counted.
         device: ``cpu`` or an accelerator.
 
     Raises:
-        RuntimeError: On a CPU, a profiler is running, which this one would end.
+        RuntimeError: On a CPU, another profiler is running, which this call would end.
     """
     if accelerator.is_accelerator(device):
         accelerator.synchronize(device)
@@ -42,18 +42,17 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
 
 
 def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> list[tuple[str, int]]:
-    """(operation, bytes) of every call of some operations while `function` runs on a CPU.
+    """(operation, bytes) of every call of the given operations while `function` runs on a CPU.
 
-    The bytes are how far the allocator rises inside the call, less what the call leaves allocated,
-    which is its result: what it takes for itself, seen from outside. Calls inside such a call are
-    a part of it.
+    The bytes are the call's own workspace: the allocator's rise inside the call, less the bytes
+    that stay allocated after it (its result). A call inside another counts as part of the outer.
 
     Args:
-        function: Called once; call it before, so that what it keeps is not counted.
+        function: Called once; call it before, so that memory it keeps is not counted.
         operations: Names, such as ``aten::convolution``.
 
     Raises:
-        RuntimeError: A profiler is running, which this one would end.
+        RuntimeError: Another profiler is running, which this call would end.
     """
     events = _profiled(function, "peak_inside")
     memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -65,7 +64,7 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
     for start, minus_duration, name in calls:
         end = start - minus_duration
         if start < last_end:
-            continue  # inside the one before
+            continue  # inside the call before
         last_end = end
         live = peak = 0
         for moment, count in memory:
@@ -77,7 +76,7 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
 
 
 def _profiled(function: Callable[[], Any], caller: str) -> list[Any]:
-    """Events of torch's profiler while `function` runs, the allocator's among them."""
+    """Events of torch's profiler while `function` runs, including the allocator's."""
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError(
             f"{caller} needs torch's profiler, and one is running; stop it first, and profile "
@@ -104,9 +103,9 @@ def keep_freed_memory() -> bool:
     """Make this process keep memory that it frees; return whether the C library allows it.
 
     By default glibc returns large blocks to the system and takes them anew, so that every large
-    tensor pays for page faults: on a virtual machine several times the work that fills it. What is
-    compared then is who allocates least, not who computes fastest. Meant for a process that
-    measures; there is no way back.
+    tensor pays for page faults, which on a virtual machine cost several times the work of filling
+    it. A comparison of times would then reward few allocations, not fast computation. Meant for a
+    process that measures; it cannot be undone.
     """
     global _kept
     try:

@@ -1,17 +1,17 @@
-"""Mini-batches of any structure: which parts belong to samples, and how samples are taken out.
+"""Mini-batches of any structure: find the parts that belong to samples, and take samples out.
 
 A mini-batch is (inputs, targets), each a tensor, an array, a `PackedSequence`, or a tuple, list,
 dictionary, dataclass or other container of them. Its samples are found by these rules;
 an ambiguous mini-batch is refused, never guessed:
 
-- A tensor or array with dimensions holds one sample in each entry of its first; one without
-  dimensions, and a number, a text or another object without tensors, belongs to all samples.
-- A list or tuple of equal things, one for each sample (images of different sizes, dictionaries of
-  boxes, texts), is divided itself. Where it might as well be a structure whose tensors hold the
+- A tensor or array with dimensions holds one sample in each entry of its first dimension; a tensor
+  without dimensions, a number, a text or another object without tensors belongs to all samples.
+- A list or tuple of items of one kind, one for each sample (images of different sizes, dictionaries
+  of boxes, texts), is divided itself. If it could also be a structure of tensors that hold the
   samples, a list is refused and a tuple is a structure.
-- An input with a leading dimension of 1 and further ones, such as positions (1, T), broadcasts
-  over the samples where the others have more than one, and belongs to all of them.
-- What `shared` names belongs to all samples.
+- An input with a leading dimension of 1 and further dimensions, such as positions (1, T),
+  broadcasts over the samples if other inputs have several, and belongs to all samples.
+- Parts named in `shared` belong to all samples.
 - An object that holds tensors and is none of these is refused.
 """
 
@@ -50,7 +50,7 @@ class Batch:
     """A mini-batch that was read: its samples can be counted and taken out.
 
     Attributes:
-        inputs: As given; mappings that are no dictionaries have become dictionaries.
+        inputs: As given, with other mappings made dictionaries.
         targets: Likewise.
         num_samples: Samples, at least 1.
     """
@@ -69,10 +69,10 @@ class Batch:
         return self._taken(list(indices))
 
     def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
-        """Yield path and value of each tensor or array whose first dimension is the sample.
+        """Yield path and value of each tensor or array with samples in its first dimension.
 
         Args:
-            targets: Whether those of the targets, too.
+            targets: Whether to include the targets.
         """
         for name, tree in (("inputs", self.inputs), ("targets", self.targets)):
             for path, leaf in _leaves_with_paths(tree, (name,)):
@@ -90,7 +90,7 @@ class Batch:
         return inputs, targets
 
     def _cut(self, tree: Any, path: Path, which: Which) -> Any:
-        # No function within a function that calls itself: it would keep the mini-batch alive.
+        # A method, since a nested recursive function would keep the mini-batch alive.
         kind = self._kinds.get(path)
         if kind == _WHOLE:
             return tree.detach() if isinstance(tree, torch.Tensor) else tree
@@ -113,14 +113,14 @@ def read_batch(
     """Find the samples of a mini-batch.
 
     Args:
-        inputs: What the model is called with, see `call_model`: the items of a tuple or list are
+        inputs: The model's arguments, see `call_model`: the items of a tuple or list are
             arguments, never samples.
-        targets: What the loss is given, or None.
-        shared: What belongs to all samples: names ("mask", "graph.edges", "targets.table"; the
+        targets: The loss's targets, or None.
+        shared: Parts that belong to all samples: names ("mask", "graph.edges", "targets.table"; the
             keys of dictionaries, fields of dataclasses and positions of tuples, joined by dots),
             positions among the arguments, or the tensors themselves.
-        known: What lists were in earlier mini-batches, which decides where one alone leaves it
-            open; kept up to date by this function.
+        known: Kinds of the lists in earlier mini-batches, which decide an ambiguous list; this
+            function keeps them up to date.
 
     Raises:
         EmptyBatchError: No sample.
@@ -140,12 +140,12 @@ def read_batch(
 
 
 def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
-    """Sample ranges of at most `most` samples, as few as can be, alike but for one sample.
+    """The fewest sample ranges of at most `most` samples, of equal size but for one sample.
 
-    There are at least `fewest` ranges, for which there have to be samples.
+    There are at least `fewest` ranges, which need as many samples.
 
-    65 samples in ranges of at most 64 are 33 and 32: a rest of one would give BatchNorm nothing
-    to normalise by.
+    65 samples in ranges of at most 64 are 33 and 32: BatchNorm could not normalise a last range of
+    one sample.
     """
     count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)
@@ -159,8 +159,8 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
     Args:
         split: Called with ((inputs, targets), most); returns the list of micro-batches, each
             (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
-        inputs: Of the whole mini-batch.
-        targets: Likewise.
+        inputs: Inputs of the whole mini-batch.
+        targets: Its targets.
         most: Samples that a micro-batch may have.
 
     Returns:
@@ -210,7 +210,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """Call with a tuple or list as positional, a dictionary as keyword arguments, else with one."""
+    """Call with positional (tuple, list) or keyword (dictionary) arguments, else with one."""
     if isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):  # tuples, but one input
         return model(inputs)
     if isinstance(inputs, tuple | list):
@@ -219,7 +219,7 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to whatever is no container; what does not change is not made anew."""
+    """Apply a function to each leaf; a container of unchanged leaves is returned itself."""
     parts = parts_of(tree)
     if parts is None:
         return function(tree)
@@ -230,18 +230,18 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """All parts that are no container, in order."""
+    """All leaves (parts other than containers), in order."""
     return [leaf for _, leaf in _leaves_with_paths(tree, ())]
 
 
 def replaced(tree: Any, leaves: Sequence[Any]) -> Any:
-    """The structure with these leaves in the place of its own, in order."""
+    """The structure with its leaves replaced by these, in order."""
     following = iter(leaves)
     return map_leaves(lambda leaf: next(following), tree)
 
 
 class _Finder:
-    """Reads the parts of a mini-batch, then decides what belongs to samples."""
+    """Reads the parts of a mini-batch, then decides which belong to samples."""
 
     def __init__(self, shared: Sequence[Any], known: dict[Path, str]) -> None:
         self._shared = list(shared)
@@ -298,7 +298,7 @@ class _Finder:
                 )
 
     def _find_broadcast(self) -> None:
-        """Take inputs with a leading 1, such as positions (1, T), for all samples of several."""
+        """Share inputs with a leading 1, such as positions (1, T), among several samples."""
         single = {
             path for path in self._leading if self._sizes.get(path) == 1 and path[0] == "inputs"
         }
@@ -360,7 +360,7 @@ class _Finder:
     def _assign(
         self, tree: Any, path: Path, number: int, kinds: dict[Path, str], arguments: bool = False
     ) -> bool:
-        """Note what each part is if there are `number` samples; return whether there can be."""
+        """Note the kind of each part for `number` samples; return whether the parts allow it."""
         if path in self._whole:
             kinds[path] = _WHOLE
             return True
@@ -421,7 +421,7 @@ def _is_sequence(tree: Any) -> bool:
 
 
 def _is_alike(items: Sequence[Any]) -> bool:
-    """Whether the items could be one for each sample, as far as their kind says."""
+    """Whether the items' types allow one item for each sample."""
 
     def kind(item: Any) -> Any:
         if isinstance(item, torch.Tensor | np.ndarray):

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: written whole or not at all, and checked when read."""
+"""Checkpoints of a training run: written whole or not at all, and checked when read."""
 
 import hashlib
 import io
@@ -15,14 +15,14 @@ from repro.measure.files import regular, replacing
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or is of another training."""
+    """A checkpoint cannot be read, or belongs to another training run."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a state, such as those of model, optimizer and controller, with its checksum.
+    """Write a state (of model, optimizer, controller, ...) with its checksum.
 
-    It is written beside the old one and then takes its place, so that whatever stops it leaves one
-    that can be read. On several processes only one of them writes.
+    The new file replaces the old one only once it is complete, so that an interruption leaves a
+    readable checkpoint. Of several processes only one writes.
 
     Args:
         path: The file.
@@ -30,7 +30,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
     Raises:
         CheckpointError: The state holds something else; the old checkpoint stays.
-        OSError: The file cannot be written (`NotAFileError`: it is none); the old one stays.
+        OSError: The file cannot be written (`NotAFileError`: not a regular file); the old one
+            stays.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -44,22 +45,22 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
             "give plain numbers, texts, lists, dictionaries and tensors"
         ) from error
     with replacing(Path(path)) as temporary, temporary.open("wb") as file:
-        # torch takes a file with a flipped bit for a good one.
+        # torch would load a file with a flipped bit without an error.
         file.write(hashlib.sha256(payload).digest())
         file.write(payload)
 
 
 def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote.
+    """Read a checkpoint written by `save_checkpoint`.
 
     Args:
         path: The file.
-        device: Where tensors come to.
+        device: Device for the tensors.
 
     Raises:
-        CheckpointError: The file is damaged, or no such checkpoint.
-        FileNotFoundError: There is none.
-        NotAFileError: It is a folder, a pipe or a device.
+        CheckpointError: The file is damaged, or not a checkpoint of `save_checkpoint`.
+        FileNotFoundError: The file does not exist.
+        NotAFileError: The path is a folder, a pipe or a device.
     """
     whole = regular(path).read_bytes()
     problem = (

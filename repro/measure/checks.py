@@ -1,16 +1,16 @@
-"""Checks of arguments that every method makes."""
+"""Argument checks shared by all methods."""
 
 import operator
 from typing import Any
 
 
 def is_whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
-    """Whether a value is a whole number within bounds: an int or numpy's, and no truth value.
+    """Whether a value is an integer (Python's or numpy's, no boolean) within bounds.
 
     Args:
         value: Anything.
-        least: The smallest that is allowed, None for no bound.
-        most: The largest.
+        least: Smallest allowed number, None for no bound.
+        most: Largest allowed number, None for no bound.
     """
     if isinstance(value, bool):
         return False

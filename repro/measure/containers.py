@@ -1,4 +1,4 @@
-"""The containers that a mini-batch is made of: their parts, and how they are rebuilt."""
+"""Containers in a mini-batch: their parts, and rebuilding them from parts."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ Which = slice | list[int]
 
 
 class BatchError(ValueError):
-    """A mini-batch that cannot be used as it was given."""
+    """A mini-batch cannot be used in its given form."""
 
 
 class EmptyBatchError(BatchError):
@@ -28,11 +28,11 @@ class BatchSizeMismatchError(BatchError):
 
 
 class UnsplittableBatchError(BatchError):
-    """It cannot be told which parts of a mini-batch belong to which sample."""
+    """The assignment of a mini-batch's parts to samples is unknown or ambiguous."""
 
 
 def samples_of(leaf: Any) -> int | str | None:
-    """The number of samples of a leaf, None without samples, what it is if unknown."""
+    """The number of samples of a leaf, None without samples, the leaf's kind if unknown."""
     if isinstance(leaf, torch.Tensor):
         if leaf.is_nested:
             return "a nested tensor"
@@ -51,7 +51,7 @@ def samples_of(leaf: Any) -> int | str | None:
 
 
 def holds_tensors(tree: Any, depth: int) -> bool:
-    """Whether tensors or arrays are found within an object, at most so deep."""
+    """Whether an object holds tensors or arrays, at most `depth` levels down."""
     if isinstance(tree, torch.Tensor | np.ndarray):
         return True
     if depth == 0 or isinstance(tree, str | bytes | int | float | type | nn.Module):
@@ -72,7 +72,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def pick(value: Any, which: Which) -> Any:
-    """Samples of a leaf or of a list that has one item for each."""
+    """Samples of a leaf, or of a list with one item per sample."""
     if isinstance(value, PackedSequence):
         items = unpack_sequence(value)
         chosen: Any = [items[number] for number in np.arange(len(items))[which]]
@@ -90,7 +90,7 @@ def pick(value: Any, which: Which) -> Any:
 
 
 def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]] | None:
-    """A container's parts by key and what puts it together again, None for a leaf."""
+    """A container's parts by key and the function that rebuilds it, None for a leaf."""
     if isinstance(tree, torch.Tensor | np.ndarray | PackedSequence | str | torch.Size):
         return None
     if isinstance(tree, Mapping):
@@ -121,8 +121,8 @@ def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], An
 def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
     """A dataclass with other values in its fields.
 
-    What the class derives from its fields when it is made is derived anew. A class that changes
-    them then would do so twice, and is refused.
+    Attributes that the class derives in `__post_init__` are derived anew. A class that changes its
+    fields there would change them twice, and is refused.
     """
     given = {field.name for field in dataclasses.fields(original) if field.init}
     new = dict(zip(names, values, strict=True))

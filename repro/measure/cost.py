@@ -1,4 +1,4 @@
-"""Models of a training step's cost: its time and its memory as straight lines of batch size.
+"""Time and memory of a training step as straight lines of the batch size.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 3.2
 (equations 2 and 3, time) and section 5.3 (equation 9, memory).
@@ -22,12 +22,12 @@ class TimeModel:
 
     Attributes:
         a: Seconds per sample, above 0.
-        b: Seconds per step, whatever the batch size.
-        batch_sizes: What the line was fitted to; empty where it was not.
+        b: Seconds per step, independent of the batch size.
+        batch_sizes: Batch sizes of the fit; empty for a line that was not fitted.
         seconds: The measured seconds per step at these batch sizes.
 
     Raises:
-        ValueError: `a` is not above 0, or one of them is not finite.
+        ValueError: `a` is not above 0, or `a` or `b` is not finite.
     """
 
     a: float
@@ -47,8 +47,8 @@ class TimeModel:
         """Fit the line by least squares (section 3.2).
 
         Args:
-            batch_sizes: Samples in a step, at least two distinct ones.
-            seconds_per_batch: The measured time of a step of each.
+            batch_sizes: Samples in a step, at least two distinct numbers.
+            seconds_per_batch: The measured time of a step at each batch size.
 
         Raises:
             ValueError: The points are too few, or time does not increase with the batch size.
@@ -66,8 +66,8 @@ class TimeModel:
     def epoch_time(self, batch_size: int, samples: int, approximate: bool = False) -> float:
         """Seconds of one pass over `samples`.
 
-        By equation 2, (a x + b) ⌈d / x⌉, which takes the last batch for a whole one; with
-        `approximate` by equation 3, (a + b / x) d.
+        By equation 2, (a x + b) ⌈d / x⌉, which counts the last batch as full; with `approximate`
+        by equation 3, (a + b / x) d.
 
         Raises:
             ValueError: `batch_size` is below 1 or `samples` below 0.
@@ -78,7 +78,7 @@ class TimeModel:
         return self.predict(batch_size) * math.ceil(samples / batch_size)
 
     def pass_time(self, batch_size: int, samples: int) -> float:
-        """Seconds of one pass with the last batch as short as it is: a d + b ⌈d / x⌉.
+        """Seconds of one pass with the last batch at its true size: a d + b ⌈d / x⌉.
 
         Raises:
             ValueError: `batch_size` is below 1 or `samples` below 0.
@@ -112,7 +112,7 @@ class MemoryModel(LinearMemoryModel):
     def max_batch(self, limit_bytes: float) -> int:
         """The largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
         largest = self.largest_batch(limit_bytes)
-        # The division may round the last one away.
+        # The division may round the largest batch down by one.
         return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest
 
 
@@ -123,8 +123,8 @@ class Probe:
     Attributes:
         time: Fitted to the medians of `timings`.
         memory: Fitted to `peaks`.
-        timings: By batch size, the samples of a step's time.
-        peaks: By batch size, the peak bytes of a step.
+        timings: Measured times of a step by batch size.
+        peaks: Peak bytes of a step by batch size.
     """
 
     time: TimeModel
@@ -143,13 +143,13 @@ def probe(
 ) -> Probe:
     """Measure training steps of several batch sizes and fit `TimeModel` and `MemoryModel`.
 
-    Times are medians, taken in turns over the batch sizes. Peaks are those of two steps, so that
-    the optimizer's state is in them, of what the allocator holds (see `comparable_peaks`); on a CPU
-    the batch itself, which lies there before, is not.
+    Times are medians; each round measures every batch size once. A peak is that of two steps, so
+    that it includes the optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU
+    it leaves the batch out, which is in memory before.
 
     Args:
         make_step: Given a batch size, returns a function that runs one training step of it.
-        batch_sizes: At least two distinct ones.
+        batch_sizes: At least two distinct sizes.
         device: Where the steps run.
         warmup: Unrecorded rounds.
         repeats: Recorded rounds.
@@ -164,7 +164,7 @@ def probe(
         step = make_step(size)
         with MemoryMeter(device) as meter:
             step()
-            step()  # in the first one the optimizer makes its state
+            step()  # the optimizer made its state in the first
         meters.append(meter)
         del step
     peaks = dict(zip(sizes, comparable_peaks(meters), strict=True))

@@ -1,4 +1,4 @@
-"""Devices by their data sheets, and the share of these rates that programs reach."""
+"""Devices' data sheets, and the share of their rates that programs reach."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """A device by its data sheet, dense rates.
+    """A device's data sheet, with its dense rates.
 
     Attributes:
-        name: As its maker calls it.
-        flops: Of float32 in matrix products and convolutions, a second.
-        low_flops: The same in 16 bits with sums of 32.
-        bandwidth: Bytes a second of its memory.
-        memory_bytes: What it has.
+        name: The maker's name.
+        flops: Float32 operations a second in matrix products and convolutions.
+        low_flops: The same in 16 bits with sums in 32.
+        bandwidth: Memory's bytes a second.
+        memory_bytes: Bytes of memory.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Device:
 DEVICES = {
     device.name: device
     for device in (
-        # float32 outside tensor cores, which torch's convolutions leave by default for TF32.
+        # float32 outside tensor cores; torch's convolutions use TF32 by default if available.
         Device("GTX 1080", 8.9e12, 8.9e12, 320e9, 8 * GIB),
         Device("RTX 3090", 35.6e12, 71e12, 936e9, 24 * GIB),
         Device("A100", 156e12, 312e12, 2039e9, 80 * GIB),
@@ -35,5 +35,5 @@ DEVICES = {
         Device("H200", 495e12, 989e12, 4800e9, 141 * 10**9),
     )
 }
-REACHED = 0.4  # of a data sheet's rates, as convolutional networks do as a rule
-LAUNCH_S = 5e-6  # that an operation takes at least
+REACHED = 0.4  # share of a data sheet's rates that convolutional networks typically reach
+LAUNCH_S = 5e-6  # least time of an operation

@@ -1,4 +1,4 @@
-"""Tensors that have shapes and no content: training steps taken without data or device.
+"""Fake tensors (shapes without content): training steps without data or device.
 
 The memory, computations and transfers of a step follow from the shapes alone.
 """
@@ -21,7 +21,7 @@ from repro.measure.memory import MemoryMeter, tensors_in
 
 @dataclass(frozen=True)
 class Work:
-    """What the operations of a step compute and move: (operations, bytes, in 16 bits) each."""
+    """Work of a step's operations: (floating-point operations, bytes moved, in 16 bits) each."""
 
     operations: tuple[tuple[int, int, bool], ...]
 
@@ -31,9 +31,9 @@ class Work:
         return sum(flops for flops, _, _ in self.operations)
 
     def seconds(self, device: Device) -> float:
-        """Estimate the time on a device: each operation computes or moves, whichever is longer.
+        """Estimate the time on a device: per operation, the longer of computing and moving.
 
-        Operations are not fused, and a data sheet's rates are reached by the share `REACHED`.
+        Operations are not fused, and reach the share `REACHED` of the data sheet's rates.
         """
         return sum(
             max(
@@ -46,7 +46,7 @@ class Work:
 
 
 class NotedOperations(TorchDispatchMode):
-    """Notes what every operation under it computes and moves."""
+    """Notes the work of every operation under it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class NotedOperations(TorchDispatchMode):
 
 
 class _Ones(TorchDispatchMode):
-    """Answers 1 where a number is asked of a tensor that has no content, such as of a loss."""
+    """Returns 1 as the number in a fake tensor, such as a loss."""
 
     def __torch_dispatch__(
         self,
@@ -92,15 +92,15 @@ class _Ones(TorchDispatchMode):
 
 @contextmanager
 def imagined(ones: bool = True) -> Iterator[None]:
-    """Make tensors inside that have shapes and no content, whatever their size.
+    """Make tensors inside fake: of any size, with shapes and no content.
 
-    Whoever asks one for a number, such as a loss for whether it is finite, gets 1; without `ones`
-    an error of torch's.
+    Code that reads a number from a fake tensor, such as a loss, gets 1; without `ones` torch's
+    error.
     """
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        # torch's own swaps tensors, which those that have no content refuse. All lie on one device,
-        # and a layout changes no size.
+        # torch's own `to` fails on fake tensors. All lie on one device, and a layout changes no
+        # size, so that only the dtype applies.
         _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if kind is not None:
             for part in module.modules():
@@ -115,7 +115,7 @@ def imagined(ones: bool = True) -> Iterator[None]:
         return module
 
     def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-        # torch's own copies a storage, which there is none of.
+        # torch's own copies a storage, which a fake tensor lacks.
         copied = tensor.detach().clone()
         if isinstance(tensor, nn.Parameter):
             copied = nn.Parameter(copied, tensor.requires_grad)
@@ -134,9 +134,9 @@ def imagined(ones: bool = True) -> Iterator[None]:
 def first_steps(
     step: Callable[[], Any], resident: Sequence[nn.Module | Tensor]
 ) -> tuple[int, Work]:
-    """The peak of live bytes of two training steps, and the work of the second.
+    """Peak live bytes of two training steps, and the work of the second.
 
-    Only in the second does the optimizer have its state.
+    The optimizer has its state only from the second step on.
 
     Args:
         step: Updates the model by a mini-batch.

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the folder of caches."""
+"""Atomic writing of files (whole or not at all), and the folder of caches."""
 
 import errno
 import os
@@ -11,19 +11,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SUFFIX = ".repro.tmp"
-_IDLE_S = 86_400.0  # from which on a temporary folder counts as left by a killed process
+_IDLE_S = 86_400.0  # an older temporary folder was left by a killed process
 
 
 class NotAFileError(OSError):
-    """What should be written or read is there, but is a folder, a device, a pipe or a socket."""
+    """The path to read or write leads to a folder, a device, a pipe or a socket."""
 
 
 def regular(path: str | os.PathLike[str]) -> Path:
-    """The regular file that a path and its links lead to, or the place where it will be.
+    """The regular file that a path and its links lead to, which need not exist yet.
 
     Raises:
-        NotAFileError: Something else is there.
-        OSError: It cannot be reached, such as through links that lead in a circle.
+        NotAFileError: The path leads to something other than a regular file.
+        OSError: The file cannot be reached, for example because links form a circle.
     """
     with suppress(FileNotFoundError):
         mode = Path(path).stat().st_mode
@@ -38,13 +38,13 @@ def regular(path: str | os.PathLike[str]) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path; the file written there replaces `path` at the end of the block.
 
-    Whatever stops the writing leaves the old file, or none. The file's folder is made; a link, and
-    the permissions of the old file, stay. A killed process leaves a hidden folder beside the file,
-    which a later writer there removes after a day.
+    An interruption leaves the old file, or none. The file's folder is made; links and the old
+    file's permissions stay. A killed process leaves a hidden folder beside the file, which a later
+    writer there removes after a day.
 
     Raises:
-        NotAFileError: A folder, a device, a pipe or a socket is in its place.
-        OSError: It cannot be written; the error names the file, not the temporary one.
+        NotAFileError: The path leads to a folder, a device, a pipe or a socket.
+        OSError: The file cannot be written; the error names it, not the temporary file.
     """
     target = regular(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def cache_folder() -> Path:
     A relative `$XDG_CACHE_HOME` is ignored, as the XDG Base Directory Specification asks.
 
     Raises:
-        OSError: The user, or the one that is named, has no home.
+        OSError: The user has no home folder, or a path names a user without one.
     """
     given, users = os.environ.get("REPRO_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

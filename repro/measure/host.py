@@ -1,4 +1,4 @@
-"""The host's memory that this process may take, within the limit of its container."""
+"""Host memory available to this process, within the limit of its container."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
-_MARGIN_BYTES = 4 * 2**30  # left to the system and to other processes; a sixteenth of less
+_MARGIN_BYTES = 4 * 2**30  # left to other processes; on a small machine a sixteenth of memory
 
 
 def memory_bytes() -> int:
@@ -17,15 +17,15 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The memory that may be taken now: files that are only cached count as free."""
+    """Memory that can be allocated now; cached files count as free."""
     free = [max(0, limit - used) for limit, used in _limits()]
     return min([_available_of_machine(), *free])
 
 
 def pinnable_bytes() -> int:
-    """The memory that may be pinned now: what is available but for a margin.
+    """Memory that may be pinned now: the available bytes less a margin.
 
-    Pinned memory cannot be swapped out: where too much of it is taken, the system ends processes.
+    Pinned memory cannot be swapped out: if too much is taken, the system ends processes.
     """
     return max(0, available_bytes() - min(_MARGIN_BYTES, memory_bytes() // 16))
 
@@ -48,7 +48,7 @@ def _limits() -> Iterator[tuple[int, int]]:
             try:
                 most = int((folder / limit).read_text(encoding="utf-8"))
                 taken = int((folder / used).read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # there is none, or it is "max"
+            except (OSError, ValueError):  # the file is missing, or says "max"
                 continue
             yield most, max(0, taken - _cached_bytes(folder, cached))
 
@@ -62,7 +62,7 @@ def _cached_bytes(folder: Path, name: str) -> int:
 
 
 def _folders() -> set[Path]:
-    """The folders of this process's groups and of those around them."""
+    """The folders of this process's groups and of their parents."""
     found = {_GROUPS, _GROUPS / "memory"}  # a container sees its own group there
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()

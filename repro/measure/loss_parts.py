@@ -1,9 +1,9 @@
-"""Whether the loss of a mini-batch is what the losses of its parts add up to.
+"""Whether the losses of a mini-batch's parts add up to the loss of the mini-batch.
 
-Of torch's own losses `known_loss` reads what they divide by. Of any other, `evaluate` computes the
-loss of the whole and of each part, and its gradient by the model's outputs; `compare` says how far
-the weighted sum of the parts is from the whole. Values alone can agree by chance: with all outputs
-zero, as a fresh last layer often gives, a mean over any selection of samples is the same.
+For torch's own losses `known_loss` reads the divisor. For any other, `evaluate` computes the loss
+of the whole and of each part, with its gradient by the model's outputs; `compare` gives the
+difference between the whole and the weighted sum of the parts. Values alone can agree by chance: if
+all outputs are zero, as often from a fresh last layer, the mean over any samples is the same.
 """
 
 import warnings
@@ -24,17 +24,17 @@ from repro.measure.batches import leaves_of, map_leaves, replaced, to_device
 from repro.measure.precision import rounds_to_tf32
 
 HALF = (torch.float16, torch.bfloat16)
-# What two ways of computing the same may differ by, relative to its size. Rounding differs by a
-# few eps (the parts have other shapes, and so other kernels), amplified by the model's depth;
-# what the check is for differs by its first or second digit.
+# Allowed relative difference between two computations of one number. Rounding differs by a few eps
+# (the parts have other shapes, and so other kernels), amplified by the model's depth; the faults
+# that the check looks for change the first or second digit.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TF32 = 1e-2
-# Of losses computed from the very same outputs, or of values alone, which are sums of many terms.
+# For losses of the very same outputs, or for values alone, which are sums of many terms.
 _NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4}
 
 
 class LossCheckError(ValueError):
-    """The losses of parts of a mini-batch do not add up to the mini-batch's."""
+    """The losses of a mini-batch's parts do not add up to the mini-batch's loss."""
 
 
 class LossShapeError(ValueError):
@@ -51,7 +51,7 @@ class UnsupportedLossError(ValueError):
 
 # torch's own losses
 
-# Means over the elements of a mini-batch, of which each sample has as many, or over its samples.
+# Means over samples, or over elements, of which all samples have the same number.
 _SAMPLE_MEANS: tuple[Any, ...] = (
     losses.BCELoss, losses.BCEWithLogitsLoss, losses.HingeEmbeddingLoss, losses.HuberLoss,
     losses.KLDivLoss, losses.L1Loss, losses.MSELoss, losses.MultiLabelMarginLoss,
@@ -62,7 +62,7 @@ _SAMPLE_MEANS: tuple[Any, ...] = (
     F.multilabel_soft_margin_loss, F.multi_margin_loss, F.poisson_nll_loss, F.smooth_l1_loss,
     F.soft_margin_loss,
 )  # fmt: skip
-# Means over the classes of the targets: divided by the sum of class weights that are not ignored.
+# Means over the targets' classes: divided by the sum of the weights of classes not ignored.
 _CLASS_MEANS: tuple[Any, ...] = (
     losses.CrossEntropyLoss, losses.NLLLoss, losses.NLLLoss2d, F.cross_entropy, F.nll_loss,
 )  # fmt: skip
@@ -98,7 +98,7 @@ class KnownLoss:
     _ignore_index: int
 
     def counts(self, targets: Any) -> Tensor | None:
-        """Return the share of each sample in a mean's divisor, (N,) float64; None for 1 of each.
+        """Each sample's share of a mean's divisor, (N,) float64; None for 1 each.
 
         On the targets' device; the host does not wait.
         """
@@ -108,28 +108,28 @@ class KnownLoss:
         classes = targets.long()  # -100 as uint8 would be class 156
         each = (kept := classes != self._ignore_index).double()
         if self._weight is not None:
-            # torch refuses a class out of range with its own message, as it computes the loss.
+            # torch itself refuses a class out of range when it computes the loss.
             classes = torch.where(kept, classes, 0).clamp(0, len(self._weight) - 1)
             each = self._weight.detach().to(targets.device, torch.float64)[classes] * kept
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
-        """Return the divisor of each part's loss, None where that is its samples; waits, once.
+        """The divisor of each part's loss, None if it is the number of samples; waits, once.
 
         Args:
-            targets: Of each part.
-            even: Whether all samples have as many elements.
+            targets: Targets of each part.
+            even: Whether all samples have the same number of elements.
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
             return torch.stack([part.sum() for part in each if part is not None]).tolist()
         if even:
             return None
-        # Rows, of all classes where they have probabilities; elements of any other.
+        # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
         return [float(len(part) if self._by_row else part.numel()) for part in targets]
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse what torch would broadcast over samples.
+        """Refuse operands that torch would broadcast over samples.
 
         Raises:
             LossShapeError: Outputs and targets have different numbers of dimensions.
@@ -156,10 +156,10 @@ class KnownLoss:
 
 
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
-    """Read one of torch's losses: a module, one that inherits its `forward`, a function, a partial.
+    """Read one of torch's losses: a module, a subclass with its `forward`, a function, a partial.
 
     Returns:
-        None for any other.
+        None for any other loss.
 
     Raises:
         LossReductionError: Its reduction gives no scalar.
@@ -195,7 +195,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
-    """Return the function or class of torch that a loss is, its options, whether it has hooks."""
+    """A loss's function or class in torch, its options, and whether it has hooks."""
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):
@@ -217,14 +217,14 @@ def _among(kind: Any, known: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, and its gradient by the outputs it was given.
+    """A loss, and its gradient by the model's outputs.
 
     Attributes:
         loss: (), float64, without a graph.
-        gradients: By each output that has samples; zeros where it is not used.
-        size: Of the largest output, which rounding is relative to where a loss cancels.
-        inside: Whether the loss depends on no output, or on one without samples, as where the model
-            computes it.
+        gradients: By each output with samples; zeros for an unused output.
+        size: Largest output's size; rounding is relative to it if terms of the loss cancel.
+        inside: Whether the loss depends on no output, or on one without samples, such as a loss
+            that the model computes.
     """
 
     loss: Tensor
@@ -241,13 +241,13 @@ def evaluate(
     probed: Iterable[int] | None = None,
     wide: bool = False,
 ) -> Evaluated:
-    """Compute a loss of outputs without a graph, and its gradient by them.
+    """Compute a loss of outputs without a graph, and its gradient by the outputs.
 
     Args:
-        loss_of: The loss, of copies of the outputs, which it may change in place.
-        outputs: On the device.
-        samples: Outputs with as many entries have samples; None for all with dimensions.
-        probed: Positions of the leaves by which to differentiate, None for all.
+        loss_of: The loss; receives copies of the outputs, which it may change in place.
+        outputs: The model's outputs, on the device.
+        samples: Outputs of this length have samples; None for all outputs with dimensions.
+        probed: Positions of the leaves to differentiate by, None for all.
         wide: Whether outputs of half precision become float32.
     """
     with torch.enable_grad():
@@ -263,7 +263,7 @@ def evaluate(
 
 
 def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = None) -> Evaluated:
-    """Differentiate a loss by outputs, which are in its graph; see `evaluate`."""
+    """Differentiate a loss by outputs in its graph; see `evaluate`."""
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if loss.requires_grad and wanted:
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -279,13 +279,13 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
 
 @dataclass(frozen=True)
 class Comparison:
-    """A loss as a whole, and that of its parts together.
+    """A mini-batch's loss, and the loss combined from its parts.
 
     Attributes:
         whole: The loss of the whole.
         combined: The weighted sum of the parts' losses.
-        value: By what they differ, relative to their size; infinite where a part is not finite.
-        gradient: Likewise their gradients by the outputs.
+        value: Relative difference of both losses; infinite if a part is not finite.
+        gradient: Relative difference of their gradients by the outputs.
     """
 
     whole: float
@@ -297,7 +297,7 @@ class Comparison:
 def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
     """Compare a loss with the sum of its parts, each times its factor.
 
-    A part whose factor is 0 does not count, and may be 0 / 0.
+    A part with factor 0 does not count, and may be 0 / 0.
     """
     pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
     combined = float(sum(factor * part.loss for factor, part in pairs))
@@ -314,19 +314,19 @@ def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[floa
 
 
 def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
-    """Return the difference of two losses, relative to the largest of them and of `more`."""
+    """Difference of two losses, relative to the largest among both and `more`."""
     if not np.isfinite(float(value)):
         return float("inf")
     scale = max(abs(float(each)) for each in (value, whole.loss, *more))
-    # A mean of outputs that cancel is exact to their rounding only.
+    # A mean of outputs that cancel is only as exact as their rounding.
     off = max(0.0, abs(float(value) - float(whole.loss)) - 1e-6 * whole.size)
     return off / scale if scale > 0 else 0.0
 
 
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
-    """Return the largest difference of tensors relative to their norm.
+    """Largest difference of tensors relative to their norm.
 
-    None without anything to compare: their numbers or shapes differ, or one is not finite.
+    None if they cannot be compared: counts or shapes differ, or a tensor is not finite.
     """
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return None
@@ -347,13 +347,13 @@ def tolerance(
     narrow: bool = False,
     multiplied_by: Sequence[Any] = ("matmul", "conv"),
 ) -> float:
-    """Return the difference that rounding may make, relative to the size.
+    """Largest relative difference that rounding may cause.
 
     Args:
         kinds: The dtypes that take part.
-        device: Where they are computed.
+        device: The device of the computation.
         narrow: Whether losses of the very same outputs are compared.
-        multiplied_by: The kinds of operators that CUDA may round to TF32 for.
+        multiplied_by: Kinds of operators for which CUDA may round to TF32.
     """
     table = _NARROW if narrow else _TOLERANCE
     worst = max((table.get(kind, 0.0) for kind in kinds if kind is not None), default=0.0)
@@ -362,7 +362,7 @@ def tolerance(
 
 
 def kinds_of(model: nn.Module, tensors: Iterable[Tensor], device: torch.device) -> set[torch.dtype]:
-    """Return the dtypes of tensors, of a model's parameters and of autocast around the call."""
+    """Dtypes of tensors, of a model's parameters and of the surrounding autocast."""
     kinds = {tensor.dtype for tensor in (*tensors, *model.parameters())}
     if torch.is_autocast_enabled(device.type):
         kinds.add(torch.get_autocast_dtype(device.type))
@@ -383,12 +383,12 @@ def is_float(leaf: Any) -> bool:
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """Return the floating-point tensors with dimensions of a structure."""
+    """A structure's floating-point tensors with dimensions."""
     return [leaf for leaf in leaves_of(tree) if is_float(leaf) and leaf.dim() > 0]
 
 
 def fresh(tree: Any, device: torch.device) -> Any:
-    """Return a structure whose tensors are copies on a device, to be changed in place."""
+    """A structure with copies of its tensors on a device, which may be changed in place."""
 
     def copied(leaf: Any) -> Any:
         moved = to_device(leaf, device)
@@ -398,9 +398,9 @@ def fresh(tree: Any, device: torch.device) -> Any:
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
-    """Return the parts' outputs as those of one, None where they do not go together.
+    """The parts' outputs concatenated, None if their shapes do not allow it.
 
-    Without `counts`, their samples, they may have any number of rows.
+    `counts` are the parts' samples; without `counts` a part may have any number of rows.
     """
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:

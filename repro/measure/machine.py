@@ -1,4 +1,4 @@
-"""The setting of the machine under which times are measured."""
+"""Machine settings for measuring times."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ Config = Mapping[str, Any]
 
 @contextmanager
 def machine(config: Config, device: str) -> Iterator[None]:
-    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
+    """Use a configuration's number of threads, and keep freed memory on a CPU."""
     before = torch.get_num_threads()
     if device == "cpu":
         keep_freed_memory()

@@ -20,14 +20,14 @@ Resident = nn.Module | Iterable[torch.Tensor]
 
 
 class BudgetExceededError(torch.OutOfMemoryError):
-    """A `MemoryBudget` was exceeded; handled wherever an out-of-memory error is."""
+    """A `MemoryBudget` was exceeded; caught like any out-of-memory error."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device ran out of memory.
 
-    cuDNN and cuBLAS report a failed workspace allocation as errors of their own (cuDNN also as an
-    operation that it does not support), and the CPU allocator as a plain `RuntimeError`.
+    cuDNN and cuBLAS raise errors of their own for a failed workspace allocation (cuDNN also reports
+    an unsupported operation), and the CPU allocator raises a plain `RuntimeError`.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -44,7 +44,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in arguments or results of an operator, without pytree, which is slow."""
+    """Tensors in an operator's arguments or results; pytree would be slower."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -55,9 +55,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 class _StorageFollower(TorchDispatchMode):
-    """Sums the bytes of the storages alive among those that it has seen.
+    """Sums the bytes of live storages that operations under it return or read as parameters.
 
-    It follows each storage that an operation under it returns, and the parameters that one reads.
     Other tensors from outside, such as a mini-batch in host memory, are not counted.
     """
 
@@ -84,7 +83,7 @@ class _StorageFollower(TorchDispatchMode):
             for tensor in returned:
                 self.follow(tensor, unless_of=given)
         except BudgetExceededError:
-            # The traceback holds this frame: let the refused allocation go.
+            # The traceback keeps this frame, and so the refused allocation: free it.
             del result, returned, tensor
             raise
         return result
@@ -126,18 +125,18 @@ _active_meters: list["MemoryMeter"] = []  # they share the allocator's peak coun
 class MemoryMeter:
     """Peak memory of the operations inside a ``with`` block, in bytes.
 
-    On an accelerator the peak is the caching allocator's, whose unused memory is given back on
-    entry, so that it holds only memory that was needed. On a CPU every storage that is alive is
-    followed through a dispatch mode: those allocated inside, those of `resident`, and the
-    parameters that an operation inside touches. Other tensors that exist before are taken for host
-    memory, such as a mini-batch that waits to be streamed. What a kernel allocates for itself is
-    not seen on a CPU. A tensor that outlives the block is no longer followed.
+    On an accelerator the peak is the caching allocator's; its unused memory is given back on entry,
+    so that it holds only memory that was needed. On a CPU a dispatch mode follows the live
+    storages: those allocated inside, those of `resident`, and parameters that an operation inside
+    touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
+    to be streamed. A kernel's own allocations are not seen on a CPU. Tensors are followed until the
+    block ends.
 
     Attributes:
         start_bytes: Live bytes on entry (on a CPU, those of `resident`).
         peak_bytes: The most bytes alive at once so far, `start_bytes` included.
-        peak_reserved_bytes: The most bytes that the allocator held so far: what a limit of the
-            device is compared with. On a CPU they are `peak_bytes`.
+        peak_reserved_bytes: The most bytes that the allocator held so far; a limit of the device
+            applies to these. On a CPU equal to `peak_bytes`.
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
@@ -217,20 +216,20 @@ class MemoryMeter:
 
 
 def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
-    """Peaks of several batch sizes that lie on a line and compare with a limit, in bytes.
+    """Peaks of several batch sizes, in bytes, for fitting a line and comparing with a limit.
 
-    What an allocator holds grows by whole segments; the peaks of live bytes do not, and lie below
-    the limit when it is met. So these are the live bytes and the most that was held beside them.
+    Reserved bytes grow by whole segments, and live bytes stay below a limit that is met. Each
+    result is therefore its peak of live bytes plus the largest reserved excess of all meters.
     """
     beside = max(meter.peak_reserved_bytes - meter.peak_bytes for meter in meters)
     return [meter.peak_bytes + beside for meter in meters]
 
 
 def least_limit(device: torch.device | str) -> int:
-    """The fewest bytes that an accelerator can be held to, however small a network is.
+    """The smallest useful memory limit of an accelerator, even for the smallest network.
 
-    torch's allocator takes 2 and 20 MiB at once. On CUDA cuBLAS has a workspace, of up to 32 MiB on
-    Hopper, for the thread of the forward pass, for that of the backward pass, and cuBLASLt another.
+    torch's allocator takes 2 and 20 MiB at once. On CUDA cuBLAS has one workspace, of up to 32 MiB
+    on Hopper, for the forward pass's thread and one for the backward's, and cuBLASLt another.
     """
     if not accelerator.is_accelerator(device):
         return 1
@@ -242,13 +241,13 @@ _active_budgets: list["MemoryBudget"] = []
 
 
 class MemoryBudget(MemoryMeter):
-    """A memory limit on what runs inside a ``with`` block.
+    """A memory limit for the code inside a ``with`` block.
 
-    On an accelerator the limit is the process's share of it, one on what torch's allocator holds
-    (`peak_reserved_bytes`), not on what lives there. On a CPU it is simulated: an operation whose
-    result would bring the live storages above the limit (see `MemoryMeter` for which are
-    followed) raises `BudgetExceededError`, a `torch.OutOfMemoryError`. The exact result that did
-    not fit is released before the error is seen.
+    On an accelerator the limit is this process's memory fraction, and applies to the bytes that
+    torch's allocator holds (`peak_reserved_bytes`), not to live tensors. On a CPU it is simulated:
+    an operation raises `BudgetExceededError`, a `torch.OutOfMemoryError`, if its result would bring
+    the live storages that `MemoryMeter` follows above the limit. The result that did not fit is
+    released before the error is raised.
 
     Example:
         >>> with MemoryBudget(limit_bytes=64 * 2**20, resident=model) as budget:
@@ -258,8 +257,8 @@ class MemoryBudget(MemoryMeter):
     Args:
         limit_bytes: The most bytes that may be alive at once, at least 1.
         device: ``cpu`` or an accelerator.
-        resident: A module or tensors that occupy the device already (CPU only; an accelerator
-            knows).
+        resident: A module or tensors that occupy the device already (CPU only; an accelerator's
+            allocator counts them).
 
     Raises:
         ValueError: `limit_bytes` is not a positive number of bytes.
@@ -304,7 +303,7 @@ class MemoryBudget(MemoryMeter):
 
 @dataclass(frozen=True)
 class MemoryState:
-    """What a device holds and may hold, in bytes; `simulated` where a CPU budget sets the limit."""
+    """A device's live bytes and limit; `simulated` if a CPU budget sets the limit."""
 
     live_bytes: int
     limit_bytes: int
@@ -312,16 +311,16 @@ class MemoryState:
 
     @property
     def free_bytes(self) -> int:
-        """How many more bytes may be allocated."""
+        """Bytes that may still be allocated."""
         return max(0, self.limit_bytes - self.live_bytes)
 
 
 def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     """The live bytes and the limit of `device` now, without waiting for it.
 
-    The limit is an active `MemoryBudget`'s, else on an accelerator what the driver has free plus
-    what the caching allocator holds, else the host memory available to this process (cgroup
-    included), of which live bytes are taken as 0.
+    The limit is an active `MemoryBudget`'s, else on an accelerator the driver's free bytes plus the
+    caching allocator's, else the host memory available to this process (within its cgroup), with
+    live bytes taken as 0.
     """
     device = torch.device(device)
     budgets = [b for b in _active_budgets if _same_device(b.device, device)]
@@ -354,7 +353,7 @@ class LinearMemoryModel:
     """Peak memory as a straight line of the batch size, M(B) = p + B a.
 
     Attributes:
-        fixed_bytes: p, what does not depend on the batch: parameters, gradients, workspace.
+        fixed_bytes: p, bytes independent of the batch: parameters, gradients, workspace.
         bytes_per_sample: a, activations and data of one sample.
     """
 
@@ -365,8 +364,8 @@ class LinearMemoryModel:
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
         """Fit the line to measured peaks by least squares, in exact arithmetic.
 
-        Peaks that lie on a line of whole numbers thus give that very line, and `largest_batch`
-        is not one too few at a limit that is met to the byte.
+        Peaks on a line of whole numbers thus give that very line, and `largest_batch` is not one
+        too few at a limit that is met to the byte.
 
         Raises:
             ValueError: Fewer than two distinct batch sizes, or lists of unequal length.

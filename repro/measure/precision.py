@@ -1,4 +1,4 @@
-"""How CUDA multiplies float32 numbers: as such (IEEE), or rounded to TF32 first.
+"""CUDA's multiplication of float32 numbers: unrounded (IEEE), or rounded to TF32 first.
 
 The setting is read and written as `fp32_precision` of an operator: `allow_tf32` raises once
 `fp32_precision` has been set.
@@ -12,7 +12,7 @@ import torch
 
 
 def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
-    """Whether torch is set to round what a kind of operator multiplies on CUDA."""
+    """Whether torch rounds a kind of operator's factors to TF32 on CUDA."""
     cudnn: Any = torch.backends.cudnn
     own: Any = cudnn.conv if operator == "conv" else torch.backends.cuda.matmul
     settings: tuple[Any, ...] = (own, cudnn, torch.backends)  # the first that is set holds
@@ -22,7 +22,7 @@ def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Multiply float32 numbers as such inside."""
+    """Multiply float32 numbers without rounding them to TF32 inside."""
     cudnn: Any = torch.backends.cudnn
     settings: tuple[Any, ...] = cudnn.conv, torch.backends.cuda.matmul
     before = [setting.fp32_precision for setting in settings]

@@ -14,11 +14,11 @@ def largest_batch(
     """The largest batch size that fits: by steps until one does not, then by bisection.
 
     Args:
-        fits: Whether a size does; sizes below one that does are taken to fit.
-        known: One that does, to start from; 0 for none.
-        guess: Instead, one that may, such as a model's prediction: from there down by quarters.
-        growth: From one step up to the next.
-        within: The result is right to this part of itself: 32 for 3 %.
+        fits: Whether a size fits; sizes below a fitting one are taken to fit.
+        known: A size that fits, to start from; 0 for none.
+        guess: Instead a size that may fit, such as a prediction; tried first, then quarters less.
+        growth: Factor from one step up to the next.
+        within: The relative error is at most one in `within`: 32 for 3 %.
 
     Returns:
         0 where not even 1 fits.

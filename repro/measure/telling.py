@@ -1,4 +1,4 @@
-"""Samples that say most about a loss, and mini-batches with values that none had before."""
+"""The most informative samples for checking a loss, and mini-batches with new values."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -16,18 +16,18 @@ _COMPARED = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
-_FEW = 2**16  # elements whose values are counted
-_RANGE = 4096  # values that are told apart
-_TRIES = 16  # mini-batches taken for new by a value between those seen before
+_FEW = 2**16  # most elements of a tensor that is read element by element
+_RANGE = 4096  # widest range of integers that are remembered
+_TRIES = 16  # most mini-batches counted as new for a value between known ones
 
 
 def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
-    """Two groups of `count` samples that differ in what losses tend to weigh by.
+    """Two groups of `count` samples that differ in the quantities losses tend to weigh by.
 
     Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
-    targets that are not finite; rare classes as targets of which there are few. One group has the
-    samples with the fewest of them, the other those with the most. Without any, samples all over
-    the mini-batch are taken.
+    targets that are not finite; rare classes as infrequent targets. One group has the samples with
+    the fewest of these elements, the other those with the most. If all samples are equal,
+    they are taken evenly from the mini-batch.
     """
     number = batch.num_samples
     score = np.zeros(number)
@@ -58,11 +58,11 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
 
 
 def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
-    """Samples that have the integers of small targets, one for each, at most so many.
+    """One sample for each integer in small targets.
 
     Args:
         batch: The mini-batch.
-        most: Samples.
+        most: Most samples returned.
         first: Integers that are looked for before all others.
     """
     found: list[int] = []
@@ -77,19 +77,19 @@ def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]
 
 
 class Novelty(Generic[Item]):
-    """Says when a mini-batch shows what none before did, and so may be computed otherwise.
+    """Detects mini-batches with new kinds of values, for which a loss may behave differently.
 
-    What a loss ignores or weighs by may be missing from the first mini-batch: a padding label, a
-    rare class, a masked element, a target that is NaN. Remembered are the smallest and the largest
-    integer of each target, and all integers of a small one; whether booleans were true and false;
-    whether targets and small inputs were zero, negative, positive, or not finite. Of integers
-    among the inputs, which may be tokens, only negative ones are new.
+    Values that a loss ignores or weighs may be missing from the first mini-batch: a padding label,
+    a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
+    largest integer of each target, and all integers of a small target; whether booleans were true
+    and false; whether targets and small inputs were zero, negative, positive, or not finite. Of
+    integer inputs, which may be tokens, only a lower negative one is new.
 
-    What lies on an accelerator is read when the next mini-batch comes, so that nothing waits,
-    unless `wait` says otherwise.
+    Tensors on an accelerator are read when the next mini-batch comes, so that nothing waits, unless
+    `wait` is set.
 
     Attributes:
-        values: Integers that the last mini-batch had, and none before.
+        values: Integers that occurred first in the last mini-batch.
     """
 
     def __init__(self, wait: bool = False) -> None:
@@ -101,13 +101,13 @@ class Novelty(Generic[Item]):
         self._late: tuple[Item, list[tuple[Any, Tensor, accelerator.Event]]] | None = None
 
     def newest(self, batch: Batch, item: Item) -> Item | None:
-        """`item` where the mini-batch shows something new, None where it does not.
+        """`item` if the mini-batch has new values, else None.
 
-        Where the mini-batch before lies on an accelerator and showed something new, its item.
+        If the mini-batch before lies on an accelerator and had new values, its item.
 
         Args:
             batch: The mini-batch.
-            item: What to return for it.
+            item: Returned if this mini-batch has new values.
         """
         late, self._late = self._late, None
         self.values = set()
@@ -139,7 +139,7 @@ class Novelty(Generic[Item]):
         return before is None or self._seen[path] != before
 
     def _has_new_value(self, path: Any, values: Tensor) -> bool:
-        """Whether a small target has an integer between those seen before; remembered are all."""
+        """Whether a small target has a new integer between known ones; remembers its integers."""
         if not _is_label(path, values) or self._tries >= _TRIES:
             return False
         least, most = (int(value) for value in values.aminmax())
@@ -156,7 +156,7 @@ class Novelty(Generic[Item]):
 
 
 def _traits(path: Any, values: Tensor) -> Tensor | None:
-    """Numbers of which a larger one is new, None for what tells nothing."""
+    """Numbers that are new when they grow, None for a tensor that is not read."""
     target = _is_target(path)
     if not values.numel() or not (target or values.numel() <= _FEW or values.dtype == torch.bool):
         return None
@@ -171,7 +171,7 @@ def _traits(path: Any, values: Tensor) -> Tensor | None:
 
 
 def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
-    """Yield path and value of what has samples and is dense; arrays as tensors."""
+    """Yield path and value of dense tensors and numeric arrays with samples, as tensors."""
     for path, leaf in batch.tensors():
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biuf":
             continue

@@ -1,4 +1,4 @@
-"""Repeated timing with a warm-up, and the facts of a device."""
+"""Repeated timing with a warm-up, and the description of a device."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from repro.measure.accelerator import synchronize
 
 __all__ = ["Timing", "describe_device", "synchronize", "time_interleaved"]
 
-# Seconds of work queued before a call whose launches are not to count: at first, and at most.
+# Seconds of work queued before a call to leave its launches out: at first, and at most.
 _AHEAD_S = 1e-3
 _MOST_AHEAD_S = 64e-3
 
@@ -28,9 +28,9 @@ class Timing:
 
     Attributes:
         samples_s: Seconds of each call; see `time_interleaved`.
-        warmup: Calls before them.
-        host_s: On an accelerator, seconds in which the host made each call, done or not: a loop of
-            such calls takes no less. Empty on a CPU, where they are the samples.
+        warmup: Unrecorded calls before.
+        host_s: On an accelerator, the host's seconds to launch each call: a loop of such calls
+            takes no less. Empty on a CPU, where the samples are the host's.
     """
 
     samples_s: tuple[float, ...]
@@ -51,22 +51,22 @@ def time_interleaved(
     device: torch.device | str = "cpu",
     queued: bool = False,
 ) -> dict[str, Timing]:
-    """Time several operations in turns, so that a slow spell of the machine meets all of them.
+    """Time several operations in turns, so that a slow spell of the machine affects all of them.
 
     Each round calls every function once, in the given order on even rounds and reversed on odd
-    ones. On an accelerator a sample is the time between two of its events around the call. As the
-    device is idle before it, that includes what the device waits for the host's launches: little
-    of a training step, and most of a single kernel.
+    ones. On an accelerator a sample is the time between two events around the call. As the device
+    is idle before, the sample includes its waiting for the host's launches: little of a training
+    step, and most of a single kernel.
 
     Args:
-        functions: What to time, by name.
+        functions: Operations by name.
         warmup: Rounds that are run and not recorded.
         repeats: Recorded samples per function.
-        device: The device whose events are used.
+        device: The device that runs them.
         queued: On an accelerator, leave the launches out: enough work is queued before that the
             whole call is queued by the time the device comes to it. A function may be called more
-            often than once in a round for that; one that itself waits for the device, or launches
-            for longer than 64 ms, is timed as without.
+            than once in a round for that; a function that itself waits for the device, or launches
+            for longer than 64 ms, is timed with its launches.
 
     Raises:
         ValueError: No function, `warmup` below 0 or `repeats` below 1.
@@ -102,11 +102,11 @@ def time_interleaved(
 def _time_on(
     device: torch.device, function: Callable[[], Any], ahead_s: float
 ) -> tuple[tuple[float, float], float]:
-    """Time a call on an accelerator behind work of so many seconds, or of as many as it takes.
+    """Time a call on an accelerator behind `ahead_s` seconds of work, or more if that is too few.
 
     Returns:
-        Seconds of the device and of the host, and what is to be queued before the next call: 0
-        where nothing helps.
+        Seconds of the device and of the host, and the seconds of work to queue before the next
+        call: 0 if no amount suffices.
     """
     with accelerator.on(device):
         while True:
@@ -128,10 +128,10 @@ def _time_on(
 
 
 def _occupy(device: torch.device, seconds: float) -> None:
-    """Queue work that keeps a device for about so long."""
+    """Queue work that keeps a device busy for about that many seconds."""
     sleep = getattr(accelerator.module(device), "_sleep", None)
     if sleep is not None:
-        sleep(int(seconds * 2e9))  # cycles, of which no device has more in a second
+        sleep(int(seconds * 2e9))  # cycles; no device has more than 2e9 a second
         return
     filled = torch.empty(2**26, dtype=torch.uint8, device=device)
     for _ in range(math.ceil(seconds / 50e-6)):  # each takes that long at 1.3 TB/s
@@ -139,13 +139,13 @@ def _occupy(device: torch.device, seconds: float) -> None:
 
 
 def describe_device(device: torch.device | str) -> dict[str, Any]:
-    """The facts of a device that a record keeps.
+    """The description of a device that a record keeps.
 
     The keys are `type`, `name`, `slug` (a folder name such as ``nvidia-h200`` or ``cpu-2-cores``),
     `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of
-    the whole card, by every process, as NVML reports it). The name of a CPU says which
-    instructions torch uses there: hosts call processors with and without AVX-512 the same, and
-    these differ in speed and in the last digits.
+    the whole card, by every process, as NVML reports it). A CPU's name includes the instruction set
+    that torch uses: hosts give processors with and without AVX-512 the same name, although their
+    speed and last digits differ.
 
     Raises:
         ValueError: The device is neither ``cpu`` nor an accelerator that is present.

@@ -1,4 +1,4 @@
-"""Calls of a model that leave it, and all random number generators, as they were before."""
+"""Calls of a model that leave the model and all random number generators unchanged."""
 
 import copy
 import random
@@ -19,22 +19,22 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a m
 
 
 class Snapshot:
-    """What calls of modules may change, as it is now.
+    """The current state of modules and random generators, as far as calls may change it.
 
     Kept are parameters, gradients, buffers and modes, and the generators of torch, numpy and
-    Python; of modules whose class is not torch's the other attributes, too, with the tensors,
-    arrays and generators among them, also within tuples, lists, dictionaries, sets and deques.
-    What any other object holds is not seen.
+    Python; for modules of classes outside torch also the other attributes, with the tensors, arrays
+    and generators in them, and in their tuples, lists, dictionaries, sets and deques. The content
+    of other objects is not kept.
 
     Gradients are set aside until `restore`, so that none is copied.
 
     Args:
-        *roots: Modules; what is none, such as a function in the place of a loss, is passed over.
-        tensors: Whether to keep their parameters, gradients and buffers, too.
+        *roots: Modules; any other object, such as a function as the loss, is ignored.
+        tensors: Whether to keep the modules' parameters, gradients and buffers, too.
     """
 
     def __init__(self, *roots: Any, tensors: bool = True) -> None:
-        self._seen: dict[int, Any] = {}  # by id, and kept, so that none is given away
+        self._seen: dict[int, Any] = {}  # by id; kept alive, so that no id is reused
         self._undo: list[Callable[[], Any]] = []
         self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
         self._buffers: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -103,7 +103,7 @@ class Snapshot:
             self._keep_random(value)
 
     def _keep_random(self, value: Any) -> None:
-        """Keep the state of a generator of random numbers."""
+        """Keep the state of a random number generator."""
         if isinstance(value, random.Random):
             of_python = value.getstate()
             self._undo.append(lambda: value.setstate(of_python))
@@ -115,9 +115,9 @@ class Snapshot:
             self._undo.append(lambda: value.set_state(of_generator))
 
     def changed(self) -> dict[str, Tensor]:
-        """The parameters, buffers and tensors in attributes that have other values now.
+        """Parameters, buffers and attributes' tensors with changed values.
 
-        Of buffers also those that were replaced or added.
+        Replaced and added buffers are included.
         """
         found = {
             name: value.detach().clone()
@@ -131,21 +131,21 @@ class Snapshot:
         return found
 
     def generators(self) -> tuple[Any, ...]:
-        """States of the global generators, which differ once random numbers were drawn."""
+        """States of the global generators; they differ after random numbers were drawn."""
         states = [state for device in self._generators for state in accelerator.get_rng(device)]
         of_torch = (bytes(state.numpy()) for state in states if state is not None)
         return *of_torch, random.getstate(), repr(np.random.get_state())  # noqa: NPY002
 
     def restore(self) -> None:
-        """Make everything what it was."""
+        """Restore everything."""
         for undo in self._undo:
             undo()
         with torch.no_grad():
             for _, tensor, data, saved in self._tensors:
                 moved = tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr()
                 if moved or tensor.shape != data.shape:
-                    tensor.data = data  # it was given other memory, or another size
-                # Beside autograd, for which nothing has changed.
+                    tensor.data = data  # a call gave it other memory, or another size
+                # Hidden from autograd: the tensor's version stays.
                 stored(data).copy_(saved)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -157,7 +157,7 @@ class Snapshot:
 
 @contextmanager
 def untouched(*roots: Any) -> Iterator[Snapshot]:
-    """Leave modules and random numbers as they were, however the block ends; see `Snapshot`."""
+    """Restore modules and random generators when the block ends, even by an error: `Snapshot`."""
     snapshot = Snapshot(*roots)
     try:
         yield snapshot
@@ -166,7 +166,7 @@ def untouched(*roots: Any) -> Iterator[Snapshot]:
 
 
 def seed_all(seed: int, *roots: nn.Module) -> None:
-    """Seed torch's generators of the CPU and of the modules' devices, and of no other."""
+    """Seed torch's generators of the CPU and of the modules' devices only."""
     torch.default_generator.manual_seed(seed)
     tensors = (t for root in roots for t in (*root.parameters(), *root.buffers()))
     for device in {t.device for t in tensors if accelerator.is_accelerator(t.device)}:
@@ -175,14 +175,14 @@ def seed_all(seed: int, *roots: nn.Module) -> None:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """A view of a tensor with each of its elements once, of expanded dimensions one."""
+    """A view of a tensor's distinct elements: one entry of each expanded dimension."""
     if tensor.layout is not torch.strided:
         return tensor
     return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a strided tensor of any type, (n,), a view where it is contiguous."""
+    """The bytes of a strided tensor of any type, (n,); a view if it is contiguous."""
     whole = stored(tensor.detach()).resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 

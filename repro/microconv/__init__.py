@@ -1,7 +1,7 @@
 """Micro-batch convolution tuning: μ-cuDNN (Oyama et al.), with real algorithms and measured times.
 
 `tune` makes a model's convolutions run divided; `best_division`, `pareto_front`,
-`assign_workspaces` and `split_batch` are its optimisers, for anyone's own measurements.
+`assign_workspaces` and `split_batch` are its optimisers, which accept any measurements.
 """
 
 from repro.microconv.backends import BackendMissingError, stated_error

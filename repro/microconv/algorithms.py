@@ -1,4 +1,4 @@
-"""Convolution algorithms written as tensor operations, for any device."""
+"""Convolution algorithms as tensor operations, for any device."""
 
 import itertools
 import math
@@ -12,13 +12,13 @@ from repro.microconv.kernels import Buffers, Convolution, Kernel, buffers_bytes
 
 Tensor = torch.Tensor
 Slices = tuple[slice, slice]
-Carved = dict[str, Tensor]  # the buffers of `Buffers`, as `carve` gives them
+Carved = dict[str, Tensor]  # the tensors of `Buffers`, made by `carve`
 
 
 def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
     """The outputs that a filter's tap reaches, and the inputs that it reads for them.
 
-    Outputs at the borders whose taps read the padding are left out.
+    Outputs at the borders are left out if their taps read the padding.
     """
     out, source = [], []
     for axis, tap in enumerate((row, column)):
@@ -45,14 +45,14 @@ class Algorithm(Protocol):
     error: float = 2e-5
 
     def supports(self, kernel: Kernel) -> bool:
-        """Whether it computes a kernel: any stride, padding and dilation unless overridden."""
+        """Whether it computes a kernel; by default with any stride, padding and dilation."""
         return True
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """The buffers for a micro-batch of `b`."""
 
     def hidden(self, kernel: Kernel, b: int) -> int:
-        """Bytes that torch allocates inside, besides the buffers."""
+        """Bytes that torch allocates itself, besides the buffers."""
         return 0
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
@@ -147,22 +147,22 @@ class Im2col(Algorithm):
 
 
 class Implicit(Im2col):
-    """GEMM in next to no workspace: the columns of one sample and some of its channels at a time.
+    """GEMM in little workspace: the columns of one sample and some of its channels at a time.
 
-    Like a library's implicit GEMM it is slower than the explicit one, in the smallest memory.
+    Like a library's implicit GEMM it is slower than the explicit one, but needs least memory.
     """
 
-    # Of columns, at least those of one channel: small, and enough for products of some size.
+    # Bytes of columns, at least one channel's: small, and enough for efficient products.
     block_bytes = 2**18
 
     def _channels(self, kernel: Kernel) -> int:
-        """Number of input channels whose columns are made at once."""
+        """Number of input channels that become columns at once."""
         conv = kernel.conv
         each = conv.taps * math.prod(conv.out_size) * kernel.torch_dtype.itemsize
         return min(conv.in_channels, max(1, self.block_bytes // each))
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """The columns of some channels of one sample, whatever the micro-batch."""
+        """The columns of some channels of one sample, for any micro-batch size."""
         conv = kernel.conv
         if self._identity(conv):
             return {}
@@ -237,7 +237,7 @@ class FFT(Algorithm):
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `Algorithm.run`."""
         conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
-        # By axis, where images, outputs and filters lie in a padded image.
+        # Positions of images, outputs and filters in a padded image, by axis.
         axes = range(2)
         sizes, counts = (conv.height, conv.width), conv.out_size
         inside = [slice(conv.padding[a], conv.padding[a] + sizes[a]) for a in axes]
@@ -336,7 +336,7 @@ class Winograd(Algorithm):
         return c, k, pad, (-(-size[0] // 4), -(-size[1] // 4))
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """Tiles before and after a transform in turns, padded images, the filters' transform."""
+        """Tiles before and after a transform, alternating; padded images; transformed filters."""
         dtype = kernel.torch_dtype
         c, k, _, (ty, tx) = self._geometry(kernel)
         p = b * ty * tx

@@ -1,4 +1,4 @@
-"""The backends by name, and how one micro-batch or a whole division is run with them."""
+"""The backends by name, and running a micro-batch or a whole division with them."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from repro.microconv.torch_backend import TorchBackend
 
 
 class BackendMissingError(ValueError):
-    """A backend was asked for that is not there on this machine or device."""
+    """A requested backend is not available on this machine or device."""
 
 
 BACKENDS: dict[str, Backend] = {
@@ -25,14 +25,14 @@ NATIVE = "torch:native"
 
 
 def check_names(names: Sequence[str] | None, device: str) -> list[str]:
-    """Check the algorithms that may be used on a device; return a line for each backend not there.
+    """Check the allowed algorithms on a device; return a line for each unavailable backend.
 
     Args:
-        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
+        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all available.
         device: ``cpu`` or an accelerator.
 
     Raises:
-        BackendMissingError: A backend was named that is unknown or not there.
+        BackendMissingError: A named backend is unknown or unavailable.
         ValueError: No name was given, or an algorithm that its backend does not have.
     """
     if names is not None and (isinstance(names, str) or not names):
@@ -58,7 +58,7 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-    """``BACKEND:ALGORITHM`` of all that is there, for `b` samples, with the workspace in bytes."""
+    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes."""
     return [
         (f"{backend.name}:{name}", size)
         for backend in BACKENDS.values()
@@ -68,13 +68,13 @@ def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
 
 
 def versions(device: str) -> str:
-    """Everything that decides the times of the backends that are there, as text."""
+    """The versions and settings of available backends that affect times, as text."""
     there = [backend for backend in BACKENDS.values() if backend.missing(device) is None]
     return "; ".join(backend.version(device) for backend in there)
 
 
 def find(algorithm: str) -> tuple[Backend, str]:
-    """The backend and its algorithm of a name such as ``nnpack:ft8x8``.
+    """The backend and the algorithm for a name such as ``nnpack:ft8x8``.
 
     Raises:
         ValueError: No backend has that name.
@@ -89,10 +89,10 @@ def find(algorithm: str) -> tuple[Backend, str]:
 
 
 def stated_error(algorithm: str, kernel: Kernel) -> float:
-    """The relative error that an algorithm may have against exact arithmetic.
+    """An upper bound on an algorithm's relative error against exact arithmetic.
 
     It is the largest difference over the largest magnitude of the result, for operands of normal
-    random numbers: a small element may be off by a large share of itself. It is stated for float32;
+    random numbers: a small element may have a larger relative error. It is stated for float32;
     other data types and TF32 round more coarsely or finely, by the ratio of their precisions.
     """
     backend, bare_name = find(algorithm)
@@ -103,7 +103,7 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
 def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
     """Bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
 
-    They are those that the backend lists, less those that its library allocates by itself.
+    They are the bytes that the backend lists, less the bytes that its library allocates itself.
     """
     backend, bare_name = find(algorithm)
     return backend.given_bytes(bare_name, kernel, b)
@@ -112,7 +112,7 @@ def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
 def summing_bytes(kernel: Kernel) -> int:
     """Bytes in which a division sums filter gradients of 16 bits; see `run_division`.
 
-    On a CPU torch casts what is added in a buffer of its own.
+    On a CPU torch casts the addends in a further buffer.
     """
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
@@ -129,11 +129,11 @@ def run(
 ) -> None:
     """Compute one micro-batch of a kernel by an algorithm.
 
-    It allocates no more than it lists beyond `given_bytes`, and nothing waits for the device.
+    It allocates at most the listed bytes beyond `given_bytes`, and nothing waits for the device.
 
     Args:
         algorithm: ``BACKEND:ALGORITHM``.
-        kernel: What is computed.
+        kernel: The kernel.
         operands: In the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
             ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it,
             so that micro-batches accumulate.
@@ -145,7 +145,7 @@ def run(
 
 
 def permitted(algorithm: str, kernel: Kernel) -> bool:
-    """Whether an algorithm may run while torch is asked for deterministic ones."""
+    """Whether an algorithm is permitted by torch's setting for deterministic algorithms."""
     backend, bare_name = find(algorithm)
     return not isinstance(backend, CuDNNBackend) or (kernel.kind, bare_name) not in NONDETERMINISTIC
 
@@ -161,7 +161,7 @@ def run_division(
 ) -> None:
     """Compute a whole mini-batch, one part after the other in the same workspace.
 
-    Arguments as `run`, for the mini-batch; a filter gradient in `out` is overwritten here.
+    Arguments as in `run`, for the mini-batch; a filter gradient in `out` is overwritten here.
 
     Raises:
         ValueError: The parts do not sum to the mini-batch.
@@ -189,7 +189,7 @@ def run_division(
 
 
 def math_of(dtype: torch.dtype, device: str) -> str:
-    """How torch is set to multiply float32 numbers in a convolution: ieee or tf32."""
+    """Torch's setting for float32 products in a convolution: ieee or tf32."""
     if dtype != torch.float32 or torch.device(device).type != "cuda":
         return "ieee"
     if torch.cuda.get_device_capability(device) < (8, 0):

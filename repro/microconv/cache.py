@@ -32,7 +32,7 @@ _WHERE = "WHERE key = ? AND micro_batch = ?"
 
 
 class CacheError(ValueError):
-    """A benchmark cache cannot be opened or written, or is something else."""
+    """A benchmark cache cannot be opened or written, or the file is no such cache."""
 
 
 class CacheWarning(UserWarning):
@@ -41,13 +41,13 @@ class CacheWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Key:
-    """All that decides the times of a kernel, as text: kernel, libraries, device, our code."""
+    """A kernel's identity for measured times, as text: kernel, libraries, device, our code."""
 
     text: str
 
     @classmethod
     def of(cls, kernel: Kernel) -> "Key":
-        """The key of a kernel on this machine; it is JSON, so that a person can read it."""
+        """The key of a kernel on this machine, as readable JSON."""
         facts = {
             "kernel": kernel.facts(),
             "backend": versions(kernel.device),
@@ -66,7 +66,7 @@ def _device(device: str) -> str:
 
 @cache
 def _code() -> str:
-    """A hash of the modules whose change may change times."""
+    """A hash of the modules that may affect times."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     files += [Path(module.__file__ or "") for module in (allocations, timing)]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -80,11 +80,11 @@ def default_path() -> Path:
 class BenchmarkCache:
     """Algorithms and measured times by kernel and micro-batch, in an SQLite file.
 
-    Any number of threads and processes may use a file at once. One row holds one measurement, so
-    that writers never overwrite each other's; of two that measure the same, the first stays.
+    Threads and processes may use a file concurrently. One row holds one measurement, so that
+    writers never overwrite each other's rows; if two measure the same, the first row stays.
 
     Args:
-        path: The file, made with its folder where it is not there; None keeps everything in memory.
+        path: The file, made with its folder if missing; None keeps everything in memory.
 
     Raises:
         CacheError: The file cannot be made, read or written, or is no such cache.
@@ -99,7 +99,7 @@ class BenchmarkCache:
             weakref.finalize(self, self._memory.close)
         else:
             try:
-                regular(self.path)  # a pipe would be waited for
+                regular(self.path)  # opening a pipe would wait
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise CacheError(self._problem(error)) from error
@@ -121,12 +121,12 @@ class BenchmarkCache:
                 return
             connection = None
             try:
-                # Another process may hold the file for a while; each call opens it anew, which
-                # also holds across a fork.
+                # Another process may hold the file for a while; each call opens it anew, which is
+                # also safe across a fork.
                 connection = sqlite3.connect(str(self.path), timeout=60)
                 with connection:
                     yield connection
-            except (sqlite3.Error, ValueError, TypeError) as error:  # of the contents of a row
+            except (sqlite3.Error, ValueError, TypeError) as error:  # such as by a row's contents
                 raise CacheError(self._problem(error)) from error
             finally:
                 if connection is not None:
@@ -137,7 +137,7 @@ class BenchmarkCache:
             connection.executemany(command, rows)
 
     def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
-        """The algorithms and their workspace in bytes, None where not listed yet."""
+        """The algorithms and their workspace in bytes, None if not listed yet."""
         with self._open() as connection:
             command = f"SELECT algorithms FROM listings_1 {_WHERE}"
             row = connection.execute(command, (key.text, micro_batch)).fetchone()
@@ -149,7 +149,7 @@ class BenchmarkCache:
         self._write("INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)", [row])
 
     def times(self, key: Key, micro_batch: int) -> dict[str, list[float]]:
-        """The measured seconds by algorithm; none for one that turned out not to run."""
+        """The measured seconds by algorithm; an empty list for one that failed to run."""
         with self._open() as connection:
             command = f"SELECT algorithm, samples_s FROM times_1 {_WHERE}"
             rows = connection.execute(command, (key.text, micro_batch)).fetchall()
@@ -165,9 +165,9 @@ class BenchmarkCache:
         self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
 
     def take(self, other: "BenchmarkCache") -> int:
-        """Take over all that another cache has and this one has not; return the number of times.
+        """Copy another cache's entries that this one lacks; return the number of copied times.
 
-        Keys name the device, so that caches of several machines make one.
+        Keys name the device, so that caches of several machines can be merged.
         """
         with other._open() as connection:
             listings = connection.execute("SELECT * FROM listings_1").fetchall()
@@ -193,7 +193,7 @@ class BenchmarkCache:
             connection.executescript("DELETE FROM listings_1; DELETE FROM times_1;")
 
     def __len__(self) -> int:
-        """Number of times that are kept."""
+        """Number of stored times."""
         with self._open() as connection:
             count: int = connection.execute("SELECT COUNT(*) FROM times_1").fetchone()[0]
         return count

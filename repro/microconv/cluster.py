@@ -1,4 +1,4 @@
-"""Share a mini-batch out among devices of unequal speed (section III-E, Figure 13)."""
+"""Distribute a mini-batch among devices of unequal speed (section III-E, Figure 13)."""
 
 import json
 import math
@@ -22,23 +22,24 @@ def cached_times(
     cache: BenchmarkCache,
     limit_bytes: int | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Seconds of a network's convolutions on each device whose measurements a cache holds.
+    """Seconds of a network's convolutions on each device with measurements in a cache.
 
-    Each node measures by `tune` and one cache takes over those of all (`BenchmarkCache.take`), as
-    the paper's nodes share a file (section III-E). As there, the convolutions count for the pass.
+    Each node measures by `tune`, and one cache merges all measurements (`BenchmarkCache.take`), as
+    the paper's nodes share a file (section III-E). As in the paper, the convolutions' time counts
+    as the time of the pass.
 
     Args:
-        kernels: As from `find_kernels`; on which device they are does not matter.
-        cache: Of one or several machines.
+        kernels: Kernels from `find_kernels`, on any device.
+        cache: Measurements of one or several machines.
         limit_bytes: Workspace of each kernel; None for no limit.
 
     Returns:
-        By device, a CPU with its threads, then by batch size up to the kernels' own, the seconds
-        of all kernels, each divided best. Devices of which a kernel is missing are left out, and
-        sizes that no measured micro-batches make up. For `split_batch`.
+        By device (a CPU with its threads), then by batch size up to the kernels' own, the seconds
+        of all kernels, each in its fastest division, for `split_batch`. Devices that lack a kernel,
+        and sizes that are no sum of measured micro-batches, are left out.
 
     Raises:
-        ValueError: The limit is no number of bytes, or the cache none.
+        ValueError: The limit is no number of bytes, or `cache` is no cache.
     """
     if limit_bytes is not None:
         limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
@@ -69,7 +70,7 @@ def cached_times(
 
 
 def _shape_of(facts: Mapping[str, Any]) -> str:
-    """A kernel without its device, whose name is another on each machine."""
+    """A kernel without its device, which has a different name on each machine."""
     return json.dumps({k: v for k, v in facts.items() if k != "device"}, sort_keys=True)
 
 
@@ -77,9 +78,9 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
     """Give each device a batch size so that the slowest one finishes first.
 
     Minimises max over g of Σ_b t_gb x_gb with Σ x_gb b = B and at most one size for each device.
-    Among the splits with that maximum, the one with the smallest sum of times is returned.
+    Among the splits with the least maximum, the one with the smallest sum of times is returned.
 
-    Differs from the paper: two dynamic programmes over the samples given out, of the maximum and
+    Differs from the paper: two dynamic programmes over the assigned samples, of the maximum and
     of the sum, instead of an integer programme; exact, and without tolerances.
 
     Args:
@@ -87,8 +88,8 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
         times: By device, then by batch size, the seconds of a forward and backward pass.
 
     Returns:
-        The batch size of every device that takes part; one that would only slow the others down
-        is left out.
+        The batch size of every participating device; a device that would only slow the others
+        down is left out.
 
     Raises:
         ValueError: `batch` is below 1, a time is negative or not finite, a size is below 1, or no
@@ -119,7 +120,7 @@ def _best_split(
     combine: Callable[[float, float], float],
 ) -> tuple[float, dict[D, int]]:
     """The least maximum or sum of times within a bound, and the sizes that attain it."""
-    # By samples given out so far.
+    # By samples assigned so far.
     best: dict[int, tuple[float, dict[D, int]]] = {0: (0.0, {})}
     for device, measured in times.items():
         extended = dict(best)

@@ -16,13 +16,13 @@ from repro.microconv.tuned_kernel import Signature, TunedKernel
 
 
 def layout_of(input: torch.Tensor, weight: torch.Tensor) -> str:
-    """``nhwc`` where torch would compute channels-last, else ``nchw``."""
+    """``nhwc`` if torch would compute channels-last, else ``nchw``."""
     last = torch.channels_last in map(suggest_memory_format, (input, weight))
     return "nhwc" if last else "nchw"
 
 
 def compute_dtype(input: torch.Tensor) -> torch.dtype:
-    """The data type that a convolution of `input` computes in, autocast considered."""
+    """The data type of a convolution of `input`, under autocast if enabled."""
     kind = input.device.type
     if torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -30,13 +30,13 @@ def compute_dtype(input: torch.Tensor) -> torch.dtype:
 
 
 def signature(input: torch.Tensor, weight: torch.Tensor) -> Signature:
-    """All that decides which tuning a call belongs to, besides the batch size."""
+    """The properties of a call that select its tuning, besides the batch size."""
     dtype, device = compute_dtype(input), str(input.device)
     facts = str(dtype).removeprefix("torch."), device, layout_of(input, weight)
     return (input.shape[2], input.shape[3], *facts, backends.math_of(dtype, device))
 
 
-# As torch defines it: whoever replaces it computes something else.
+# Torch's definition: a replacement would compute something else.
 _OWN = nn.Conv2d._conv_forward
 
 
@@ -48,21 +48,21 @@ class _IsTuned(type):
 
 
 class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
-    """The type, for ``isinstance``, of an ``nn.Conv2d`` whose kernels run divided; see `tune`.
+    """The type, for ``isinstance``, of an ``nn.Conv2d`` with divided kernels; see `tune`.
 
-    Its class stays ``nn.Conv2d``, by which quantisation, ``torch.fx`` and others know it; its
-    parameters, buffers, hooks and place in the model are its own. Torch computes calls that it was
-    not tuned for: another image size, data type or device, a stride that was changed since,
+    Its class stays ``nn.Conv2d``, which quantisation, ``torch.fx`` and others recognise; its
+    parameters, buffers, hooks and place in the model are unchanged. Torch computes all calls
+    outside its tuning: another image size, data type or device, a changed stride,
     ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms, forward-mode
-    and second derivatives, tensors that are no plain ones.
+    and second derivatives, and tensors of subclasses or sparse layouts.
 
     A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
     of the original; a deep copy has its own.
 
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
-        geometry: Stride, padding, dilation, groups and padding mode that were tuned for.
-        untuned_calls: Number of calls that torch computed for want of a tuning.
+        geometry: Tuned stride, padding, dilation, groups and padding mode.
+        untuned_calls: Number of calls that torch computed without a tuning.
     """
 
     tuned: dict[Signature, TunedLayer]
@@ -73,12 +73,12 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
 class _Forward:
     """Replaces the `_conv_forward` of one module, so that the module keeps its class.
 
-    The module's own ``forward`` gives it the weight, so that a parametrization computes it once,
-    and a replica or a functional call gives its own.
+    The module's own ``forward`` passes the weight, so that a parametrization computes it once, and
+    a replica or a functional call passes its own weight.
     """
 
     def __init__(self, module: nn.Conv2d) -> None:
-        self._module = weakref.ref(module)  # no cycle: a model is freed with its last name
+        self._module = weakref.ref(module)  # no cycle: the last reference to a model frees it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Forward, (self._module(),)
@@ -117,7 +117,7 @@ def _torchs_own(module: nn.Conv2d, *operands: torch.Tensor | None) -> torch.Tens
 def _kernels(
     module: TunedConv2d, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> TunedLayer | None:
-    """The kernels for a call, None where torch is to compute it, or to complain."""
+    """The kernels for a call, None if torch should compute it or raise an error."""
     given = [tensor for tensor in (input, weight, bias) if tensor is not None]
     plain = all(
         type(tensor) in (torch.Tensor, nn.Parameter)
@@ -141,7 +141,7 @@ def _kernels(
 
 
 def is_replaced(module: nn.Conv2d) -> bool:
-    """Whether somebody has put another forward pass in the place of ``nn.Conv2d``'s own."""
+    """Whether ``nn.Conv2d``'s own forward pass has been replaced."""
     own = vars(module).get("_conv_forward")
     patched = "forward" in vars(module) or not (own is None or isinstance(own, _Forward))
     return patched or type(module)._conv_forward is not _OWN
@@ -149,7 +149,7 @@ def is_replaced(module: nn.Conv2d) -> bool:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Pause ``torch.jit.trace``, under which the sizes of tensors are tensors."""
+    """Pause ``torch.jit.trace``, which makes the sizes of tensors tensors."""
     tracer: Any = torch._C
     state = tracer._get_tracing_state()
     if state is None:
@@ -163,12 +163,12 @@ def _untraced() -> Iterator[None]:
 
 
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:
-    """All that decides a layer's result besides its tensors."""
+    """The settings that determine a layer's result, besides its tensors."""
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
 def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel]) -> None:
-    """Have a module run the kernels for calls of a signature; see `TunedConv2d`."""
+    """Make a module run the kernels for calls of a signature; see `TunedConv2d`."""
     made = cast(TunedConv2d, module)
     if not isinstance(module, TunedConv2d):
         made.tuned, made.untuned_calls = {}, 0
@@ -178,10 +178,10 @@ def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel])
 
 
 def uninstall(module: nn.Module) -> None:
-    """Undo `install`, of any module."""
+    """Undo `install` on any module."""
     held = vars(module)
     if {"tuned", "untuned_calls", "geometry"} <= held.keys():
         for name in ("tuned", "untuned_calls", "geometry"):
             del held[name]
-    if isinstance(held.get("_conv_forward"), _Forward):  # else somebody has put theirs since
+    if isinstance(held.get("_conv_forward"), _Forward):  # else it has been replaced since
         del held["_conv_forward"]

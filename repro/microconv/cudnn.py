@@ -1,12 +1,12 @@
 """The ``cudnn`` backend: explicit cuDNN algorithms with queried workspace, on a CUDA device.
 
-It calls the C functions of the cuDNN that torch has loaded: ``cudnnConvolutionForward``,
+It calls the C functions of torch's loaded cuDNN: ``cudnnConvolutionForward``,
 ``...BackwardData`` and ``...BackwardFilter``, each with an algorithm, a workspace and the scales
 alpha and beta. Weight gradients are accumulated by beta = 1 (section II).
 
-Of the configurations in section III-D the backend ``cudnn`` computes 16-bit tensors in float32
-(PSEUDO_HALF), as torch does, so that nothing loses precision. The backend ``cudnn_half`` computes
-float16 in float16 (TRUE_HALF): it states a larger error, and is taken where `max_error` admits it.
+In the terms of section III-D the backend ``cudnn`` computes 16-bit tensors in float32
+(PSEUDO_HALF), as torch does, without loss of precision. The backend ``cudnn_half`` computes float16
+in float16 (TRUE_HALF): it states a larger error, and is used if `max_error` admits it.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ NONDETERMINISTIC = {
     ("backward_filter", "ALGO_3"),
 }
 
-# Of sums in float16, which are rounded at every addition, and infinite beyond 65,504.
+# For sums in float16, which are rounded at every addition, and infinite beyond 65,504.
 TRUE_HALF_ERROR = 1e-2
 
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
@@ -47,14 +47,14 @@ _COMPILATION_FAILED, _OUT_OF_MEMORY, _SUBLIBRARY_MISSING = 4001, (4003, 4004), 3
 
 
 class UnsupportedError(RuntimeError):
-    """cuDNN listed an algorithm with its workspace, and then refused to run it."""
+    """cuDNN listed an algorithm with its workspace, but refused to run it."""
 
 
 class CuDNNBackend(Backend):
     """Runs cuDNN's own algorithms by name.
 
     Args:
-        half: Whether float16 is computed in float16, and nothing else at all.
+        half: Whether to compute only float16, in float16.
     """
 
     name = "cudnn"
@@ -66,7 +66,7 @@ class CuDNNBackend(Backend):
             self.name = "cudnn_half"
 
     def missing(self, device: str) -> str | None:
-        """Why the backend is not there, in one line; None where it is."""
+        """The reason why the backend is unavailable, in one line; None if it is available."""
         if torch.device(device).type != "cuda":
             return f"cudnn: runs on a CUDA device only, not on {device}"
         if not torch.cuda.is_available():
@@ -74,7 +74,7 @@ class CuDNNBackend(Backend):
         return _load()[1]
 
     def version(self, device: str) -> str:
-        """CuDNN's version, and whether torch asks for deterministic algorithms."""
+        """CuDNN's version, and whether torch requires deterministic algorithms."""
         order = "deterministic" if deterministic() else "any order of sums"
         sums = ", sums in float16" if self.half else ""
         return f"cudnn {_library().cudnnGetVersion()}, {order}{sums}"
@@ -85,14 +85,14 @@ class CuDNNBackend(Backend):
             return TRUE_HALF_ERROR
         if not algorithm.startswith("WINOGRAD"):
             return 2e-5
-        # Larger filters take larger tiles: 5x5 was off by more than 1e-4 on an H100 (cuDNN 9.19).
+        # Larger filters use larger tiles: the error of 5x5 exceeded 1e-4 on an H100 (cuDNN 9.19).
         return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """The algorithms for a micro-batch of `b` with their workspace in bytes.
 
-        Those whose sums depend on the order of threads are left out where torch is asked for
-        deterministic algorithms.
+        If torch requires deterministic algorithms, those with a varying order of summation are left
+        out.
         """
         return [
             (name, size)
@@ -131,13 +131,13 @@ class CuDNNBackend(Backend):
         """Compute a micro-batch; see `backends.run`.
 
         Raises:
-            UnsupportedError: cuDNN does not run the algorithm for this shape after all.
+            UnsupportedError: cuDNN listed the algorithm, but does not run it for this shape.
         """
         first, second, out = operands
         d = _descriptors(kernel, len(first), self.half)
         scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float
         one = scale(1.0)
-        # beta: the filter gradient is added to, the others overwritten.
+        # beta: the filter gradient accumulates, the other results are overwritten.
         beta = scale(1.0 if kernel.kind == "backward_filter" else 0.0)
         inputs = [(d.first, first.data_ptr()), (d.second, second.data_ptr())]
         if kernel.kind == "backward_data":
@@ -165,7 +165,7 @@ class CuDNNBackend(Backend):
 
 
 def deterministic() -> bool:
-    """Whether torch is asked for deterministic algorithms."""
+    """Whether torch requires deterministic algorithms."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
@@ -181,8 +181,8 @@ _QUERIES = {
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or why it is not there."""
-    # Under this name the copy is found that torch has loaded; else that of the Python package.
+    """The library, or the reason why it is unavailable."""
+    # This name finds torch's loaded copy; else that of the Python package.
     packaged = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
     problem = ""
     for file in ("libcudnn.so.9", str(packaged)):
@@ -194,10 +194,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the arguments of the functions that are used; return the library.
+    """Declare the arguments of the called functions; return the library.
 
     Raises:
-        AttributeError: A function is not there.
+        AttributeError: A function is missing.
     """
     pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     handle = ctypes.POINTER(pointer)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from repro.measure.checks import is_whole
 
 KINDS = ("forward", "backward_data", "backward_filter")
-# Every workspace is a multiple of this, so that segments of a common one stay aligned.
+# Every workspace is a multiple of this, so that segments of a shared workspace stay aligned.
 ALIGNMENT = 256
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 _NUMBERS = ("in_channels", "height", "width", "out_channels", "groups")
 
 # Both operands and the result, in the order of `Kernel.shapes`.
 Operands = tuple[Tensor, Tensor, Tensor]
-# By name the shape and type of a tensor in a workspace.
+# Shape and type of each tensor in a workspace, by name.
 Buffers = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -64,7 +64,7 @@ class Convolution:
             if len(values) != 1 + pair or not all(map(is_whole, values)):
                 want = "(rows, columns)" if pair else "a whole number"
                 raise ValueError(f"{name} of a convolution is {value!r}; give {want}")
-            whole = tuple(map(int, values))  # of numpy's numbers, which JSON does not know
+            whole = tuple(map(int, values))  # JSON does not support numpy's numbers
             object.__setattr__(self, name, whole if pair else whole[0])
         counts = (self.in_channels, self.out_channels, self.groups, *self.kernel_size)
         if min(*counts, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
@@ -79,8 +79,8 @@ class Convolution:
         """The shape of a module, given the rows and columns of its input.
 
         Raises:
-            ValueError: Its padding is ``same`` with a filter of even extent, which pads one side
-                more than the other.
+            ValueError: Its padding is ``same`` with a filter of even extent, so that one side is
+                padded more than the other.
         """
         size, dilation = _pair(module.kernel_size), _pair(module.dilation)
         padding = (0, 0) if module.padding == "valid" else module.padding
@@ -132,13 +132,13 @@ def _pair(values: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of the three operations of a convolutional layer, and all that decides its time.
+    """One of the three operations of a convolutional layer, with the facts that affect its time.
 
     Attributes:
         kind: ``forward``, ``backward_data`` or ``backward_filter``.
         conv: The layer's shape.
-        dtype: Of the tensors, such as ``float32``.
-        device: ``cpu`` or an accelerator, with an index where there are several.
+        dtype: Data type of the tensors, such as ``float32``.
+        device: ``cpu`` or an accelerator, with an index if there are several.
         layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
         math: Rounding of a product of two float32: ``ieee`` or ``tf32``; other data types have
             only ``ieee``.
@@ -168,7 +168,7 @@ class Kernel:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The data type as torch's."""
+        """The torch data type."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
@@ -201,7 +201,7 @@ class Kernel:
         return first, second, result.zero_()
 
     def piece(self, operands: Operands, start: int, size: int) -> Operands:
-        """The operands of a micro-batch: filters and their gradient are those of the whole."""
+        """The operands of a micro-batch; filters and their gradient are the mini-batch's."""
         first, second, out = operands
         part = slice(start, start + size)
         if self.kind == "backward_filter":
@@ -213,19 +213,19 @@ class Backend(Protocol):
     """A library of convolution algorithms with explicit workspace: the interface.
 
     Attributes:
-        name: Of the library.
-        names: Of its algorithms.
+        name: The backend's name.
+        names: Its algorithms' names.
     """
 
     name: str
     names: tuple[str, ...]
 
     def missing(self, device: str) -> str | None:
-        """Why the backend is not there, in one line; None where it is."""
+        """The reason why the backend is unavailable, in one line; None if it is available."""
         return None
 
     def version(self, device: str) -> str:
-        """Everything of the library that decides its times."""
+        """The library's version and settings that affect its times."""
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """The stated relative error of an algorithm in float32; see `backends.stated_error`."""
@@ -234,7 +234,7 @@ class Backend(Protocol):
         """The algorithms for a micro-batch of `b` with their workspace in bytes."""
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """How much of the listed workspace the caller gives; the library allocates the rest."""
+        """Bytes of the listed workspace that the caller gives; the library allocates the rest."""
         return dict(self.algorithms(kernel, b))[algorithm]
 
     def run(
@@ -249,12 +249,12 @@ class Backend(Protocol):
 
 
 def buffers_bytes(buffers: Buffers) -> int:
-    """Bytes of workspace that these buffers take one after the other."""
+    """Bytes of workspace for these buffers one after the other."""
     return sum(aligned(_bytes(*buffer)) for buffer in buffers.values())
 
 
 def carve(workspace: Tensor, buffers: Buffers) -> dict[str, Tensor]:
-    """Lay tensors of given shapes and types one after the other into a workspace of bytes.
+    """Place tensors of given shapes and types one after the other in a workspace of bytes.
 
     Raises:
         ValueError: The workspace is smaller than `buffers_bytes`.
@@ -278,7 +278,7 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 @contextmanager
 def precision(kernel: Kernel) -> Iterator[None]:
-    """Set torch to multiply as a kernel says, convolutions and matrices, inside the block."""
+    """Set torch's products in convolutions and of matrices to a kernel's precision inside."""
     if torch.device(kernel.device).type != "cuda" or kernel.dtype != "float32":
         yield
         return

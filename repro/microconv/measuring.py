@@ -25,10 +25,10 @@ from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
-_ENOUGH_S = 1.0  # of rounds over all of them
+_ENOUGH_S = 1.0  # of rounds over all algorithms
 _ROUNDS = (5, 9)
 _TRIAL_ROUNDS = 5
-_MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
+_MODEL_ROUNDS = 7  # for a whole model; five are enough if they agree
 
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
@@ -59,7 +59,7 @@ class Trial:
     def ratio(self) -> float:
         """Median over the rounds of the division's time over the framework's own.
 
-        Both run in each round, so that a slow spell of the machine does not decide.
+        Both run in each round, so that a slow spell of the machine affects both.
         """
         pairs = zip(self.division_s, self.native_s, strict=True)
         return statistics.median(divided / native for divided, native in pairs)
@@ -68,21 +68,21 @@ class Trial:
 class Bench:
     """Measures kernels with chosen backends, through a cache.
 
-    Operands are random; the buffers of a kernel are allocated once and reused, and successive
-    calls take successive pieces of the mini-batch, so that a small micro-batch does not find its
-    data in the cache of the processor.
+    Operands are random; the buffers of a kernel are allocated once and reused. Successive calls
+    take successive pieces of the mini-batch, so that a small micro-batch does not stay in the
+    processor's cache.
 
     Args:
-        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
-            Torch's own convolution is measured besides.
-        cache: Where results are looked up and kept.
-        max_error: Leave out algorithms whose stated relative error is larger.
-        devices: Of one kind, among which micro-batch sizes are shared out and measured at once
-            (section III-B); none for the kernel's own alone.
+        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all available.
+            Torch's own convolution is always measured.
+        cache: The cache of results.
+        max_error: Leave out algorithms with a larger stated relative error.
+        devices: Devices of one kind, which measure different micro-batch sizes at once (section
+            III-B); none for only the kernel's own.
 
     Attributes:
-        measured: Number of times that were measured.
-        cached: Number of times that came from the cache.
+        measured: Number of measured times.
+        cached: Number of times from the cache.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Bench:
         """The candidates of a kernel by micro-batch size (step 1 of WR).
 
         Args:
-            kernel: What is computed.
+            kernel: The kernel.
             batch: The mini-batch size.
             sizes: Micro-batch sizes to measure, at most the mini-batch.
-            cap_bytes: Algorithms that need more workspace are not measured and not returned;
-                the framework's own convolution always is.
+            cap_bytes: Algorithms that need more workspace are neither measured nor returned,
+                except the framework's own convolution.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
         key = Key.of(kernel)
@@ -133,7 +133,7 @@ class Bench:
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
         """The smallest workspace of any division into these sizes, by any algorithm, untimed.
 
-        Torch's own convolution counts, divided as well.
+        Torch's own convolution counts, too, divided or not.
         """
         known = {
             b: [Candidate(n, 0.0, need) for n, need in self._listing(kernel, batch, b).items()]
@@ -144,7 +144,7 @@ class Bench:
     def _listing(
         self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None = None
     ) -> dict[str, int]:
-        """The algorithms for micro-batches of `b`, with the bytes that each needs as a part."""
+        """The algorithms for micro-batches of `b`, with the bytes of each as a part."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         key = Key.of(kernel)
@@ -155,7 +155,7 @@ class Bench:
             self.cache.store_listing(key, b, listed)
         for name, size in listed:
             need = size if b == batch else size + backends.summing_bytes(kernel)
-            if name == backends.NATIVE:  # of a whole mini-batch, it returns the output itself
+            if name == backends.NATIVE:  # for a whole mini-batch, it returns the output itself
                 need = max(0, size - output) if b == batch else need
             elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
                 continue
@@ -164,19 +164,19 @@ class Bench:
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
         backend, bare_name = backends.find(name)
-        # In float32 on both sides: a coarser type rounds by more with any algorithm.
+        # Both are for float32: a coarser type rounds by more with any algorithm.
         exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
         return exact and self.admits(name)
 
     def admits(self, name: str) -> bool:
-        """Whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
+        """Whether ``BACKEND:ALGORITHM`` was requested, singly or with its backend."""
         asked = self.algorithms
         return asked is None or name in asked or name.partition(":")[0] in asked
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
     ) -> dict[int, Samples]:
-        """Time as `_time`, the sizes shared out among the devices, each in a thread of its own."""
+        """Run `_time` with the sizes distributed among the devices, each in its own thread."""
         devices = self.devices or (kernel.device,)
         work = {b: b * len(needs) for b, needs in missing.items() if needs}
         shares: list[list[int]] = [[] for _ in devices]
@@ -191,7 +191,7 @@ class Bench:
         jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
         if len(jobs) == 1:
             return dict(measure(*jobs[0]))
-        # Settings of the whole process are set once, and not undone by the first to end.
+        # Process-wide settings are set here once, so that the first thread to end keeps them.
         with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor(len(jobs)) as pool:
             parts = [pool.submit(measure, *job) for job in jobs]
             return {b: times for part in parts for b, times in part.result().items()}
@@ -202,9 +202,10 @@ class Bench:
         wanted: Mapping[int, Mapping[str, int]],
         buffers: Operands,
     ) -> dict[int, Samples]:
-        """Time algorithms of several micro-batch sizes in turns, so that none has a slow spell.
+        """Time algorithms of several micro-batch sizes in turns, so that slow spells affect all.
 
-        Given their workspace by size and name. One that does not run after all gets no sample.
+        `wanted` has their workspace by size and name. An algorithm that fails to run gets no
+        sample.
         """
         pairs = [(b, name) for b, needs in wanted.items() for name in needs]
         given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
@@ -217,9 +218,9 @@ class Bench:
                     self._once(call, kernel)  # the library loads or compiles its code
                     samples[b][name] = [self._once(call, kernel)]
                 except UnsupportedError:
-                    samples[b][name] = []  # listed and yet refused: not asked again
+                    samples[b][name] = []  # listed but refused: not tried again
                 except Exception as error:
-                    # Of the device; another day it may run. Torch's own has to.
+                    # Out of device memory: it may run another time. Torch's own must run.
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
             hopeful = {
@@ -266,15 +267,15 @@ class Bench:
         first, second, out = buffers
         starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         if name == backends.NATIVE and b == len(first):
-            return lambda: native(kernel, first, second, like=out)  # as it runs where left to torch
+            return lambda: native(kernel, first, second, like=out)  # as if left to torch
 
         return lambda: backends.run(name, kernel, kernel.piece(buffers, next(starts), b), workspace)
 
     def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:
-        """Time a division and the framework's own convolution in turns, as a step runs them.
+        """Time a division and the framework's own convolution in turns, as in a training step.
 
-        Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
-        both sides; and all parts run after each other.
+        Unlike in `candidates`, both allocate the output anew in each call, and all parts run one
+        after the other.
         """
         key = Key(f"{Key.of(kernel).text} in turns")
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
@@ -305,7 +306,7 @@ class Bench:
     def _remembered(
         self, key: Key, batch: int, names: Sequence[str], measure: Callable[[], Samples]
     ) -> list[list[float]]:
-        """Samples of several times from the cache, else measured and kept."""
+        """Samples of several times from the cache, else measured and stored."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
         if all(name in known for name in names):
             self.cached += len(names)
@@ -322,13 +323,13 @@ class Bench:
         forms: tuple[Callable[[], None], Callable[[], None]],
         step: Callable[[], None],
     ) -> Trial:
-        """Time two forms of a whole model in turns, until it is clear which is faster.
+        """Time two forms of a whole model in turns, until one is clearly faster.
 
         Args:
-            what: All that decides the times besides the machine and its libraries, as text.
+            what: Everything else that affects the times, as text.
             one: Any kernel of the model, for its device and libraries.
-            forms: Put the tuned and the untuned form into place, outside the time.
-            step: Runs the form that is in place.
+            forms: Install the tuned and the untuned form, untimed.
+            step: Runs the installed form.
         """
         key = Key(f"{Key.of(one).text} {what}")
         names = ("model divided", "native model")
@@ -340,7 +341,7 @@ class Bench:
                 for name, form in pairs if turn % 2 else reversed(pairs):
                     form()
                     seconds = self._once(step, one, queued=False)
-                    if turn:  # the first round makes buffers and plans
+                    if turn:  # the first round, which makes buffers and plans, is not counted
                         samples[name].append(seconds)
                 slower = Trial(*map(tuple, samples.values())).slower
                 if slower > 1 or (turn >= _TRIAL_ROUNDS and not slower):
@@ -354,7 +355,7 @@ class Bench:
 
 @cache
 def call_overhead(device: str, training: bool) -> float:
-    """Seconds that a call of a tuned layer costs more than one of torch's.
+    """Extra seconds of a call of a tuned layer, compared with torch's layer.
 
     Measured on one pixel, with every kernel left to torch, so that only the call differs.
     """
@@ -382,7 +383,7 @@ def call_overhead(device: str, training: bool) -> float:
 
 @contextmanager
 def _undisturbed(device: str) -> Iterator[None]:
-    """Measure as if the caller had set nothing: no autocast, inference or anomaly mode."""
+    """Disable the caller's autocast, inference and anomaly mode inside."""
     kind = torch.device(device).type
     with (
         torch.inference_mode(False),

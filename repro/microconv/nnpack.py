@@ -1,8 +1,8 @@
 """The ``nnpack`` backend: NNPACK's explicit algorithms on a CPU, from the library inside torch.
 
-torch exports ``nnp_convolution_output`` with an explicit algorithm and a workspace that the caller
-gives; its size is asked for by a call without one. It is a forward pass in float32 at stride 1;
-the data gradient is one with flipped filters. The filter gradient is not exported.
+torch exports ``nnp_convolution_output`` with an explicit algorithm and a workspace from the caller;
+a call without a workspace returns its size. It is a forward pass in float32 at stride 1; the data
+gradient is such a pass with flipped filters. The filter gradient is not exported.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from repro.microconv.kernels import (
 
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
-# The tile of each transform, which a filter must fit into.
+# The tile of each transform; a filter must fit into it.
 _LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
 _STATUS = {
     26: "unsupported algorithm",
@@ -48,22 +48,22 @@ class _Padding(ctypes.Structure):
 
 
 class NNPACKBackend(Backend):
-    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with as many threads as torch uses.
+    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads.
 
-    Groups and 16 bits are staged for it; see `staging`.
+    Groups and 16-bit types are staged for it; see `staging`.
     """
 
     name = "nnpack"
     names = tuple(ALGORITHMS)
 
     def missing(self, device: str) -> str | None:
-        """Why the backend is not there, in one line; None where it is."""
+        """The reason why the backend is unavailable, in one line; None if it is available."""
         if torch.device(device).type != "cpu":
             return f"nnpack: runs on a CPU only, not on {device}"
         return _load()[1]
 
     def version(self, device: str) -> str:
-        """Torch's version, which NNPACK comes with, and the threads."""
+        """The version of torch, which includes NNPACK, and the number of threads."""
         return f"nnpack of torch {torch.__version__}, threads {torch.get_num_threads()}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
@@ -124,7 +124,7 @@ def _run(
         filters = workspace[: source.nbytes].view(source.dtype).view(shape.weight_shape)
         for tap in range(shape.taps):
             row, column = divmod(tap, shape.kernel_size[1])
-            # Of a plain transposed matrix torch's copy would take a buffer of its own.
+            # In this shape torch's copy needs no buffer, unlike for a plain transposed matrix.
             filters[None, :, :, row, column] = source[:, :, -1 - row, -1 - column].T[None]
     # NNPACK always adds a bias.
     bias = _zeros(shape.out_channels) if bias is None else bias
@@ -139,10 +139,10 @@ def _run(
 
 
 def _forward_shape(kernel: Kernel) -> Convolution | None:
-    """The forward pass at stride 1 that computes a kernel, None where there is none."""
+    """The forward pass at stride 1 that computes a kernel, or None."""
     conv = kernel.conv
     plain = conv.stride == conv.dilation == (1, 1) and conv.groups == 1
-    # Padding from the size of the filter on is an error in NNPACK.
+    # Padding of at least the filter's size is an error in NNPACK.
     if not plain or any(p >= k for p, k in zip(conv.padding, conv.kernel_size, strict=True)):
         return None
     if kernel.kind == "forward":
@@ -156,7 +156,7 @@ def _forward_shape(kernel: Kernel) -> Convolution | None:
 
 
 def _flipped_bytes(kernel: Kernel) -> int:
-    """Bytes of the flipped filters that lie ahead of NNPACK's own workspace."""
+    """Bytes of the flipped filters, which precede NNPACK's own workspace."""
     if kernel.kind != "backward_data":
         return 0
     return aligned(4 * kernel.conv.in_channels * kernel.conv.out_channels * kernel.conv.taps)
@@ -170,7 +170,7 @@ def _zeros(count: int) -> Tensor:
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or why there is none."""
+    """The library, or the reason why it is unavailable."""
     ending = {"Darwin": "dylib", "Windows": "dll"}.get(platform.system(), "so")
     prefix = "" if ending == "dll" else "lib"
     path = Path(torch.__file__).parent / "lib" / f"{prefix}torch_cpu.{ending}"
@@ -198,7 +198,7 @@ _pool_lock = threading.Lock()
 
 @cache
 def _pool(threads: int, process: int) -> int | None:
-    # One for each process: threads do not survive a fork.
+    # One pool per process: threads do not survive a fork.
     library, _ = _load()
     assert library is not None
     return library.pthreadpool_create(threads) if threads > 1 else None
@@ -213,7 +213,7 @@ def _call(
 ) -> int:
     """Call NNPACK with pointers to input, filters, bias, output and workspace; return its status.
 
-    Without pointers it sets `size` to the bytes of workspace that it needs.
+    Without pointers it sets `size` to the needed bytes of workspace.
     """
     library, problem = _load()
     if library is None:

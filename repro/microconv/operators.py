@@ -1,9 +1,9 @@
-"""The kernels of a tuned layer as operators of torch, which graphs and counters see.
+"""The kernels of a tuned layer as operators of torch, visible to graphs and counters.
 
 ``repro_microconv::convolution``, ``::data_gradient`` and ``::filter_gradient`` have shapes for fake
-tensors, derivatives and a count of operations: a graph that ``make_fx`` or ``torch.jit.trace``
-takes of a tuned model holds them, and ``FlopCounterMode`` counts them. The layer is a number in the
-graph, of a layer in this process; another process refuses the graph (`LayerGoneError`).
+tensors, derivatives and a count of operations: graphs from ``make_fx`` or ``torch.jit.trace`` of a
+tuned model contain them, and ``FlopCounterMode`` counts them. In the graph a layer is a number,
+valid in this process only; another process refuses the graph (`LayerGoneError`).
 """
 
 import itertools
@@ -28,7 +28,7 @@ class LayerGoneError(RuntimeError):
 
 
 class TunedLayer(dict[str, TunedKernel]):
-    """The three kernels of a layer by kind, with the number that operators know it by."""
+    """The three kernels of a layer by kind, with the layer's number in operators."""
 
     def __init__(self, kernels: Mapping[str, TunedKernel]) -> None:
         super().__init__(kernels)
@@ -36,7 +36,7 @@ class TunedLayer(dict[str, TunedKernel]):
         _layers[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TunedLayer, (dict(self),)  # a copy has a number of its own
+        return TunedLayer, (dict(self),)  # a copy has its own number
 
 
 def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, layer: TunedLayer) -> Tensor:
@@ -62,9 +62,9 @@ def _compute(
     bias: Tensor | None = None,
     like: Tensor | None = None,
 ) -> Tensor:
-    """Run a division where it may read these operands: a graph may be run with any, or with fakes.
+    """Run a division if the operands fit it, else torch's own: a graph may be run with any.
 
-    Arguments as `native`.
+    Arguments as in `native`.
     """
     kernel, real = tuned.kernel, not isinstance(first, FakeTensor)
     if (
@@ -95,7 +95,7 @@ def _filter_gradient(input: Tensor, gradient: Tensor, weight: Tensor, layer: int
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, ctx.layer = inputs
-    # Torch keeps the input for the filters' gradient alone.
+    # Like torch, keep the input only for the filters' gradient.
     ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight)
     ctx.with_bias, ctx.shape = bias is not None, list(input.shape)
 
@@ -104,8 +104,8 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     input, weight = ctx.saved_tensors
     needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     needs_bias = ctx.with_bias and needs_bias
-    # With create_graph=True all that follows must be differentiable, and torch must see batched
-    # gradients.
+    # With create_graph=True the following operations must be differentiable, and torch itself must
+    # compute batched gradients.
     if torch.is_grad_enabled() or _batched(gradient):
         conv = _kernel(ctx.layer, "forward").kernel.conv
         like = gradient.new_empty(ctx.shape) if input is None else input
@@ -129,7 +129,7 @@ def _batched(tensor: Tensor) -> bool:
     return type(tensor) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
-# Operations are counted as torch counts those of ``aten.convolution`` and its backward pass.
+# Operations are counted as in torch for ``aten.convolution`` and its backward pass.
 
 
 def _flops(input: Any, weight: Any, bias: Any, layer: int, *, out_shape: Any, **_: Any) -> int:

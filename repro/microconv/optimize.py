@@ -1,4 +1,4 @@
-"""Divide mini-batches under workspace limits: WR and WD of μ-cuDNN, on measured times alone.
+"""Divide mini-batches under workspace limits by measured times: WR and WD of μ-cuDNN.
 
 Source: Oyama et al., sections III-B (WR), III-C (WD, equations 1 to 4), III-C1 (desirable set).
 """
@@ -30,7 +30,7 @@ class Candidate:
         workspace_bytes: Bytes of workspace that it needs.
 
     Raises:
-        ValueError: A negative or non-finite time, or a workspace that is no whole number >= 0.
+        ValueError: A negative or non-finite time, or a workspace that is no integer >= 0.
     """
 
     algorithm: str
@@ -99,7 +99,7 @@ def micro_batch_sizes(batch: int, policy: str) -> list[int]:
 def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = None) -> Division:
     """The fastest division of a mini-batch within a workspace limit: WR (section III-B).
 
-    Of several as fast, the one with the smallest workspace.
+    Among equally fast divisions, the one with the smallest workspace.
 
     Args:
         batch: The mini-batch size B.
@@ -108,7 +108,7 @@ def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = 
 
     Raises:
         ValueError: There are no candidates, their sizes cannot sum to the mini-batch, or nothing
-            fits: then the message has the smallest limit that would do.
+            fits: then the message states the smallest sufficient limit.
     """
     return pareto_front(batch, candidates, limit_bytes)[-1]
 
@@ -124,7 +124,7 @@ def pareto_front(
     division is the maximum over its parts, so that WR at each distinct workspace gives the same
     set; all of them run at once on arrays.
 
-    Arguments and errors as `best_division`.
+    Arguments and errors as in `best_division`.
     """
     batch = batch_of(batch)
     if limit_bytes is not None:
@@ -134,7 +134,7 @@ def pareto_front(
     if limit_bytes is not None:
         limits = [limit for limit in limits if limit <= limit_bytes]
 
-    # WR, steps 1 and 2, with M each of these limits.
+    # WR, steps 1 and 2, for each of these limits M.
     single, total = _wr(batch, usable, limits)
     if not np.isfinite(total[batch]).any():
         least = least_workspace(batch, usable)
@@ -142,7 +142,7 @@ def pareto_front(
             f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
             f"the smallest limit that would work is {least} bytes"
         )
-    # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace is as fast with.
+    # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace equals in time.
     front: list[Division] = []
     reached = math.inf
     for column, (limit, time) in enumerate(zip(limits, total[batch], strict=True)):
@@ -196,7 +196,7 @@ def _configuration(
     while left:
         count = int(np.searchsorted(sizes, left, side="right"))
         sums = single[:count] + total[left - sizes[:count]]
-        # The very sum that the minimum was taken of; of several, the largest micro-batch.
+        # The sum that was the minimum; among equal sums, the largest micro-batch.
         size = int(sizes[np.flatnonzero(sums == total[left])[-1]])
         fitting = [way for way in usable[size] if way.workspace_bytes <= limit]
         parts.append((size, fitting[-1]))
@@ -210,7 +210,7 @@ def _configuration(
 
 
 def desirable(ways: Iterable[W]) -> list[W]:
-    """D(C) (section III-C1): all that no other equals or beats in time and workspace, ascending."""
+    """D(C) (section III-C1): the Pareto-optimal elements by time and workspace, ascending."""
     kept: list[W] = []
     for way in sorted(
         ways, key=lambda way: (way.workspace_bytes, way.time_s, getattr(way, "algorithm", ""))
@@ -236,7 +236,7 @@ def _usable(batch: int, candidates: Candidates) -> dict[int, list[Candidate]]:
 
 
 def least_workspace(batch: int, candidates: Candidates) -> int:
-    """The smallest workspace in bytes into which a division of the mini-batch fits.
+    """The smallest workspace in bytes of any division of the mini-batch.
 
     Raises:
         ValueError: There are no candidates, or their sizes cannot sum to the mini-batch.
@@ -255,20 +255,20 @@ def least_workspace(batch: int, candidates: Candidates) -> int:
 def assign_workspaces(
     fronts: Mapping[K, Sequence[Division]], total_bytes: int
 ) -> dict[K, Division]:
-    """Choose one division for each kernel, the fastest in sum within a common workspace: WD.
+    """Choose one division per kernel with the least total time within a total workspace: WD.
 
     The 0-1 programme of equations 1 to 4 (section III-C), solved to optimality by HiGHS. Sums of
     bytes are checked in integers: a choice that only floating point admits is excluded, and the
-    rest solved again.
+    programme solved again.
 
     Args:
-        fronts: By kernel k its divisions C_k, as from `pareto_front`.
-        total_bytes: Workspace M that all kernels share out.
+        fronts: By kernel k its divisions C_k, such as from `pareto_front`.
+        total_bytes: Workspace M, divided among all kernels.
 
     Raises:
         ValueError: The total is no number of bytes, a kernel has no division, or even the smallest
-            ones need more than the total: the message has the smallest total that would do and the
-            kernel that needs most of it.
+            divisions exceed the total: the message states the smallest sufficient total and the
+            kernel with the largest part of it.
         RuntimeError: The solver stopped without an optimum.
     """
     total_bytes = limit_of(total_bytes, "total_bytes")
@@ -286,7 +286,7 @@ def assign_workspaces(
         )
     if not fronts:
         return {}
-    # A variable for each division that fits beside the others' least, by ascending kernel.
+    # A variable for each division that fits with the other kernels at their least, by kernel.
     choices = [
         (kernel, division)
         for kernel, divisions in options.items()
@@ -295,12 +295,12 @@ def assign_workspaces(
     ]
     order = {kernel: row for row, kernel in enumerate(options)}
     rows = np.array([order[kernel] for kernel, _ in choices])
-    # Bytes beyond each kernel's least, so that the numbers that decide are no small differences,
-    # in the largest unit that divides all: a byte too much is far above the solver's tolerance.
+    # Bytes beyond each kernel's least, which avoids small differences of large numbers, in the
+    # largest common unit: a single byte too much is far above the solver's tolerance.
     needs = [division.workspace_bytes - least[kernel] for kernel, division in choices]
     unit = math.gcd(*needs) or 1
     needs, room = [need // unit for need in needs], room // unit
-    # The solver stops within an absolute gap of 1e-6, which in seconds is a whole kernel.
+    # The solver's absolute gap of 1e-6 would, in seconds, be the time of a whole kernel.
     times = np.array([division.time_s - options[kernel][-1].time_s for kernel, division in choices])
     costs = times / (float(times.max()) or 1.0) * 1e4
 
@@ -315,12 +315,12 @@ def _programme(
 
     Args:
         costs: T_k(c) by variable.
-        needs: M_k(c) by variable, whole numbers.
-        rows: The number of k by variable, ascending.
+        needs: M_k(c) by variable, integers.
+        rows: The index of k by variable, ascending.
         room: M.
     """
     index = _worth_considering(costs, np.array(needs, dtype=float), rows, room)
-    only = np.bincount(rows[index])[rows[index]] == 1  # of its kernel
+    only = np.bincount(rows[index])[rows[index]] == 1  # the only division of its kernel
     chosen: list[int] = index[only].tolist()
     index = index[~only]
     room -= sum(needs[i] for i in chosen)
@@ -339,7 +339,7 @@ def _programme(
             constraints=constraints,
             integrality=np.ones(len(index)),  # (4) x_kc in {0, 1}
             bounds=optimize.Bounds(0, 1),
-            options={"mip_rel_gap": 0, "presolve": False},  # which calls some infeasible
+            options={"mip_rel_gap": 0, "presolve": False},  # presolve calls some infeasible
         )
         if result.x is None:
             raise RuntimeError(f"the solver found no assignment: {result.message}")
@@ -353,15 +353,16 @@ def _programme(
 def _worth_considering(
     costs: np.ndarray[Any, Any], needs: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], room: int
 ) -> np.ndarray[Any, Any]:
-    """Indices of the variables that a best assignment may hold, by a Lagrangian bound.
+    """Indices of the variables that an optimal assignment may contain, by a Lagrangian bound.
 
     Let a byte cost λ >= 0. An assignment within M bytes takes at least L = Σ_k p_k - λ M, with p_k
-    the cheapest T + λ M_k of kernel k; one that holds a division c takes more by at least the
-    excess of c over p_k. Where that exceeds a known assignment's time, no better one holds c. Any λ
-    is valid. That of the linear programme without equation 4 makes L highest, and its solution,
-    rounded down to fewer bytes, is the known assignment. The solver alone takes ten times as long.
+    the cheapest T + λ M_k of kernel k; with a division c it takes more by at least the excess of c
+    over p_k. If this exceeds a known assignment's time, no better assignment contains c. Any λ is
+    valid. The linear programme without equation 4 gives the λ with the highest L; its solution,
+    rounded down to fewer bytes, is the known assignment. Without this, solving takes ten times as
+    long.
     """
-    first = np.flatnonzero(np.diff(rows, prepend=-1))  # of each kernel, its smallest
+    first = np.flatnonzero(np.diff(rows, prepend=-1))  # each kernel's smallest division
     each = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))))
     relaxed = optimize.linprog(
         costs, A_ub=needs[None] / max(room, 1), b_ub=[1.0], A_eq=each, b_eq=np.ones(len(first))
@@ -369,11 +370,11 @@ def _worth_considering(
     price, known = 0.0, first.copy()
     if relaxed.x is not None:
         price = max(0.0, -float(relaxed.ineqlin.marginals[0])) / max(room, 1)
-        # Of each kernel's divisions, ascending in bytes, the first that it holds a part of.
+        # Each kernel's first division, ascending in bytes, with a nonzero share.
         held = np.flatnonzero(relaxed.x > 1e-6)
         rounded = held[np.unique(rows[held], return_index=True)[1]]
-        known = rounded if needs[rounded].sum() <= room else known  # by its tolerance
-    while True:  # the rest of the workspace goes to the largest saving that fits
+        known = rounded if needs[rounded].sum() <= room else known  # the solver has a tolerance
+    while True:  # spend the rest of the workspace on the largest saving that fits
         extra, saved = needs - needs[known][rows], costs[known][rows] - costs
         saved[extra > room - needs[known].sum()] = 0.0
         if not (saved > 0).any():
@@ -389,14 +390,14 @@ def _worth_considering(
 
 
 def batch_of(batch: int) -> int:
-    """A mini-batch size as Python's own number: numpy's have no room for a bit a sample."""
+    """A mini-batch size as Python's integer: numpy's are too short for one bit per sample."""
     if not is_whole(batch, 1):
         raise ValueError(f"batch is {batch!r}; it must be a whole number from 1")
     return int(batch)
 
 
 def limit_of(count: int, name: str, other: str = "") -> int:
-    """A number of bytes as Python's own, whose sums do not overflow."""
+    """A number of bytes as Python's integer, so that sums do not overflow."""
     if not is_whole(count, 0):
         raise ValueError(f"{name} is {count!r}; it must be at least 0{other}, in whole bytes")
     return int(count)

@@ -14,7 +14,7 @@ class WorkspaceLimitError(ValueError):
     """Kernels cannot be held to a workspace limit.
 
     Attributes:
-        least_bytes: The smallest limit that would do.
+        least_bytes: The smallest sufficient limit.
         kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
     """
 
@@ -37,16 +37,17 @@ class KernelReport:
 
     Attributes:
         layer: Name in the model.
-        kernel: What is computed.
+        kernel: The kernel.
         batch: The mini-batch size.
-        division: The one that runs; None where the kernel is left to torch.
-        time_s: Median seconds of it, or of torch's own, allocating its result as in a step.
-        native_s: Median seconds of torch's own convolution, measured in turns with it.
-        native_bytes: Bytes that torch's own convolution allocates inside, measured.
+        division: The division that runs; None if the kernel is left to torch.
+        time_s: Median seconds of the division, or of torch's own convolution, allocating its
+            result as in a step.
+        native_s: Median seconds of torch's own convolution, measured in turns with the division.
+        native_bytes: Measured bytes that torch's own convolution allocates internally.
         error: The largest stated error of its algorithms, relative to the largest magnitude of the
             result; see `backends.stated_error`.
-        needed: Whether torch's own would take more than the limit, so that it runs divided whatever
-            time that takes.
+        needed: Whether torch's own convolution would exceed the limit, so that the kernel runs
+            divided even if that is slower.
     """
 
     layer: str
@@ -61,7 +62,7 @@ class KernelReport:
 
     @property
     def workspace_bytes(self) -> int:
-        """Temporary bytes of the kernel as it runs."""
+        """Temporary bytes of the kernel in its current form."""
         return self.division.workspace_bytes if self.division else self.native_bytes
 
     def row(self) -> tuple[str, ...]:
@@ -86,18 +87,18 @@ class TuningReport:
 
     Attributes:
         mode: ``WR`` or ``WD``.
-        policy: Micro-batch sizes that were considered.
+        policy: Policy for the micro-batch sizes.
         limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
-        strict: Whether torch's own convolutions are held to it as well.
-        model: The whole model as it runs now and the untuned one, round by round; None where
-            nothing is tuned or no gain was asked for.
-        untied: Layers that were left to torch since the whole model was no faster with them.
+        strict: Whether the limit applies to torch's own convolutions, too.
+        model: Times of the whole model, tuned and untuned, round by round; None if nothing is
+            tuned or no gain was required.
+        untied: Layers left to torch since they do not make the whole model faster.
         kernels: One entry for each kernel of each layer, in the order of first use.
-        skipped: By layer that was left as it is, why.
-        unavailable: A line for each backend that is not there.
+        skipped: By unchanged layer, the reason.
+        unavailable: A line for each unavailable backend.
         allocated_bytes: Workspace that the model holds now.
-        measured: Number of times that were measured.
-        cached: Number of times that came from the cache.
+        measured: Number of measured times.
+        cached: Number of times from the cache.
         benchmark_s: Seconds spent measuring.
         optimise_s: Seconds spent in the dynamic and integer programmes.
     """
@@ -119,17 +120,17 @@ class TuningReport:
 
     @property
     def time_s(self) -> float:
-        """Sum of all kernels as they run now, seconds."""
+        """Seconds of all kernels in their current form."""
         return math.fsum(entry.time_s for entry in self.kernels)
 
     @property
     def native_s(self) -> float:
-        """Sum of all kernels as torch runs them, seconds."""
+        """Seconds of all kernels by torch's own convolutions."""
         return math.fsum(entry.native_s for entry in self.kernels)
 
     @property
     def workspace_bytes(self) -> int:
-        """Temporary bytes of the kernel that takes most (WR), or of all together (WD)."""
+        """Largest temporary bytes of a kernel (WR), or their sum over all kernels (WD)."""
         needs = [entry.workspace_bytes for entry in self.kernels]
         return max(needs, default=0) if self.mode == "WR" else sum(needs)
 
@@ -168,5 +169,5 @@ class TuningReport:
         return "\n".join(lines)
 
     def summary(self) -> None:
-        """Print the table of layers, those left as they are, and time and memory."""
+        """Print the table of layers, the unchanged layers, and time and memory."""
         print(self)

@@ -1,4 +1,4 @@
-"""The convolutions that a model runs, recorded in one pass of a sample, which leaves no trace."""
+"""The convolutions that a model runs, recorded in one pass of a sample without side effects."""
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -25,14 +25,14 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 
 
 class NotTunableError(ValueError):
-    """`tune` was given no model or no sample of it, or is called where its times would be wrong."""
+    """`tune` got no model or no valid sample, or runs in a mode in which times would be wrong."""
 
 
 def check_model(model: Any, function: str) -> None:
     """Refuse anything but a module.
 
     Raises:
-        NotTunableError: The text says what to do.
+        NotTunableError: `model` is no module.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotTunableError(
@@ -49,10 +49,10 @@ def check_model(model: Any, function: str) -> None:
 
 
 def check_tunable(model: Any) -> None:
-    """Refuse anything but a module, and modes in which times are not those of the convolutions.
+    """Refuse anything but a module, and modes that would change the convolutions' times.
 
     Raises:
-        NotTunableError: The text says what to do.
+        NotTunableError: `model` is no module, or such a mode is active.
     """
     check_model(model, "tune")
     if modes := _get_current_dispatch_mode_stack():
@@ -66,7 +66,7 @@ def check_tunable(model: Any) -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """A convolution as the sample calls it: each layer and shape once, at its largest batch."""
+    """A convolution called by the sample: each layer and shape once, at its largest batch."""
 
     name: str
     module: nn.Conv2d
@@ -75,14 +75,14 @@ class Call:
     kinds: tuple[str, ...]
 
     def kernels(self) -> list[Kernel]:
-        """The kernels that are needed, in the order of `kinds`."""
+        """The needed kernels, in the order of `kinds`."""
         by_kind = kernels_of(self.module, self.signature)
         return [by_kind[kind] for kind in self.kinds]
 
 
 @dataclass(frozen=True)
 class Untunable:
-    """A convolution that is called and left to torch, with the arguments of the call."""
+    """A called convolution that is left to torch, with the arguments of the call."""
 
     name: str
     module: nn.Module
@@ -90,7 +90,7 @@ class Untunable:
     kwargs: dict[str, Any]
 
     def temporary_bytes(self, training: bool) -> dict[str, int]:
-        """Bytes that ``forward`` and, in training, ``backward`` allocate besides their results."""
+        """Bytes that ``forward`` and in training ``backward`` allocate besides their results."""
         tensors = [t for t in tree_leaves((self.args, self.kwargs)) if _is_tensor(t)]
         if not tensors or tensors[0].device.type == "meta":
             return {}
@@ -119,7 +119,7 @@ def _is_tensor(value: object) -> bool:
 def _ineligible(module: nn.Module) -> str | None:
     if type(module) is not nn.Conv2d:
         name = type(module).__name__
-        name = torch.typename(module) if name == "Conv2d" else name  # as torch names others, too
+        name = torch.typename(module) if name == "Conv2d" else name  # torch has other Conv2d
         return f"it is a {name}; only nn.Conv2d itself is tuned"
     if is_replaced(module):
         return "its forward pass was replaced by another; tune first, replace it then"
@@ -131,15 +131,15 @@ def _ineligible(module: nn.Module) -> str | None:
 def record_calls(
     model: nn.Module, sample_input: Any, training: bool
 ) -> tuple[list[Call], dict[str, str], list[Untunable]]:
-    """Run the sample; return calls of eligible convolutions, why others are left out, their calls.
+    """Run the sample; return eligible calls, reasons against other layers, and their calls.
 
     Args:
-        model: Left as it was; see `undisturbed`.
+        model: The model, restored afterwards; see `undisturbed`.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
-        training: Whether kernels of the backward pass are wanted as well.
+        training: Whether to include kernels of the backward pass.
 
     Raises:
-        NotTunableError: The model cannot be called with such a sample, or has lazy layers.
+        NotTunableError: The model cannot be called with this sample, or has lazy layers.
     """
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise NotTunableError("the model has lazy layers; run it once with a sample, then tune it")
@@ -196,7 +196,7 @@ def _run_first(model: nn.Module, sample_input: Any) -> None:
     """Call the model.
 
     Raises:
-        NotTunableError: It cannot be called so: its `forward` takes other arguments, say.
+        NotTunableError: The call fails, for example since `forward` takes other arguments.
     """
     try:
         run_sample(model, sample_input)
@@ -211,7 +211,7 @@ def _run_first(model: nn.Module, sample_input: Any) -> None:
 
 
 def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
-    """Run a forward pass, and a backward one in training; no gradient is kept."""
+    """Run a forward pass, and in training a backward pass; no gradient is kept."""
     with torch.set_grad_enabled(training):
         returned = run_sample(model, sample_input)
     backward = _backward(model, tree_leaves(sample_input), returned) if training else None
@@ -222,7 +222,7 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
 def _backward(
     module: nn.Module, inputs: Iterable[Any], returned: Any, again: bool = False
 ) -> Callable[[], tuple[torch.Tensor | None, ...]] | None:
-    """The backward pass of a call, which may run `again`; None where there is none."""
+    """The backward pass of a call, which may run `again`; None if there is no such pass."""
     outputs = [t for t in tree_leaves(returned) if _is_tensor(t) and t.requires_grad]
     wanted = [t for t in (*module.parameters(), *filter(_is_tensor, inputs)) if t.requires_grad]
     if not outputs or not wanted:
@@ -233,7 +233,7 @@ def _backward(
 
 
 def _reason(module: nn.Module, input: object) -> str | None:
-    """Why a call is left to torch, None where it can be tuned."""
+    """The reason why a call is left to torch, None if it can be tuned."""
     if reason := _ineligible(module):
         return reason
     if type(input) not in (torch.Tensor, nn.Parameter):
@@ -252,13 +252,12 @@ def _reason(module: nn.Module, input: object) -> str | None:
 
 @contextmanager
 def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
-    """Put back at the end all that runs of the model may change, also where one raises.
+    """Restore at the end all state that runs of the model may change, even after an error.
 
-    That is: generators of Python, numpy and torch, those that modules hold among them; modules'
-    attributes (modes, counters, hooks, parameters and buffers that were replaced, added or
-    removed) and the elements of their containers; values and ``requires_grad`` of parameters,
-    buffers and the sample; parameters' gradients; the default data type. Not: a function's cache
-    or a file.
+    That is: generators of Python, numpy and torch, including modules' own; modules' attributes
+    (modes, counters, hooks, parameters and buffers that were replaced, added or removed) and the
+    elements of their containers; values and ``requires_grad`` of parameters, buffers and the
+    sample; parameters' gradients; the default data type. Not: a function's cache or a file.
     """
     held = _Sample(sample)
     kept = [
@@ -286,7 +285,7 @@ def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
 
 
 class _Sample(nn.Module):
-    """Holds a sample, so that it is kept like the attributes of a model."""
+    """Holds a sample, so that it is saved like the attributes of a model."""
 
     def __init__(self, sample: Any) -> None:
         super().__init__()

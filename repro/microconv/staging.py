@@ -1,10 +1,10 @@
-"""Kernels in groups and of 16 bits, by algorithms that know neither: one group at a time.
+"""Grouped and 16-bit kernels by algorithms that support neither: one group at a time.
 
-A group's operands are copied to buffers of the workspace, as float32 where they have 16 bits, and
-computed there. Of the configurations in section III-D that is PSEUDO_HALF: data of 16 bits,
-products and sums in float32.
+A group's operands are copied to buffers of the workspace, 16-bit types as float32, and computed
+there. In the terms of section III-D this is PSEUDO_HALF: data of 16 bits, products and sums in
+float32.
 
-Differs from the paper: the copies take workspace and time, which cuDNN's own conversion does not.
+Differs from the paper: the copies take workspace and time, unlike cuDNN's own conversion.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from repro.microconv.kernels import Buffers, Kernel, Operands
 
-# Of more groups, such as one for each channel, torch's own convolution is far ahead.
+# With more groups, such as one per channel, torch's own convolution is far faster.
 MOST_GROUPS = 8
 _NAMES = ("staged first", "staged second", "staged out")
-# Filters have the groups one after the other along K, images along their channels.
+# Groups lie one after the other along K in filters, and along the channels in images.
 _AXES = {"forward": (1, 0, 1), "backward_data": (1, 0, 1), "backward_filter": (1, 1, 0)}
 
 
 def is_staged(kernel: Kernel) -> bool:
-    """Whether a kernel has to be staged: it has groups, or 16 bits."""
+    """Whether a kernel must be staged: it has groups, or a 16-bit type."""
     return kernel.conv.groups > 1 or kernel.torch_dtype.itemsize < 4
 
 
@@ -38,7 +38,7 @@ def of_one_group(kernel: Kernel) -> Kernel | None:
 
 
 def buffers(kernel: Kernel, b: int) -> Buffers:
-    """Both operands and the result of one group of a micro-batch; none where nothing is staged."""
+    """Both operands and the result of one group of a micro-batch; empty without staging."""
     one = of_one_group(kernel)
     if one is None or not is_staged(kernel):
         return {}
@@ -53,13 +53,13 @@ def run(
     staged: dict[str, Tensor],
     compute: Callable[[Kernel, Operands], None],
 ) -> None:
-    """Compute a kernel group by group, or at once where it need not be staged.
+    """Compute a kernel group by group, or at once if it need not be staged.
 
     Args:
-        kernel: What is computed.
-        operands: See `backends.run`; a filter gradient is added to in its own precision.
+        kernel: The kernel.
+        operands: See `backends.run`; a filter gradient accumulates in its own precision.
         staged: Tensors of `buffers`.
-        compute: Given the kernel of a group and its operands.
+        compute: Called with the kernel of a group and its operands.
     """
     one = of_one_group(kernel)
     if one is None or not is_staged(kernel):
@@ -76,6 +76,6 @@ def run(
         first.copy_(pieces[0])
         second.copy_(pieces[1])
         if kernel.kind == "backward_filter":
-            out.copy_(pieces[2])  # the sum of the micro-batches before
+            out.copy_(pieces[2])  # the sum over earlier micro-batches
         compute(one, (first, second, out))
         pieces[2].copy_(out)

@@ -31,18 +31,18 @@ _WRITTEN: dict[str, Algorithm] = {
 class TorchBackend(Backend):
     """Runs the algorithms of this package on any device, and ``native``, torch's own convolution.
 
-    Groups and 16 bits are staged for them; see `staging`.
+    Groups and 16-bit types are staged for the package's algorithms; see `staging`.
 
     Allocations inside ``native`` (reordered copies on a CPU, cuDNN's workspace on a GPU) are
-    measured, and count as its workspace. Every size is measured, since a library may take another
-    algorithm, with another need, at a smaller one.
+    measured, and count as its workspace. Every size is measured, since a library may choose another
+    algorithm, with other workspace, for a smaller size.
     """
 
     name = "torch"
     names = ("native", *_WRITTEN)
 
     def version(self, device: str) -> str:
-        """Torch's version and that of cuDNN or oneDNN, which ``native`` calls."""
+        """The versions of torch and of cuDNN or oneDNN, which ``native`` calls."""
         kind = torch.device(device).type
         if kind == "cuda":
             cudnn = torch.backends.cudnn
@@ -72,7 +72,7 @@ class TorchBackend(Backend):
         return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """Bytes of an algorithm's buffers; ``native`` has none of ours."""
+        """Bytes of an algorithm's buffers; 0 for ``native``."""
         return 0 if algorithm == "native" else buffers_bytes(_buffers(algorithm, kernel, b))
 
     def run(
@@ -95,7 +95,7 @@ class TorchBackend(Backend):
         buffers = carve(workspace, _buffers(algorithm, kernel, len(first)))
 
         def compute(one: Kernel, operands: Operands) -> None:
-            with precision(one):  # its products are of matrices, which have a setting of their own
+            with precision(one):  # it multiplies matrices, which have a separate setting
                 _WRITTEN[algorithm].run(one, *operands, buffers)
 
         staging.run(kernel, operands, buffers, compute)
@@ -105,9 +105,9 @@ class TorchBackend(Backend):
 
 @cache
 def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
-    """Bytes that torch's own convolution allocates for `b` samples by `_threads` threads, measured.
+    """Measured bytes that torch's own convolution allocates for `b` samples by `_threads` threads.
 
-    Divided, its result is one of them: a buffer beside the output.
+    They include its result, which in a division is a buffer besides the output.
     """
     first, second, out = kernel.tensors(b)
     native(kernel, first, second, like=out)
@@ -115,7 +115,7 @@ def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
 
 
 def _buffers(algorithm: str, kernel: Kernel, b: int) -> Buffers:
-    """The buffers of an algorithm of this package, with those that are staged for it."""
+    """The buffers of an algorithm of this package, including buffers for staging."""
     one = staging.of_one_group(kernel) if staging.is_staged(kernel) else kernel
     assert one is not None
     return {**staging.buffers(kernel, b), **_WRITTEN[algorithm].buffers(one, b)}
@@ -131,12 +131,12 @@ def native(
     """Compute a kernel by the framework's own convolution and return the result.
 
     Args:
-        kernel: What is computed.
+        kernel: The kernel.
         first: First operand; see `Kernel.shapes`.
         second: Second operand.
         bias: Shape (K,), added to a forward pass.
-        like: Of a gradient, a tensor of the result's shape, such as the input itself. Its values
-            are not used, but torch asks for it, and copies one in another layout than its own.
+        like: For a gradient, a tensor of the result's shape, such as the input itself. Its values
+            are not used, but torch requires it, and copies it if its layout differs.
     """
     conv = kernel.conv
     shape = (conv.stride, conv.padding, conv.dilation)

@@ -1,4 +1,4 @@
-"""The kernels of a layer, each with the division that runs it, and the workspace they share."""
+"""The kernels of a layer, each with its division, and their shared workspace."""
 
 import math
 import threading
@@ -24,13 +24,13 @@ Parts = list[tuple[int, str]]
 
 
 class Workspace:
-    """Bytes on a device that kernels run in, allocated at first use and kept.
+    """Bytes on a device for kernels, allocated at first use and kept.
 
     One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on an
-    accelerator a second stream is made to wait for the first one's work, and the host for neither.
+    accelerator a second stream waits for the first stream's work, and the host does not wait.
 
     Args:
-        device: Where.
+        device: The device.
         size: Bytes; see `reserve`.
     """
 
@@ -41,16 +41,16 @@ class Workspace:
         self._stream: accelerator.Stream | None = None
 
     def reserve(self, size: int) -> None:
-        """Make it at least `size` bytes; before its first use."""
+        """Ensure at least `size` bytes; call it before the first use."""
         self.size = max(self.size, size)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Workspace, (self.device, self.size)  # a copy allocates its own
 
     def allocate(self) -> Tensor:
-        """The buffer, made if it is not there yet."""
+        """The buffer, made on the first call."""
         if self._buffer is None:
-            # Zeroed once, so that no page is missing in the first timed step.
+            # Zeroed, so that the first timed step has no page faults.
             with torch.inference_mode(False):
                 self._buffer = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
             self._stream = accelerator.current_stream(self._buffer.device)
@@ -58,7 +58,7 @@ class Workspace:
 
     @contextmanager
     def segment(self, offset: int, size: int) -> Iterator[Tensor]:
-        """Hold a segment for the kernels that are queued inside the block."""
+        """Reserve a segment for the kernels queued inside the block."""
         with self._lock:
             buffer = self.allocate()
             if accelerator.is_accelerator(buffer.device) and not _capturing(buffer.device):
@@ -72,26 +72,26 @@ class Workspace:
 
 
 def _capturing(device: torch.device) -> bool:
-    """Whether work is queued into a graph, such as CUDA's."""
+    """Whether work is captured into a graph, such as a CUDA graph."""
     asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
     return asked is not None and asked()
 
 
 @dataclass
 class TunedKernel:
-    """One kernel of a layer, with the division that runs it.
+    """One kernel of a layer, with its division.
 
     Attributes:
-        kernel: What is computed.
-        batch: The mini-batch size that was tuned for.
+        kernel: The kernel.
+        batch: The tuned mini-batch size.
         parts: Its division; None leaves the kernel to torch.
-        candidates: Those that the division was made of; another batch size is divided from them.
-        limit_bytes: Bytes that the division needs, inside torch's own convolution included.
+        candidates: Candidates of the division; other batch sizes are divided from them.
+        limit_bytes: Bytes that the division needs, including those inside torch's own convolution.
         segment_bytes: Bytes of `workspace` that its parts need.
-        offset: Where its segment of the workspace starts.
-        workspace: Shared with other kernels.
-        native_s: Seconds of torch's own convolution by batch size, which such a division must
-            beat; none where divisions were asked for whatever they take.
+        offset: Start of its segment in the workspace.
+        workspace: Workspace shared with other kernels.
+        native_s: Seconds of torch's own convolution by batch size, which a division of that size
+            must beat; empty if divisions are used regardless of time.
     """
 
     kernel: Kernel
@@ -106,10 +106,10 @@ class TunedKernel:
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
     def division(self, batch: int) -> Parts | None:
-        """The parts for a batch size, None where it is left to torch.
+        """The parts for a batch size, None if it is left to torch.
 
         A size other than the tuned one, such as the last of an epoch, is divided from the same
-        measurements; where their micro-batch sizes do not sum to it, torch runs it.
+        measurements; if their micro-batch sizes cannot sum to it, torch runs it.
         """
         if batch == self.batch or self.parts is None:
             return self.parts
@@ -126,7 +126,7 @@ class TunedKernel:
         return self._others[batch]
 
     def _native_s(self, batch: int) -> float:
-        """Seconds of torch's own convolution, between and beyond measured sizes."""
+        """Seconds of torch's own convolution, interpolated and extrapolated from measured sizes."""
         if not self.native_s:
             return math.inf
         sizes = sorted(self.native_s)
@@ -136,7 +136,7 @@ class TunedKernel:
 
     def _fits(self, size: int, way: Candidate) -> bool:
         if way.algorithm == backends.NATIVE:
-            # Of the whole tuned batch, its result was counted as the output, not as a buffer.
+            # For the whole tuned batch, its result was counted as the output, not as a buffer.
             return size != self.batch
         return backends.given_bytes(way.algorithm, self.kernel, size) <= self.segment_bytes
 
@@ -163,7 +163,7 @@ class TunedKernel:
 
 
 def segment_bytes(kernel: Kernel, division: Division | None) -> int:
-    """The workspace to give to a division; torch's own convolution takes none of it."""
+    """The workspace to give to a division; torch's own convolution uses none of it."""
     parts = [] if division is None else set(division.parts)
     return max((backends.given_bytes(name, kernel, size) for size, name in parts), default=0)
 

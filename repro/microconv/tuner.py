@@ -1,4 +1,4 @@
-"""The work of `tune`: measure, optimise within the limit, try, and put into the model."""
+"""The steps of `tune`: measure, optimise within the limit, try, and install into the model."""
 
 import json
 import math
@@ -30,17 +30,17 @@ from repro.microconv.sampling import Call, Untunable, check_model, training_step
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 _ROUNDS = 4
-_MOST_TRIALS = 6  # of the whole model, to find the layers that pay
+_MOST_TRIALS = 6  # of the whole model, to find the layers that make it faster
 
-_Key = tuple[Kernel, int]  # and its mini-batch size
+_Key = tuple[Kernel, int]  # a kernel and its mini-batch size
 Layers = list[tuple[Call, dict[str, TunedKernel]]]
 
 
 def untune(model: nn.Module) -> nn.Module:
-    """Have every tuned convolution of a model run torch's own again; return the model.
+    """Restore torch's own convolution in every tuned layer of a model; return the model.
 
     Raises:
-        NotTunableError: It is no module.
+        NotTunableError: `model` is no module.
     """
     check_model(model, "untune")
     for module in model.modules():
@@ -65,12 +65,12 @@ class _Task:
 
 
 class Tuner:
-    """One `tune`: measure, optimise, try, and put into place.
+    """One call of `tune`: measure, optimise, try, and install.
 
     Args:
-        report: Is filled in; has the mode, the policy and the limit.
+        report: Has the mode, the policy and the limit; results are filled in.
         bench: Measures on the device of the model's convolutions.
-        min_gain: As `tune`.
+        min_gain: See `tune`.
     """
 
     def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
@@ -78,8 +78,8 @@ class Tuner:
         self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
         self.unfit: set[_Key] = set()
         self.failed: set[tuple[_Key, str]] = set()
-        self.own_divided: set[_Key] = set()  # torch's own, for want of anything else
-        self.spare = 0  # bytes that WD has given to no kernel
+        self.own_divided: set[_Key] = set()  # torch's own may be divided, for lack of others
+        self.spare = 0  # bytes that WD has assigned to no kernel
         self.others: dict[str, int] = {}  # bytes of convolutions that cannot be divided
 
     def tune(
@@ -90,10 +90,10 @@ class Tuner:
         sample: Any,
         training: bool,
     ) -> None:
-        """Tune all calls and put the result into their modules, held to the limit with the others.
+        """Tune all calls and install the result in their modules; the limit includes the others.
 
         Raises:
-            WorkspaceLimitError: `strict`, and they cannot be held; the model is as it was.
+            WorkspaceLimitError: `strict`, and the limit cannot be met; the model is unchanged.
         """
         report = self.report
         tasks = [_Task(call, kernel) for call in calls for kernel in call.kernels()]
@@ -102,7 +102,7 @@ class Tuner:
                 self._measure_others(others, training)
         with self._timed("benchmark_s"):
             self._measure(tasks)
-        # Under WD the workspace of a division that fails its trial goes to others: solved again.
+        # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
             with self._timed("optimise_s"):
                 divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
@@ -148,7 +148,7 @@ class Tuner:
         """WR: a division for each kernel, None for torch's own undivided convolution.
 
         Raises:
-            WorkspaceLimitError: `strict`, and a kernel takes more than the limit.
+            WorkspaceLimitError: `strict`, and a kernel exceeds the limit.
         """
         limit = self.report.limit_bytes
         solved = {key: self._best(*key) for key in dict.fromkeys(task.key for task in tasks)}
@@ -158,7 +158,7 @@ class Tuner:
         return [solved[task.key] for task in tasks]
 
     def _best(self, kernel: Kernel, batch: int) -> Division | None:
-        """The fastest division within the limit (WR), None where nothing fits."""
+        """The fastest division within the limit (WR), None if nothing fits."""
         limit, key = self.report.limit_bytes, (kernel, batch)
         with suppress(ValueError):
             return best_division(batch, self._divisible(kernel, batch), limit)
@@ -171,10 +171,10 @@ class Tuner:
         return None
 
     def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
-        """WD: as `_wr`, of one limit for all.
+        """WD: as in `_wr`, with one limit for all kernels.
 
         Raises:
-            WorkspaceLimitError: `strict`, and the kernels take more than the limit.
+            WorkspaceLimitError: `strict`, and the kernels exceed the limit.
         """
         strict, limit = self.report.strict, self.report.limit_bytes
         limit -= sum(self.others.values()) if strict else 0
@@ -185,9 +185,9 @@ class Tuner:
             whole[key] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
         fronts = {key: self._front(*key) for key in keys}
         tries = [{key: [whole[key], *fronts[key]] for key in keys}]
-        if self.min_gain == -math.inf:  # divisions are asked for, torch's own the last resort
+        if self.min_gain == -math.inf:  # divisions are required, torch's own is the last resort
             tries.insert(0, {key: fronts[key] or [whole[key]] for key in keys})
-        if strict:  # the smallest at last, whatever it is made of
+        if strict:  # last, also divisions of torch's own
             self.own_divided.update(keys)
             every = {key: self._within(key, self.measured[key]) for key in keys}
             tries.append({key: [whole[key], *fronts[key], *every[key]] for key in keys})
@@ -200,7 +200,7 @@ class Tuner:
         raise self._refusal(tasks)
 
     def _front(self, kernel: Kernel, batch: int) -> list[Division]:
-        """The divisions that WD may choose besides torch's own undivided; often none."""
+        """The divisions that WD may choose besides torch's own, undivided; often none."""
         candidates = self._divisible(kernel, batch)
         candidates[batch] = [w for w in candidates[batch] if w.algorithm != backends.NATIVE]
         front = self._within((kernel, batch), candidates)
@@ -209,13 +209,13 @@ class Tuner:
         return [d for d in front if ((kernel, batch), str(d)) not in self.failed]
 
     def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
-        """The desirable divisions within the limit, none where nothing fits."""
+        """The desirable divisions within the limit, none if nothing fits."""
         with suppress(ValueError):
             return pareto_front(key[1], candidates, self.report.limit_bytes)
         return []
 
     def _refusal(self, tasks: Sequence[_Task]) -> WorkspaceLimitError:
-        """The error that says which limit would do."""
+        """The error that states the smallest sufficient limit."""
         report, whole = self.report, self.report.mode == "WD"
         needs = list(self.others.items())
         for task in reversed(tasks):
@@ -223,7 +223,7 @@ class Tuner:
             least = self.bench.least_bytes(*task.key, sizes)
             needs.insert(0, (task.name, least))
         beyond: dict[str, int] = {}
-        for name, size in needs:  # a layer that is called with two shapes is there twice
+        for name, size in needs:  # a layer that is called with two shapes occurs twice
             if whole or size > report.limit_bytes:
                 known = beyond.get(name, 0)
                 beyond[name] = known + size if whole else max(known, size)
@@ -231,10 +231,10 @@ class Tuner:
         return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least)
 
     def _needed(self, key: _Key, division: Division) -> bool:
-        """Whether torch's own convolution would take more than it may.
+        """Whether torch's own convolution would exceed its allowed bytes.
 
-        Under WD it may take bytes that no kernel has, once: those promised to one are not left to
-        the next.
+        Under WD these include bytes assigned to no kernel, each byte once: a call that uses them
+        takes them from later kernels.
         """
         if not self.report.strict:
             return False
@@ -248,7 +248,7 @@ class Tuner:
         return False
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
-        """Candidates of a division: without torch's own where it was not asked for."""
+        """Candidates of a division: without torch's own unless it was requested."""
         return {
             size: [way for way in ways if self.bench.admits(way.algorithm)]
             for size, ways in self.measured.get((kernel, batch), {}).items()
@@ -259,7 +259,7 @@ class Tuner:
         return next(way for way in ways if way.algorithm == backends.NATIVE)
 
     def _try(self, task: _Task, division: Division | None) -> KernelReport:
-        """Keep a division that beats torch's own in turns, or that the limit needs."""
+        """Keep a division that beats torch's own in a trial, or that the limit requires."""
         kernel, batch = task.key
         native = self._native(kernel, batch)
         time_s = native_s = native.time_s
@@ -294,14 +294,14 @@ class Tuner:
         sample: Any,
         training: bool,
     ) -> list[KernelReport]:
-        """Put into place all that makes the whole model faster, or keeps it to the limit."""
+        """Install the divisions that make the whole model faster, or that the limit requires."""
         report = self.report
         remaining = iter(chosen)
         layers = [[next(remaining) for _ in call.kinds] for call in calls]
         layers = [self._worth_a_call(entries) for entries in layers]
         made = self._make(calls, layers)  # before the model is changed: memory may run out
         if self.min_gain >= 0:
-            with undisturbed(model, sample):  # an earlier tuning, too, should the model raise
+            with undisturbed(model, sample):  # restores an earlier tuning if the model raises
                 untune(model)
                 step = partial(training_step, model, sample, training)
                 layers = self._paying(model, calls, layers, step)
@@ -321,13 +321,13 @@ class Tuner:
         layers: list[list[KernelReport]],
         step: Callable[[], None],
     ) -> list[list[KernelReport]]:
-        """The layers, those untied of which the whole model is no faster, by few trials of it.
+        """The layers, with those untied that do not make the whole model faster in a few trials.
 
-        Kernels that the limit needs stay.
+        Kernels that the limit requires stay.
         """
 
         def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
-            """The model with some layers tuned; None for none, whatever the limit needs."""
+            """The model with the `kept` layers tuned, or required ones; None for none at all."""
             return [
                 [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
                 for n, entries in enumerate(layers)
@@ -347,7 +347,7 @@ class Tuner:
                 untune(model)
 
         def paying(group: list[int]) -> list[int]:
-            """The layers of a group that pay together, or the halves of it that do."""
+            """The group, if it makes the model faster, else the halves of it that do."""
             if not group or len(trials) == _MOST_TRIALS:
                 return []
             trials.append(trial(group))
@@ -373,7 +373,7 @@ class Tuner:
         return form(kept)
 
     def _worth_a_call(self, entries: list[KernelReport]) -> list[KernelReport]:
-        """Leave a layer to torch whose kernels gain less than a call from Python costs."""
+        """Leave a layer to torch if its kernels gain less than a call from Python costs."""
         forced = self.min_gain == -math.inf or any(entry.needed for entry in entries)
         if forced or not any(entry.division for entry in entries):
             return entries
@@ -383,7 +383,7 @@ class Tuner:
         return [_untied(entry) for entry in entries]
 
     def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:
-        """The kernels of the layers that run divided, with their workspace."""
+        """The kernels of the divided layers, with their workspace."""
         made: Layers = []
         offset = 0
         workspace = Workspace(calls[0].signature[3] if calls else "cpu")
@@ -393,7 +393,7 @@ class Tuner:
             for kind, kernel in kernels_of(call.module, call.signature).items():
                 entry, key = by_kernel.get(kernel), (kernel, call.batch)
                 division = entry.division if entry else None
-                # A kernel that only so keeps to the limit is divided at other sizes as well.
+                # A kernel that must be divided to meet the limit is divided at other sizes, too.
                 beaten = self.min_gain > -math.inf and not (entry and entry.needed)
                 known = self.measured.get(key, {})
                 own = key in self.own_divided
@@ -418,7 +418,7 @@ class Tuner:
         return made
 
     def _reason(self, call: Call) -> str:
-        """Why a layer that could be tuned was not."""
+        """The reason why an eligible layer was not tuned."""
         if call.name in self.report.untied:
             return "its divisions do not make the whole model faster"
         keys = [(kernel, call.batch) for kernel in call.kernels()]

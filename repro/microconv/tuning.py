@@ -42,62 +42,62 @@ def tune(
 ) -> TuningReport:
     """Make a model's convolutions run divided into micro-batches, within a limit, and faster.
 
-    Every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch from then on (WR,
-    section III-B, or WD, section III-C), and stays an ``nn.Conv2d``; `untune` undoes it. Of finite
-    operands results differ by no more than the stated errors of the algorithms. Inf and NaN are
-    never hidden, so that a ``GradScaler`` skips the step, but FFT and Winograd turn Inf into NaN
-    and spread it over the sample's image.
+    From then on every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch (WR,
+    section III-B, or WD, section III-C), and stays an ``nn.Conv2d``; `untune` undoes it. For finite
+    operands results differ by at most the stated errors of the algorithms. Inf and NaN are never
+    hidden, so that a ``GradScaler`` skips the step, but FFT and Winograd turn Inf into NaN and
+    spread it over the sample's image.
 
-    A kernel that torch's own convolution computes as fast within the limit is left to torch: its
-    inner allocations are measured, and count as its workspace. Where they exceed the limit, the
-    kernel is divided or replaced, whatever time that takes. A last trial runs the whole model,
-    divided and not, in turns: layers that do not make it faster are untied again, but for those
-    that keep to the limit only so.
+    If torch's own convolution is as fast within the limit, a kernel is left to torch: torch's
+    internal allocations are measured, and count as workspace. If they exceed the limit, the kernel
+    is divided or replaced, even if that is slower. A last trial runs the whole model, divided and
+    undivided, in turns: layers that do not make it faster are restored, unless the limit requires
+    their division.
 
     Differs from the paper: a chosen division must also win, by `min_gain`, a trial against torch's
-    own convolution as a step runs it; under WR all kernels share one buffer, since they follow
-    each other, instead of holding one each.
+    own convolution in the form of a training step; under WR all kernels share one buffer, since
+    they run one after the other, instead of holding one each.
 
     Args:
-        model: Changed in place, its parameters and hooks as they are. A tuned one is untuned
+        model: The model, changed in place; parameters and hooks stay. A tuned model is untuned
             first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
             model is run with it, up to some dozens of times; changes to the model's modules, the
-            sample and generators are put back, also where a run raises.
+            sample and generators are undone, even if a run raises.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
-            as the sample's, of its mini-batch and smaller ones.
+            like the sample's, with its mini-batch size or a smaller one.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
-        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they are
-            not held, and reported.
+        strict: Hold torch's own convolutions to the limit, too, or raise. Without it they may
+            exceed the limit, and are reported.
         algorithms: Backends (``torch``, ``nnpack``, ``cudnn``) or single algorithms such as
-            ``nnpack:ft8x8`` that divisions may be made of; None for all that are there. Under
-            `strict` torch's own is divided where nothing of these fits.
+            ``nnpack:ft8x8`` for divisions; None for all available. Under `strict` torch's own
+            convolution is divided if none of these fits.
         max_error: Leave out algorithms that state a larger error in float32, relative to the
-            largest magnitude of a result: a small element may be off by a larger share of itself.
-            From 1e-2 on float16 may be summed in float16 by cuDNN (``cudnn_half``).
+            largest magnitude of a result; a small element may have a larger relative error. From
+            1e-2 on cuDNN may sum float16 in float16 (``cudnn_half``).
         training: Whether gradients are computed, and their kernels tuned; None for
             ``model.training``.
-        devices: Accelerators of one kind, the model's own among them, which measure micro-batch
-            sizes at once (section III-B); None for the model's own alone.
+        devices: Accelerators of one kind, including the model's own, which measure micro-batch
+            sizes at once (section III-B); None for only the model's own.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
-            not tried, and ``-math.inf`` takes the best division even where torch's own is faster.
+            not tried, and ``-math.inf`` takes the best division even if torch's own is faster.
         cache: File of benchmark results, or a `BenchmarkCache`; ``"default"`` is
-            ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder, or memory where that
-            cannot be used; None keeps them in memory until the process ends.
+            ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder, or memory if that
+            cannot be used; None keeps results in memory until the process ends.
 
     Returns:
-        The choice for each kernel, the layers that were left alone and why.
+        The choice for each kernel, and the unchanged layers with reasons.
 
     Raises:
-        NotTunableError: It is no module, it cannot be called with the sample, it has lazy layers or
-            convolutions on several devices, or `tune` is called within a mode that watches
+        NotTunableError: `model` is no module, cannot be called with the sample, has lazy layers or
+            convolutions on several devices, or `tune` is called within a mode that intercepts
             operations.
         ValueError: An argument is not one of its choices.
-        WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
-        BackendMissingError: A backend was named that is not there.
+        WorkspaceLimitError: A kernel cannot be held to the limit; the model is unchanged.
+        BackendMissingError: A named backend is unavailable.
         CacheError: The cache cannot be used.
     """
     check_tunable(model)
@@ -139,7 +139,7 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     """Names of the devices that measure at once.
 
     Raises:
-        ValueError: They are not accelerators of one kind.
+        ValueError: The devices are not accelerators of one kind.
     """
     if devices is None:
         return []
@@ -161,9 +161,9 @@ def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
 def find_kernels(
     model: nn.Module, sample_input: Any, training: bool = True
 ) -> list[tuple[str, Kernel, int]]:
-    """(layer, kernel, mini-batch size) of all that `tune` would consider, in order of use.
+    """(layer, kernel, mini-batch size) of all kernels that `tune` would consider, in order of use.
 
-    Arguments and errors as `tune`; without `training` only forward passes.
+    Arguments and errors as in `tune`; without `training` only forward passes.
     """
     check_model(model, "find_kernels")
     calls, _, _ = record_calls(model, sample_input, training)
@@ -181,7 +181,7 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return BenchmarkCache(cache)
     try:
         return BenchmarkCache(default_path())
-    except CacheError as error:  # of a place that nobody asked for
+    except CacheError as error:  # the user did not ask for this file
         warnings.warn(
             f"{error}; results are kept in memory until the process ends",
             CacheWarning,

@@ -1,4 +1,4 @@
-"""The architectures that the papers train and torchvision does not have."""
+"""Architectures of the papers that torchvision lacks."""
 
 import inspect
 from collections.abc import Callable
@@ -35,16 +35,16 @@ _TORCHVISION = "torchvision/"
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """Build a model by its name, as a record or a command line has it.
+    """Build a model by its name in records and on the command line.
 
     Args:
         name: A function of this package (``"resnet20"``), or ``"torchvision/NAME"`` for an image
             classifier of torchvision.models, which starts from random weights.
-        **options: What the function takes: `num_classes`, `width`, ...
+        **options: Options of the function: `num_classes`, `width`, ...
 
     Raises:
-        ValueError: The name, or an option of one of our own functions, is not known; or an
-            option's value is not allowed.
+        ValueError: The name, or an option of one of our own functions, is unknown; or an option's
+            value is not allowed.
     """
     if name.startswith(_TORCHVISION):
         return _build_torchvision(name, options)

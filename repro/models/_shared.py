@@ -1,4 +1,4 @@
-"""Checks and layers that several architectures share."""
+"""Checks and layers shared by several architectures."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from repro.measure.checks import is_whole
 
 
 def check_at_least(minimum: int, **options: int) -> None:
-    """Refuse options, by their names, that are no whole numbers of at least `minimum`.
+    """Refuse options, by their names, that are no integers of at least `minimum`.
 
     Raises:
         ValueError: The first such option.
@@ -22,7 +22,7 @@ def check_at_least(minimum: int, **options: int) -> None:
 def conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
     """A padded convolution and BatchNorm: (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
     padding = kernel_size // 2
-    # No bias: BatchNorm subtracts it again.
+    # No bias: BatchNorm would subtract it again.
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False),
         nn.BatchNorm2d(out_channels),

@@ -1,4 +1,4 @@
-"""AlexNet as Caffe has it: two groups of filters in the second, fourth and fifth convolution.
+"""AlexNet as in Caffe: two groups of filters in the second, fourth and fifth convolution.
 
 Source: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep Convolutional Neural
 Networks", NIPS 2012, section 3.5; Caffe's ``models/bvlc_alexnet``. torchvision's is the later
@@ -37,7 +37,7 @@ class AlexNet(nn.Module):
             *self._layer(third, third, 3, padding=1, groups=2),
             *self._layer(third, second, 3, padding=1, groups=2),
             nn.MaxPool2d(3, 2),
-            nn.AdaptiveAvgPool2d(6),  # as it is for 227×227 pixels
+            nn.AdaptiveAvgPool2d(6),  # no change for 227×227 pixels
         )
         self.classifier = nn.Sequential(
             nn.Linear(36 * second, hidden),

@@ -1,10 +1,10 @@
-"""AmoebaNet-D: an image classifier whose two cells were found by evolution.
+"""AmoebaNet-D: an image classifier with two cells found by evolution.
 
 Sources: the cells are from Real, Aggarwal, Huang, Le, "Regularized Evolution for Image Classifier
-Architecture Search", AAAI 2019 (arXiv:1802.01548), as the authors' TensorFlow code has them
+Architecture Search", AAAI 2019 (arXiv:1802.01548), as in the authors' TensorFlow code
 (tensorflow/tpu, models/official/amoeba_net). They are stacked as in kakaobrain/torchgpipe, which
-comes to the sizes of Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
-Pipeline Parallelism", NeurIPS 2019 (arXiv:1811.06965), table 1.
+gives the sizes of Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
+Parallelism", NeurIPS 2019 (arXiv:1811.06965), table 1.
 
 In shapes, B is the batch size, C the channels of a cell's operations, H and W the height and
 width. Where a stride halves an odd size, it rounds up.
@@ -48,11 +48,11 @@ def _bottleneck(channels: int, *middle: tuple[Pair, Pair]) -> nn.Module:
 
 
 OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {  # given channels and stride
-    "none": lambda c, s: nn.Identity(),  # only used where nothing is halved
-    # It leaves the padding out of the average.
+    "none": lambda c, s: nn.Identity(),  # used only at stride 1
+    # The average leaves the padding out.
     "avg_pool_3x3": lambda c, s: nn.AvgPool2d(3, s, padding=1, count_include_pad=False),
     "max_pool_3x3": lambda c, s: nn.MaxPool2d(3, s, padding=1),
-    # Rounding up keeps an odd size in step with the other ones.
+    # Rounding up gives odd sizes the same result as the other operations.
     "max_pool_2x2": lambda c, s: nn.MaxPool2d(2, s, ceil_mode=True),
     "conv_1x1": lambda c, s: _relu_conv_bn(c, c, stride=(s, s)),
     "conv_3x3": lambda c, s: _bottleneck(c, ((3, 3), (s, s))),
@@ -66,7 +66,7 @@ OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {  # given channels and
 class Genotype(NamedTuple):
     """The architecture of a cell.
 
-    States 0 and 1 are the outputs of the previous cell and of the one before. Each pair of
+    States 0 and 1 are the outputs of the previous cell and of the cell before. Each pair of
     (state, operation) makes the next state, 2, 3, 4, ..., as the sum of its two results. The
     `returned` states are concatenated into the cell's output.
     """
@@ -75,8 +75,8 @@ class Genotype(NamedTuple):
     returned: tuple[int, ...]
 
 
-# State 0 is returned although state 3 reads it, which the paper's rule (return what nothing reads)
-# would not do; the authors' code does, and with it the sizes of GPipe's table 1 come out.
+# State 0 is returned although state 3 reads it. By the paper's rule only unread states are
+# returned; the authors' code returns it, too, and only so the sizes match GPipe's table 1.
 NORMAL = Genotype(
     (
         ((1, "conv_1x1"), (1, "max_pool_3x3")),  # state 2
@@ -100,7 +100,7 @@ REDUCTION = Genotype(
 
 
 class FactorizedReduction(nn.Module):
-    """Halve a map by two 1x1 convolutions of stride 2 that together see its two diagonals."""
+    """Halve a map by two 1x1 convolutions of stride 2, one of them a pixel down and right."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ class FactorizedReduction(nn.Module):
 
 
 class Cell(nn.Module):
-    """A normal cell, or a reduction: of stride 2, its operations on states 0 and 1 halve the map.
+    """A normal cell, or a reduction cell: its stride-2 operations on states 0 and 1 halve the map.
 
-    It reads outputs of `in_channels` of the previous cell and `before_channels` of the cell before
-    that, which is twice as high and wide (`before_is_larger`) where the previous one reduced.
+    It reads the previous cell's output (`in_channels`) and the one before it (`before_channels`),
+    which is twice as high and wide (`before_is_larger`) if the previous cell is a reduction.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class Cell(nn.Module):
 
 
 class AmoebaNet(nn.Module):
-    """A convolution, two reduction cells, three groups of normal cells with a reduction between.
+    """A convolution, two reduction cells, three groups of normal cells with reductions between.
 
-    Convolutions start from N(0, 2 / fan-out), as in the authors' code; the linear layer starts as
-    PyTorch has it. Each reduction doubles the channels.
+    Convolutions start from N(0, 2 / fan-out), as in the authors' code; the linear layer has
+    PyTorch's initial weights. Each reduction doubles the channels.
     """
 
     def __init__(
@@ -211,10 +211,10 @@ def amoebanet_d(
 
     Differs from the paper: there is no auxiliary classifier, dropout or drop path, BatchNorm has
     PyTorch's momentum and epsilon, and the stem follows torchgpipe: a first convolution of D/4
-    filters and reduction cells of D/2 and D (the authors': 32, D/4 and D/2). Three things are as
-    in the authors' code and not as in torchgpipe: 3x3 maximum pooling is a maximum (there an
-    average), a ReLU stands before the classifier and none on the image, and average pooling is
-    global for every image size (there 7x7).
+    filters and reduction cells of D/2 and D (the authors': 32, D/4 and D/2). Three parts follow the
+    authors' code and not torchgpipe: 3x3 maximum pooling is a maximum (in torchgpipe an average), a
+    ReLU precedes the classifier and none is applied to the image, and average pooling is global for
+    every image size (in torchgpipe 7x7).
 
     Args:
         num_classes: Number of outputs.
@@ -229,7 +229,7 @@ def amoebanet_d(
     """
     check_at_least(1, num_classes=num_classes, in_channels=in_channels)
     check_at_least(3, num_layers=num_layers)
-    check_at_least(8, num_filters=num_filters)  # else a stem cell's bottlenecks have no channel
+    check_at_least(8, num_filters=num_filters)  # else a stem cell's bottleneck has no channels
     cells_per_group, remainder = divmod(num_layers, 3)
     if remainder:
         below = 3 * cells_per_group

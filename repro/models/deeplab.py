@@ -3,8 +3,8 @@
 Source: Chen, Zhu, Papandreou, Schroff, Adam, "Encoder-Decoder with Atrous Separable Convolution for
 Semantic Image Segmentation", ECCV 2018 (arXiv:1802.02611).
 
-In shapes, B is the batch size, H and W the height and width, c(n) = n · width / 64 the channels
-where the paper has n, and H/s, W/s the size after a stride of s in all, rounded up.
+In shapes, B is the batch size, H and W the height and width, c(n) = n · width / 64 the channels for
+the paper's n, and H/s, W/s the size after a total stride of s, rounded up.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ DROPOUT = 0.1  # the authors' code keeps 0.9
 class XceptionBlock(nn.Module):
     """Three separable convolutions and a shortcut: a box of figure 4.
 
-    The shortcut is the input itself where the shapes of input and output are the same, and
-    otherwise a 1x1 convolution with BatchNorm. The stride is of the last convolution, where
-    Xception has max pooling. With `give_second` the second convolution's output comes, too.
+    The shortcut is the input itself if input and output have the same shape, and otherwise a 1x1
+    convolution with BatchNorm. The last convolution has the stride, instead of Xception's max
+    pooling. With `give_second` the second convolution's output is returned, too.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class XceptionBlock(nn.Module):
 
 
 class AtrousPyramid(nn.Module):
-    """Atrous spatial pyramid pooling: five views of the same features, side by side (figure 2).
+    """Atrous spatial pyramid pooling: five parallel views of the same features (figure 2).
 
-    They are a 1x1 convolution, three separable convolutions of growing atrous rates, and the mean
-    over the image; a 1x1 convolution makes one map of them.
+    The views are a 1x1 convolution, three separable convolutions of growing atrous rates, and the
+    mean over the image; a 1x1 convolution combines them into one map.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -71,8 +71,8 @@ class AtrousPyramid(nn.Module):
         views = [view(x) for view in self.views]  # four times (B, out_channels, H, W)
         mean = x.mean(dim=(2, 3), keepdim=True)  # (B, in_channels, 1, 1)
         mean = self.image_view(mean)  # (B, out_channels, 1, 1)
-        # Bilinear interpolation of one pixel is that pixel everywhere. `interpolate` and `expand`
-        # would both lose channels_last.
+        # Bilinear interpolation of one pixel repeats that pixel. `interpolate` and `expand` would
+        # both lose channels_last.
         views.append(torch.empty_like(views[0]).copy_(mean))  # (B, out_channels, H, W)
         return self.project(torch.cat(views, dim=1))  # (B, out_channels, H, W)
 
@@ -81,16 +81,16 @@ class DeepLabV3Plus(nn.Module):
     """An Xception of output stride 16, an atrous pyramid, and a decoder of stride 4.
 
     Images may have any size. 41,055,413 parameters by default, and 54.0 billion multiplications for
-    an image of 513x513, where the authors' model zoo has 54.17 billion.
+    an image of 513x513; the authors' model zoo states 54.17 billion.
 
     In training the mean over the image leaves BatchNorm one value for each image and channel, so
     that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images); in
     evaluation it works.
 
-    Differs from the paper: it states no dropout; after the pyramid there is the 0.1 of the
-    authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in the
-    authors' code a block with a shortcut has its ReLU before each separable convolution and none
-    inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
+    Differs from the paper: the paper states no dropout; here a dropout of 0.1 follows the pyramid,
+    as in the authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in
+    the authors' code a block with a shortcut has its ReLU before each separable convolution and
+    none inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
 
     Args:
         in_channels: Channels of the images.
@@ -118,8 +118,8 @@ class DeepLabV3Plus(nn.Module):
         self.middle = nn.Sequential(
             *(XceptionBlock(c728, [c728] * 3) for _ in range(MIDDLE_BLOCKS))
         )
-        # The block has stride 2 where the output stride is 32. Without it, what follows sees the
-        # same pixels at twice the rate.
+        # At output stride 32 this block has stride 2. At 16 it has none, and the layers after it
+        # use twice the atrous rate for the same field of view.
         self.exit = nn.Sequential(
             XceptionBlock(c728, [c728, c1024, c1024]),
             _separable(c1024, c1536, dilation=2),
@@ -155,7 +155,7 @@ deeplabv3plus = DeepLabV3Plus  # named as the functions that build the other arc
 def _separable(
     in_channels: int, out_channels: int, stride: int = 1, dilation: int = 1
 ) -> nn.Module:
-    # A 3x3 convolution of each channel by itself, then a 1x1 convolution (figure 3).
+    # A 3x3 convolution of each channel, then a 1x1 convolution (figure 3).
     return nn.Sequential(
         nn.Conv2d(in_channels, in_channels, 3, stride, padding=dilation, dilation=dilation,
                   groups=in_channels, bias=False),

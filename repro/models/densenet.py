@@ -11,7 +11,7 @@ from repro.models._shared import check_at_least
 
 
 class _DenseLayer(nn.Module):
-    """BN, ReLU, 3×3 convolution; its k maps are appended to what it read."""
+    """BN, ReLU, 3×3 convolution; its k maps are appended to its input."""
 
     def __init__(self, in_channels: int, growth: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from repro.models._shared import check_at_least
 
 
 class _Block(nn.Module):
-    """x + 0.1 F(x) without normalisation: figure 2 (c), scaled as section 3.1 asks."""
+    """x + 0.1 F(x) without normalisation: figure 2 (c), scaled as in section 3.1."""
 
     def __init__(self, width: int, residual_scale: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class EDSR(nn.Module):
     The defaults are the paper's final model (table 1), 40.7 M parameters at x2.
 
     Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
-    added at the end, where EDSR takes the mean of DIV2K.
+    added at the end, instead of DIV2K's mean.
 
     Args:
         blocks: Residual blocks B.

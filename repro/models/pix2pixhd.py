@@ -18,7 +18,7 @@ FEATURE_MATCHING = 10.0  # λ of equation 5
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions that add to their input: R1024 of the paper."""
+    """Two 3x3 convolutions, added to their input: R1024 of the paper."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class ResidualBlock(nn.Module):
 class PatchDiscriminator(nn.Module):
     """The 70x70 PatchGAN: it judges every patch of 70x70 pixels, C64-C128-C256-C512.
 
-    Differs from the paper: its text has stride 2 in every layer, but patches of 70 pixels, and the
-    authors' code, have stride 1 in C512 and in the last layer.
+    Differs from the paper: the text has stride 2 in every layer, but patches of 70 pixels require,
+    and the authors' code has, stride 1 in C512 and in the last layer.
     """
 
     def __init__(self, in_channels: int, width: int) -> None:
@@ -60,7 +60,7 @@ class PatchDiscriminator(nn.Module):
 
 
 class MultiScaleDiscriminator(nn.Module):
-    """Equal discriminators, each of which sees half the resolution of the one before."""
+    """Discriminators of one architecture, each at half the resolution of the one before."""
 
     def __init__(self, in_channels: int, width: int, scales: int) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Pix2PixHD(nn.Module):
     """The global generator G_1, the discriminators D_1 to D_K, and the losses of both.
 
     By default `generator` has 182,546,755 parameters and `discriminator` 8,404,803. The weights of
-    convolutions start from N(0, 0.02²), and biases as PyTorch has them, as in the authors' code.
-    Training and evaluation are the same: InstanceNorm keeps no statistics.
+    convolutions start from N(0, 0.02²), biases from PyTorch's distribution, as in the authors'
+    code. Training and evaluation are the same: InstanceNorm keeps no statistics.
 
     Differs from the paper: there is no local enhancer, since 1024x512 is G_1's own resolution. The
     perceptual loss is left out, since it needs the weights of a trained VGG, and so is the encoder
@@ -94,7 +94,7 @@ class Pix2PixHD(nn.Module):
         width: Channels of the first layer of the generator and of each discriminator, C_0.
         blocks: Residual blocks at the lowest resolution.
         scales: Number of discriminators, K.
-        downsamplings: How many times the generator halves the resolution.
+        downsamplings: Number of times that the generator halves the resolution.
 
     Raises:
         ValueError: An option is below 1.
@@ -114,8 +114,8 @@ class Pix2PixHD(nn.Module):
         check_at_least(1, blocks=blocks, scales=scales, downsamplings=downsamplings)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.multiple = 2**downsamplings
-        # 3 pixels are reflected at full and 1 at the lowest resolution, which takes 4 and 2 at
-        # least; the coarsest discriminator needs 2, as InstanceNorm can do nothing with 1.
+        # 3 pixels are reflected at full and 1 at the lowest resolution, which needs at least 4 and
+        # 2; the coarsest discriminator needs 2, since InstanceNorm cannot normalise one pixel.
         self.smallest = max(4, 2 * self.multiple, 2**scales)
         self.generator = _generator(in_channels, out_channels, width, blocks, downsamplings)
         self.discriminator = MultiScaleDiscriminator(in_channels + out_channels, width, scales)
@@ -141,8 +141,8 @@ class Pix2PixHD(nn.Module):
         """The generator's loss: equation 5, with least squares for the GAN.
 
         Feature matching is the mean over scales, as in the authors' code (equation 5 has the sum),
-        of the sum over the layers before the last. The discriminators' parameters get gradients
-        too: clear them before the discriminators' turn.
+        of the sum over the layers before the last. The discriminators' parameters get gradients,
+        too: clear them before training the discriminators.
 
         Args:
             labels: The label maps, (B, in_channels, H, W).

@@ -15,7 +15,7 @@ from torch import nn
 
 from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
 
-# Called with (in_channels, channels, stride); a block comes with the channels of its output.
+# Called with (in_channels, channels, stride); a block is returned with its output channels.
 MakeShortcut = Callable[[int, int, int], nn.Module]
 MakeBlock = Callable[[int, int, int], tuple[nn.Module, int]]
 
@@ -23,7 +23,7 @@ BOTTLENECK_EXPANSION = 4  # a bottleneck's output has four times its inner chann
 
 
 class IdentityShortcut(nn.Module):
-    """A shortcut without parameters, option A of section 3.3: zeros for the channels it adds."""
+    """A shortcut without parameters, option A of section 3.3: zeros for the added channels."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """y = relu(F(x) + x): equations 1 and 2, with a shortcut in place of x where shapes differ."""
+    """y = relu(F(x) + x): equations 1 and 2, with a shortcut instead of x if shapes differ."""
 
     def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
-        # The sum is a tensor that nothing else reads, so that the ReLU can work in place.
+        # No other operation reads the sum, so that the ReLU can work in place.
         return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
 
 
@@ -71,7 +71,7 @@ def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.M
     """A block of 1x1, 3x3, 1x1 convolutions (figure 5, right) and its output channels.
 
     Differs from the paper: the stride is in the 3x3 convolution, not in the first 1x1, as in
-    torchvision and weiaicunzai/pytorch-cifar100; no pixel is thrown away unseen.
+    torchvision and weiaicunzai/pytorch-cifar100; so every pixel is read.
     """
     out_channels = BOTTLENECK_EXPANSION * channels
     residual = nn.Sequential(
@@ -88,8 +88,8 @@ class ResNet(nn.Module):
     """A 3x3 convolution, stages of residual blocks, global average pooling, a linear layer.
 
     Each stage after the first halves the feature map and doubles the channels. The convolutions
-    start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14, as section 3.4
-    asks; the linear layer starts as PyTorch has it.
+    start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14, as in section 3.4;
+    the linear layer has PyTorch's initial weights.
 
     Args:
         block: Makes a block, such as `basic_block`.

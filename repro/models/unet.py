@@ -19,19 +19,19 @@ class UNet(nn.Module):
     """A contracting path, a bottom, and an expanding path that reads the contracting one's maps.
 
     Weights start from N(0, 2 / N), N the number of incoming nodes of one neuron (section 3), and
-    biases from zero. The output has the size of the input, whatever that is. 31,037,633 parameters
-    by default, as the common PyTorch version has.
+    biases from zero. The output has the size of the input, for any size. 31,037,633 parameters by
+    default, as in the common PyTorch version.
 
     Differs from the paper: convolutions are padded, so that no border is lost and no skip is
-    cropped; each is followed by BatchNorm (and so has no bias); there is no dropout at the end of
-    the contracting path. Where a size is odd, pooling rounds up and the row or column that
-    upsampling then has too many is dropped, so that images need no tiling.
+    cropped; BatchNorm follows each convolution, which therefore has no bias; there is no dropout at
+    the end of the contracting path. For an odd size pooling rounds up, and the extra row or column
+    after upsampling is dropped, so that images need no tiling.
 
     Args:
         in_channels: Channels of the images.
         num_classes: Number of logits for each pixel; 1 for a binary mask.
         width: Channels at full resolution; each halving doubles them.
-        depth: How many times the resolution is halved.
+        depth: Number of times that the resolution is halved.
 
     Raises:
         ValueError: An option is below 1.
@@ -51,7 +51,7 @@ class UNet(nn.Module):
             _double_conv(source, target)
             for source, target in zip(sources, channels[:-1], strict=True)
         )
-        # Rounding up keeps the last row and column of an odd size, and makes 1 pixel out of 1.
+        # Rounding up keeps the last row and column of an odd size, and maps 1 pixel to 1.
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.bottom = _double_conv(channels[-2], channels[-1])
 
@@ -103,7 +103,7 @@ def _initialise(module: nn.Module) -> None:
     incoming = module.in_channels
     if isinstance(module, nn.Conv2d):
         # A 2x2 transposed convolution of stride 2 reads one pixel for each of its outputs; a
-        # convolution reads as many as its kernel has.
+        # convolution reads one pixel per kernel element.
         incoming *= math.prod(module.kernel_size)
     nn.init.normal_(module.weight, std=math.sqrt(2 / incoming))
     if module.bias is not None:

@@ -1,4 +1,4 @@
-"""Out-of-core training (Hayakawa and Narihira): swap by a window of bytes, allocate from chunks."""
+"""Out-of-core training (Hayakawa and Narihira): a window of bytes to swap, chunks of memory."""
 
 from repro.outofcore.baselines import (
     DoesNotFit,

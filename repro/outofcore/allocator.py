@@ -5,8 +5,8 @@ fragmentation can be studied without a device; `native` is the real chunked allo
 
 Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
 from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
-allocated. Of best fit, later requests may find all that is cached useless (external fragmentation);
-of chunks nothing, as any serves anyone.
+allocated. With best fit, cached bytes may be useless for later requests (external fragmentation);
+with chunks they never are, since any chunk serves any request.
 """
 
 from bisect import bisect_left, insort
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from repro.measure.checks import is_whole
 
 MIB = 2**20
-PAPER_CHUNK_BYTES = 40 * MIB  # section 4: it balances the cost of mapping and the fragmentation
-ALIGNMENT = 512  # torch's
+PAPER_CHUNK_BYTES = 40 * MIB  # section 4: a balance between costs of mapping and fragmentation
+ALIGNMENT = 512  # of torch's allocator
 QUANTITIES = (
     "requested_bytes",
     "allocated_bytes",
@@ -27,22 +27,22 @@ QUANTITIES = (
 
 
 class AllocatorError(ValueError):
-    """An allocator was asked for something that makes no sense."""
+    """A request to an allocator is invalid."""
 
 
 class OutOfMemory(MemoryError):
-    """A request does not fit, though it may be below the bytes that are free."""
+    """A request does not fit, although it may be smaller than the free bytes."""
 
 
 class Event(NamedTuple):
-    """A request for bytes under a name, or, with None, its end."""
+    """A request for bytes under a name, or with None its end."""
 
     name: Hashable
     nbytes: int | None
 
 
 class _Allocator:
-    """Both simulators: the `QUANTITIES` of this instant and their `peaks`."""
+    """Base of both simulators: the current `QUANTITIES` and their `peaks`."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         if capacity_bytes is not None:
@@ -60,15 +60,15 @@ class _Allocator:
 
     @property
     def cached_bytes(self) -> int:
-        """Reserved less allocated bytes: taken from the device, and free."""
+        """Reserved less allocated bytes: taken from the device, but free."""
         return self.reserved_bytes - self.allocated_bytes
 
     def malloc(self, name: Hashable, nbytes: int) -> None:
         """Hand out bytes.
 
         Raises:
-            OutOfMemory: They do not fit; the allocator serves as before without them.
-            AllocatorError: The name is live, or the size makes no sense.
+            OutOfMemory: The bytes do not fit; the allocator stays unchanged.
+            AllocatorError: The name is live, or the size is invalid.
         """
         _check_size(f"the request for {name!r}", nbytes)
         if name in self._live:
@@ -81,17 +81,17 @@ class _Allocator:
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
     def free(self, name: Hashable) -> None:
-        """Take back the bytes that were handed out under a name.
+        """Free the bytes that were handed out under a name.
 
         Raises:
-            AllocatorError: Nothing is live under it.
+            AllocatorError: The name is not live.
         """
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
         taken, nbytes = self._live.pop(name)
         self.requested_bytes -= nbytes
         self.allocated_bytes -= self._give(taken)
-        internal = "internal_fragmentation_bytes"  # of a shared chunk it may grow
+        internal = "internal_fragmentation_bytes"  # it may grow in a shared chunk
         self.peaks[internal] = max(self.peaks[internal], self.internal_fragmentation_bytes)
 
     def _does_not_fit(self, nbytes: int) -> OutOfMemory:
@@ -104,12 +104,12 @@ class _Allocator:
     def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
 
-    def _give(self, taken: Any) -> int:  # bytes that are allocated no more
+    def _give(self, taken: Any) -> int:  # bytes no longer allocated
         raise NotImplementedError
 
 
 def aligned(nbytes: int) -> int:
-    """Return bytes as torch's allocator rounds them up."""
+    """Return bytes rounded up as by torch's allocator."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -122,7 +122,7 @@ class FreePieces:
     """Free pieces of segments, each (bytes, segment, offset), joined with their neighbours.
 
     Attributes:
-        by_size: All of them, ascending.
+        by_size: All pieces, ascending.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class FreePieces:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest piece; 0 where there is none."""
+        """Bytes of the largest piece; 0 without pieces."""
         return self.by_size[-1][0] if self.by_size else 0
 
     def add(self, nbytes: int, segment: int, start: int) -> None:
@@ -153,7 +153,7 @@ class FreePieces:
         del self._starts[segment, start], self._ends[segment, start + nbytes]
 
     def take(self, nbytes: int) -> tuple[int, int, int] | None:
-        """Remove and return the smallest piece of at least so many bytes, at the lowest place."""
+        """Remove and return the smallest piece of at least `nbytes`, at the lowest address."""
         at = bisect_left(self.by_size, (nbytes, -1, -1))
         if at == len(self.by_size):
             return None
@@ -162,7 +162,7 @@ class FreePieces:
         return piece
 
     def leave(self, segment: int, nbytes: int) -> bool:
-        """Remove a segment where all its bytes are free; return whether they were."""
+        """Remove a segment if all its bytes are free; return whether they were."""
         whole = self._starts.get((segment, 0)) == nbytes
         if whole:
             self.remove(nbytes, segment, 0)
@@ -170,7 +170,7 @@ class FreePieces:
 
 
 class Block(NamedTuple):
-    """Bytes of a segment, whose number is its address, from an offset on."""
+    """Bytes of a segment (numbered by its address) from an offset on."""
 
     segment: int
     offset: int
@@ -179,20 +179,21 @@ class Block(NamedTuple):
 
 
 class BestFitAllocator(_Allocator):
-    """Best fit with caching, as deep-learning frameworks do it: the baseline of section 4.
+    """Best fit with caching, as in deep-learning frameworks: the baseline of section 4.
 
-    Sizes, pools and the rule of when to split are those of torch's CUDA allocator: the smallest
-    free block of the pool that is large enough is taken, at the lowest address among equals, and
-    split where enough is left (`ALIGNMENT` bytes in the small pool, more than `small_bytes` in the
-    large one); freed neighbours of a segment are joined, and segments are kept. Where the device
-    has no more, all wholly free segments go back to it and the request is tried once more.
+    Sizes, pools and the rule for splitting are those of torch's CUDA allocator: it takes the
+    smallest free block of the pool that is large enough, at the lowest address among equals, and
+    splits it if enough is left (`ALIGNMENT` bytes in the small pool, more than `small_bytes` in the
+    large one); it joins freed neighbours of a segment, and keeps segments. If the device has no
+    more memory, all wholly free segments go back to it and the request is tried once more.
 
-    Differs from torch: one stream, on which freed memory is there at once; expandable segments and
-    options that are off by default (largest size to split, garbage collection) are left out.
+    Differs from torch: there is one stream, on which freed memory is reusable at once; expandable
+    segments and options that are off by default (largest size to split, garbage collection) are
+    left out.
 
     Args:
         capacity_bytes: Bytes that the device has for segments; None for no limit.
-        scale: Times which all sizes are torch's, for a device that has less in this proportion.
+        scale: Factor on all of torch's sizes, for a device with proportionally less memory.
 
     Attributes:
         map_operations: Segments taken from the device or given back.
@@ -203,18 +204,18 @@ class BestFitAllocator(_Allocator):
         if not scale > 0:
             raise AllocatorError(f"scale is {scale!r}: give a number above 0")
         sizes = [max(1, round(n * MIB * scale / ALIGNMENT)) * ALIGNMENT for n in (1, 2, 10, 2, 20)]
-        # Rounded requests up to the first are of the small pool, whose segments have the second;
-        # those from the third on get a segment of their own, rounded up to a multiple of the
-        # fourth; the large pool's other segments have the fifth.
+        # First: largest rounded request of the small pool. Second: size of its segments. From the
+        # third on a request gets its own segment, rounded up to a multiple of the fourth. Fifth:
+        # size of the large pool's other segments.
         self.small_bytes, self.small_segment_bytes, self.large_bytes = sizes[:3]
         self.large_rounding, self.large_segment_bytes = sizes[3:]
-        self._free = {True: FreePieces(), False: FreePieces()}  # of the small pool and the large
+        self._free = {True: FreePieces(), False: FreePieces()}  # of the small and the large pool
         self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, int]]:
-        """(address, bytes) of each live block; segments lie at addresses of their own."""
+        """(address, bytes) of each live block; segments do not overlap."""
         blocks = {name: block for name, (block, _) in self._live.items()}
         return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
 
@@ -263,29 +264,28 @@ class ChunkedAllocator(_Allocator):
     """Physical chunks of one size, mapped into contiguous virtual ranges: section 4.
 
     A request of m_r bytes gets k = ceil(m_r / m_c) chunks of m_c bytes: its internal fragmentation
-    is below m_c (equation 1), and all of it below N_max m_c (equation 2). Chunks combine in any
-    order, so that it fails only where the chunks of all live blocks would exceed the capacity.
-    A freed range stays mapped, and a request for exactly as many chunks takes the latest of that
-    size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
-    freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
+    is below m_c (equation 1), and the total below N_max m_c (equation 2). Chunks combine in any
+    order, so that a request fails only if the chunks of all live blocks would exceed the capacity.
+    A freed range stays mapped; a request for the same number of chunks takes the latest such range.
+    Otherwise chunks are collected: first unmapped chunks, then those of freed ranges, in the order
+    of freeing, each range unmapped whole; if these are not enough, new chunks are made.
 
-    Requests up to `small_bytes` share chunks by best fit, as a network has hundreds of small
-    tensors, and a chunk of 40 MiB for each takes more than a GPU has. A chunk is shared while one
-    piece of it is in use, and counts as allocated whole. `native` does the same.
+    Requests up to `small_bytes` share chunks by best fit: a network has hundreds of small tensors,
+    and a chunk of 40 MiB for each would exceed a GPU's memory. A chunk is shared while one piece of
+    it is in use, and counts as wholly allocated. `native` does the same.
 
-    Differs from the paper: it has every request take chunks of its own, as here by default. The
-    authors' code (nnabla) may grow a freed range in place; here one is
-    mapped anew.
+    Differs from the paper: requests may share chunks; by default, as in the paper, none does. The
+    authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
         capacity_bytes: Bytes that the device has for chunks; None for no limit.
-        small_bytes: Requests up to it share chunks; 0 for none.
+        small_bytes: Requests up to this size share chunks; 0 for none.
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
         chunks_created: Physical chunks; none is given back unless `release_cached` is called.
-        ranges_reused: Requests that took a freed range as it was.
+        ranges_reused: Requests that took a freed range unchanged.
     """
 
     def __init__(
@@ -309,19 +309,19 @@ class ChunkedAllocator(_Allocator):
                 f"small_bytes is {small_bytes!r} of chunk_bytes={chunk_bytes}: give whole bytes "
                 f"from 0 to {self._whole}, or larger chunks"
             )
-        # Shared chunks by number, counted on, and their free pieces.
+        # Shared chunks by a running number, and their free pieces.
         self._shared: dict[int, tuple[int, ...]] = {}
         self._pieces = FreePieces()
         self._next = 0
 
     @property
     def shared_chunks(self) -> int:
-        """Chunks that are shared now."""
+        """Number of chunks that are shared now."""
         return len(self._shared)
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of each live block, by number, in order; small ones may have the same."""
+        """The chunks' numbers of each live block, in order; small blocks may share a chunk."""
         return {
             name: self._shared[taken.segment] if isinstance(taken, Block) else taken
             for name, (taken, _) in self._live.items()
@@ -388,7 +388,7 @@ class ChunkedAllocator(_Allocator):
         return len(chunks) * self.chunk_bytes
 
     def release_cached(self) -> None:
-        """Unmap all freed ranges, and give all chunks that are not in use back to the device."""
+        """Unmap all freed ranges, and give all unused chunks back to the device."""
         while self._freed:
             self._unmap(next(iter(self._freed)))
         self._unmapped.clear()
@@ -402,7 +402,7 @@ def replay(allocator: _A, events: Iterable[Event]) -> _A:
     """Run requests and their ends through an allocator, and return it.
 
     Raises:
-        OutOfMemory: A request does not fit; those before it stay.
+        OutOfMemory: A request does not fit; earlier requests stay live.
         AllocatorError: The events contradict themselves.
     """
     for name, nbytes in events:

@@ -1,9 +1,9 @@
-"""Other schedulers on the same traces, to compare the window with.
+"""Other schedulers on the same traces, as baselines for the window.
 
 Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap in
 for a function at the function before; Le et al., Large Model Support (ISMM 2019): swap by fixed
-distances; and demand paging. None copies a variable that is dead or unchanged
-on the host, which favours them.
+distances; and demand paging. None copies a variable that is dead or unchanged on the host, which
+favours these baselines.
 """
 
 from collections import deque
@@ -23,11 +23,11 @@ _PASSES = 8
 
 
 class DoesNotFit(ValueError):
-    """A scheduler without a budget of its own needs more than the budget."""
+    """A scheduler that ignores the budget needs more than the budget."""
 
 
 def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Swap in a variable when a function needs it, and out the one that was used longest ago.
+    """Swap in a variable when a function needs it; swap out the least recently used.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -40,11 +40,11 @@ def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Swap out after the last forward use, and in one function ahead, as early works do.
+    """Swap out after the last forward use, and swap in one function ahead, as early works do.
 
-    Of a variable that does not persist, the longest stretch without a use is taken for the one from
-    the forward to the backward pass; in between it is away, whether or not there is room, and the
-    next function waits until it is. All else stays.
+    The longest gap between uses of a variable that does not persist is taken as the gap between
+    forward and backward pass. In this gap the variable is away, even if there is room, and the next
+    function waits until it is swapped out. All other variables stay.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -67,17 +67,17 @@ def fixed_distance(
 ) -> SwapPlan:
     """Swap by distances in functions, the same everywhere, as Large Model Support does.
 
-    After a function, its variables whose next use is more than `swapout_threshold` functions away
-    are swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits
-    for a swap-out only where the budget asks for its memory.
+    After a function, its variables with a next use more than `swapout_threshold` functions away are
+    swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits for a
+    swap-out only if the budget needs its memory.
 
-    Differs from the paper: Hayakawa and Narihira print that a variable leaves where the distance is
-    at most ``swapout_threshold``. LMS's own manual says that the smaller the threshold is, the more
-    leaves, and the paper itself that a larger one takes more memory: both hold of "more than"
-    alone. A distance here counts functions in their order, not edges of the graph.
+    Differs from the paper: Hayakawa and Narihira print that a variable leaves if the distance is at
+    most ``swapout_threshold``. LMS's manual says that a smaller threshold swaps out more, and the
+    paper itself that a larger one takes more memory: both agree only with "more than". A distance
+    here counts functions in their order, not edges of the graph.
 
     Raises:
-        DoesNotFit: The distances need more than the budget, which they do not know.
+        DoesNotFit: The distances, chosen without regard to the budget, exceed it.
         ValueError: A distance is below 1.
     """
     check_budget(trace, budget_bytes)
@@ -103,7 +103,7 @@ def tune_fixed_distance(
     bandwidth: float | tuple[float, float],
     latency_s: float = 0.0,
 ) -> SwapPlan:
-    """Return the plan of the distances that take least time when simulated.
+    """Return the plan for the distances with the least simulated time.
 
     Thresholds are powers of two up to 512, distances ahead up to 128.
 
@@ -127,10 +127,10 @@ def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
 
 
 class _Run(Draft):
-    """Fixed wishes for each function, carried out iteration after iteration until they repeat.
+    """Fixed rules for each function, applied to iteration after iteration until they repeat.
 
-    `enters` must be swapped in before a function, and `leaves` may be released after it; releases
-    wait until their memory is needed, oldest first, unless `eager`.
+    `enters` are swapped in before a function, and `leaves` may be released after it. Releases are
+    delayed until their memory is needed, oldest first, unless `eager`.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class _Run(Draft):
         self.queue: deque[tuple[str, int]] = deque()
 
     def plan(self) -> SwapPlan:
-        """Return the plan once an iteration starts as the one before it did.
+        """Return the plan once an iteration starts in the state of the one before.
 
         Raises:
-            DoesNotFit: It needs more than the budget, or the iterations never repeat.
+            DoesNotFit: The plan needs more than the budget, or the iterations never repeat.
         """
         for cycle in range(_PASSES):
             start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))
@@ -157,7 +157,7 @@ class _Run(Draft):
             self.start = cycle * self.n
             for number in range(self.n):
                 self._function(self.start + number, number)
-            for name in self.trace.ending[0]:  # those that die with the last function
+            for name in self.trace.ending[0]:  # variables that die with the last function
                 if self.trace.lifetimes[name][1] == self.n:
                     self._die(name)
             if start == (self.device, self.valid, self._waiting(cycle + 1)):
@@ -233,7 +233,7 @@ class _Run(Draft):
     def _release_oldest(self, number: int) -> None:
         name, after = self.queue.popleft()
         if self.reserved.get(name) != after:
-            return  # it was cancelled since
+            return  # cancelled meanwhile
         del self.reserved[name]
         if name not in self.valid and self._needed(name, after % self.n):
             self.after[after % self.n].append(Action(Kind.SWAP_OUT, name))

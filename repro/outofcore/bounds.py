@@ -1,11 +1,11 @@
 """A lower bound on the time of every schedule, with one compute and two copy streams.
 
-While function p runs, its own variables are on the device, and others at most in the rest of the
-budget. Bytes beyond that which are read up to function r are copied in after p has ended and before
-r starts; those last written from function a on, and still needed after p, are copied out after a
-has ended and before p starts. Each such pair is an edge between the ends and the starts of
-functions, as long as its copies take; the longest path through an iteration, with the functions'
-own times on it, is a time that every plan takes.
+While function p runs, its own variables are on the device; others have at most the rest of the
+budget. Further bytes that are read up to function r must be copied in after p has ended and before
+r starts; further bytes last written by function a or later, and still needed after p, must be
+copied out after a has ended and before p starts. Each such pair is an edge from the end of one
+function to the start of another, with the time of its copies as length. The longest path through an
+iteration, including the functions' own times, is a lower bound for every plan.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ _NEVER = -1
 
 
 class BudgetTooSmall(ValueError):
-    """No schedule exists within a budget, for one function alone needs more.
+    """No schedule exists within a budget, since one function alone needs more.
 
     Attributes:
-        function: Its name: in a trace the one that needs most; in training the first not to fit.
-        needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
-            do; in training, functions that come after may need more.
+        function: Its name: in a trace the largest function; in training the first not to fit.
+        needed_bytes: The bytes of its variables. For a trace this is the smallest sufficient
+            budget; in training, later functions may need more.
         budget_bytes: The budget.
     """
 
@@ -48,7 +48,7 @@ class BudgetTooSmall(ValueError):
 
 
 def check_budget(trace: Trace, budget_bytes: int) -> None:
-    """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
+    """Raise `BudgetTooSmall` if a function of the trace alone does not fit the budget."""
     if not is_whole(budget_bytes):
         raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
     needed = trace.smallest_budget
@@ -65,22 +65,22 @@ def bound(
     bandwidth: float | tuple[float, float],
     latency_s: float = 0.0,
 ) -> float:
-    """Return seconds that an iteration of every schedule takes at least.
+    """Return a lower bound on the seconds of an iteration, for every schedule.
 
     It is valid for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for
-    any order of copies of whole variables, and any choice of those that stay. It may be below the
-    best schedule, as the choices of two functions are bound apart.
+    any order of copies of whole variables, and any choice of resident variables. The best schedule
+    may take longer, since the bound treats the choices of two functions as independent.
 
     Args:
         trace: The iteration.
         budget_bytes: Device memory that may be taken at any time.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes whatever its size.
+        latency_s: Fixed seconds of each copy.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        ValueError: As of `SwapPlan.simulate`.
+        ValueError: See `SwapPlan.simulate`.
     """
     check_budget(trace, budget_bytes)
     times, rates = checked_times(trace, compute_times, latency_s), checked_rates(bandwidth)
@@ -88,7 +88,7 @@ def bound(
         return float(times.sum())
     uses = _Uses(trace)
     peak = int(np.argmax(trace.live_bytes))
-    # A path from the end of any function to its end in the next iteration will do.
+    # Any function will do: the path leads from its end to its end in the next iteration.
     starts = {peak, len(times) - 1}
     return max(_longest(uses, budget_bytes, times, rates, latency_s, at) for at in starts)
 
@@ -99,9 +99,9 @@ class _Uses:
     Attributes:
         size: (v,) bytes of each variable.
         needs: (n,) bytes of each function's variables.
-        uses: For each function its variables, and of each: after how many functions it is used next
-            and read then (`_NEVER` where nothing needs its value), whether it has a new value after
-            the function, and how long the value has to be kept, in functions.
+        uses: For each function its variables, and for each variable: the number of functions until
+            its next use, if that reads it (`_NEVER` if no use needs its value), whether it has a
+            new value after the function, and for how many functions the value must be kept.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -124,8 +124,8 @@ def _longest(
     ends = np.full(n + 1, -np.inf)  # of function at + i
     ends[0] = 0.0
     starts = np.full(n + 1, -np.inf)
-    # Of each variable, counted from `at`: the next use that reads it, the last function that gave
-    # it its value, and the first one from which its value is needed no more.
+    # Per variable, counted from `at`: the next use that reads it, the last function that wrote it,
+    # and the first function from which its value is no longer needed.
     read = np.full(count, _NEVER)
     wrote = np.full(count, -n - 1)
     until = np.full(count, -n - 1)
@@ -138,7 +138,7 @@ def _longest(
             away = np.flatnonzero(others & (until > step) & (wrote >= 0))
             start = ends[step - 1]
             if away.size:
-                # demand[a] is of variables written last by function a or later.
+                # demand[a]: bytes of variables written last by function a or later.
                 demand = _beyond(wrote[away], size[away], room, step)
                 copies = _copies(demand, rates[1], latency_s, largest)
                 start = max(start, float(np.where(demand > 0, ends[:step] + copies, start).max()))
@@ -155,15 +155,15 @@ def _longest(
                 demand = _beyond(n - read[coming], size[coming], room, n - step)[::-1]
                 copies = _copies(demand, rates[0], latency_s, largest)
                 reached = ends[step] + np.where(demand > 0, copies, -np.inf)
-                # demand[i] is of reads up to function step + 1 + i.
+                # demand[i]: bytes read up to function step + 1 + i.
                 starts[step + 1 :] = np.maximum(starts[step + 1 :], reached)
     return float(ends[n])
 
 
 def _beyond(position: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
-    """Return for i < length the bytes at positions of i and more that do not fit into the room.
+    """Return for i < length the bytes at positions from i on that do not fit into the room.
 
-    Larger variables than the room do not fit at all.
+    Variables larger than the room do not fit at all.
     """
     summed = np.bincount(position, size, length)[::-1].cumsum()[::-1]
     small = size <= room

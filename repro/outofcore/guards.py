@@ -1,4 +1,4 @@
-"""Interrupts, forked processes and other threads: none of them finds a tensor half moved."""
+"""Protection of tensors in transfer from interrupts, forked processes and other threads."""
 
 import os
 import signal
@@ -23,18 +23,18 @@ from repro.outofcore.residency import Residency
 
 
 class Uninterrupted:
-    """Between `__enter__` and `__exit__` an interrupt from the keyboard is kept, then delivered.
+    """Delays a keyboard interrupt from `__enter__` to `__exit__`.
 
-    Python raises KeyboardInterrupt between any two steps of the main thread, so also while bytes
-    are counted or pointers change. `install` has it wait until nothing is half done, and `remove`
-    gives the signal back to its earlier owner. In other threads nothing is interrupted or changed.
+    Python raises KeyboardInterrupt between any two steps of the main thread, even while bytes are
+    counted or pointers change. `install` handles the signal and delays it until such work is done;
+    `remove` restores its earlier handler. Other threads are neither interrupted nor changed.
 
     Args:
-        code: Of functions that are not interrupted before they could enter this.
+        code: Code of functions that are not interrupted before they enter this context.
 
     Attributes:
-        depth: How many things are under way, one within the other.
-        pending: The signal and frame of an interrupt that waits.
+        depth: Number of nested contexts.
+        pending: The signal and frame of a delayed interrupt.
     """
 
     def __init__(self, *code: CodeType) -> None:
@@ -45,7 +45,7 @@ class Uninterrupted:
         self._installed = False
 
     def install(self) -> None:
-        """Take the signal, where this is the main thread and it would raise something."""
+        """Handle the signal, if this is the main thread and the signal has a handler."""
         if threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGINT)
             if callable(self._before):
@@ -53,7 +53,7 @@ class Uninterrupted:
                 self._installed = True
 
     def remove(self) -> None:
-        """Give the signal back; the caller delivers what is pending."""
+        """Restore the signal's handler; the caller delivers a pending interrupt."""
         if self._installed:
             self._installed = False
             if signal.getsignal(signal.SIGINT) == self._handle:
@@ -69,7 +69,7 @@ class Uninterrupted:
             self._before(number, frame)
 
     def deliver(self) -> None:
-        """Raise the interrupt that waits, if there is one."""
+        """Raise the pending interrupt, if there is one."""
         if self.pending is not None and not self.depth:
             given, self.pending = self.pending, None
             self._before(*given)
@@ -84,7 +84,7 @@ class Uninterrupted:
             self.deliver()
 
 
-# ---- processes that are forked within a block: they read what it has, and never move it
+# ---- processes forked within a block: they read its tensors, and never move them
 
 process = os.getpid()
 
@@ -95,20 +95,20 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
+    os.register_at_fork(after_in_child=_forked)  # cheaper than os.getpid() at every operation
 
 
 class SwappedOutError(RuntimeError):
-    """A value is asked for where it cannot be brought to."""
+    """A value cannot be brought to the process that reads it."""
 
 
 def check_readable(residency: Residency, values: list[Any], from_file: bool) -> None:
     """Refuse tensors that a forked process cannot read: it has a copy of memory, not of a file.
 
     Args:
-        residency: Its copy of the block's.
-        values: Tensors that it reads, lists of them, and others.
-        from_file: Tensors are swapped out to a file.
+        residency: The process's copy of the block's residency.
+        values: Tensors that it reads, lists of tensors, and other values.
+        from_file: Whether tensors are swapped out to a file.
 
     Raises:
         SwappedOutError: A tensor was swapped out when the process was forked.
@@ -127,11 +127,11 @@ def check_readable(residency: Residency, values: list[Any], from_file: bool) -> 
             )
 
 
-# ---- threads. A mode of torch holds in one thread alone. While a block is entered, threads that
-# are started and work that is submitted to pools therefore begin by entering modes of their own.
-# Threads that run since before the block are not seen.
+# ---- threads. A mode of torch applies to one thread. While a block is entered, new threads, and
+# work submitted to pools, therefore begin by entering their own modes. Threads that were started
+# before the block are not seen.
 
-# The names of torch's to_dlpack; unlike the others that give addresses, no mode sees it.
+# The names of torch's to_dlpack, the only function that returns an address unseen by modes.
 _DLPACK: tuple[Any, ...] = (
     (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch._C, "_to_dlpack")
 )  # fmt: skip
@@ -158,7 +158,7 @@ def _start_within(thread: threading.Thread) -> None:
     run = thread.run
 
     def begin() -> None:
-        del thread.run  # as it was
+        del thread.run  # the class's own again
         _within(run)
 
     thread.run = begin  # type: ignore[method-assign]
@@ -185,7 +185,7 @@ def _patch(start: Any, submit: Any, export: Any) -> None:
 
 
 def watch(block: Any) -> Callable[[], None]:
-    """Have threads see a block from now on; return a function that ends it."""
+    """Let threads see a block from now on; return a function that ends this."""
     _blocks.append(block)
     _patch(_start_within, _submit_within, _to_dlpack_within)
 

@@ -1,8 +1,8 @@
 """Places for swapped-out variables on the host, and copies from and to them.
 
 `HostStore` hands out places in slabs of one size: of memory, pinned for an accelerator, or of a
-file. A mover copies between a storage and its place without blocking: `ThreadMover` by one thread a
-direction, `StreamMover` by one stream a direction.
+file. A mover copies between a storage and its place without blocking: `ThreadMover` with one thread
+per direction, `StreamMover` with one stream per direction.
 """
 
 import ctypes
@@ -21,20 +21,20 @@ import torch
 from repro.measure import accelerator
 from repro.outofcore.allocator import FreePieces
 
-# torch pins powers of two, and a variable may lie in several slabs: nothing is lost to rounding.
+# A power of two, as torch pins; a variable may span slabs, so that rounding wastes nothing.
 SLAB_BYTES = 32 * 2**20
 _ALIGNMENT = 64
-_SMALL_BYTES = 64 * 2**10  # copied sooner than a thread is told of it
-_TIMED_COPIES = 64  # in each direction, from which the rates of a link are known
-_USUAL_RATE = 10e9  # bytes/s, until a copy has been timed
+_SMALL_BYTES = 64 * 2**10  # copied faster than handed to a thread
+_TIMED_COPIES = 64  # per direction, to measure a link's rates
+_USUAL_RATE = 10e9  # bytes/s, assumed until a copy has been timed
 
 
 def give_back_freed_memory() -> bool:
-    """Have freed memory returned to the system; return whether the C library allows it.
+    """Return freed memory to the system from now on; return whether the C library allows it.
 
-    glibc keeps freed blocks of up to 32 MiB, so that a process whose tensors are swapped to a file
-    would hardly shrink. From here on blocks of 64 KiB and more are returned, and taken anew with
-    page faults, to the end of the process.
+    glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
+    are swapped to a file. After this call blocks of 64 KiB and more are returned, and taken anew
+    with page faults, until the process ends.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -45,7 +45,7 @@ def give_back_freed_memory() -> bool:
 
 
 def aligned(nbytes: int) -> int:
-    """Return the bytes that a place of some bytes takes."""
+    """Return the bytes of a place for `nbytes`, rounded up to the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -57,19 +57,19 @@ class Piece(NamedTuple):
     nbytes: int
 
 
-_kept: list[torch.Tensor] = []  # slabs in which storages lie to the end of the process
-Place = tuple[Piece, ...]  # one variable's, in order; a multiple of the alignment but for the last
+_kept: list[torch.Tensor] = []  # slabs that hold storages until the process ends
+Place = tuple[Piece, ...]  # of one variable, in order; all but the last are aligned
 
 
 class HostStore:
-    """Slabs of host memory or of one file, from which places are handed out.
+    """Slabs of host memory or of one file, which provide places for variables.
 
     Args:
-        device: Page-lock the memory, where it is an accelerator, for copies that do not block.
+        device: If it is an accelerator, the memory is page-locked for copies that do not block.
         path: A folder for a file that holds the slabs instead of memory. The file has no name, so
-            that nothing of it stays behind.
+            that it always disappears.
         slab_bytes: The size of a slab, a multiple of 64.
-        whole: Every place is one piece, at an `address`; a slab is then as large as it has to be.
+        whole: Every place is one piece, at an `address`; a slab is then as large as needed.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class HostStore:
         self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
         self._offsets: list[int] = []  # of each slab in the file
-        self._bases: list[int] = []  # of each slab the address
+        self._bases: list[int] = []  # address of each slab
         self.total_bytes = self.used_bytes = self.peak_bytes = 0
         self._free = FreePieces()  # of slabs
 
     def reserve(self, nbytes: int) -> None:
-        """Add slabs so that the store holds at least `nbytes` in all.
+        """Add slabs so that the store holds at least `nbytes` in total.
 
         Raises:
-            HostMemoryError: The host has not that much; the slabs that it gave stay.
+            HostMemoryError: The host has too little memory; slabs already added stay.
         """
         if self.file is None and accelerator.is_accelerator(self.device):
-            missing = max(0, nbytes - self.total_bytes)  # all of it, before the first slab
+            missing = max(0, nbytes - self.total_bytes)  # checked before the first slab
             accelerator.check_pinnable(-(-missing // self.slab_bytes) * self.slab_bytes)
         while self.total_bytes < nbytes:
             self._grow(nbytes - self.total_bytes)
 
     def take(self, nbytes: int) -> Place:
-        """Hand out a place: the best-fitting free piece, else several; the store grows by slabs.
+        """Provide a place: the best-fitting free piece, else several; the store grows by slabs.
 
         Raises:
-            HostMemoryError: The host has no more to give.
+            HostMemoryError: The host has no more memory.
         """
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
@@ -135,7 +135,7 @@ class HostStore:
         return tuple(pieces)
 
     def give_back(self, place: Place) -> None:
-        """Take a place back, and join its pieces with their free neighbours."""
+        """Free a place, and join its pieces with their free neighbours."""
         for slab, start, nbytes in place:
             self.used_bytes -= aligned(nbytes)
             self._free.add(aligned(nbytes), slab, start)
@@ -159,12 +159,12 @@ class HostStore:
         self.total_bytes += size
 
     def address(self, place: Place) -> int:
-        """Return where a whole place can be read and written; a file's is a mapping of it."""
+        """Return the address of a whole place; a place in a file is memory-mapped."""
         ((slab, offset, _),) = place
         return self._bases[slab] + offset
 
     def views(self, place: Place) -> list[torch.Tensor]:
-        """Return the pieces of a place of memory, each (nbytes,) uint8."""
+        """Return the pieces of a place in memory, each (nbytes,) uint8."""
         return [self.slabs[slab][offset : offset + nbytes] for slab, offset, nbytes in place]
 
     def read(self, place: Place, address: int) -> None:
@@ -188,7 +188,7 @@ class HostStore:
     def _transfer(
         self, call: Callable[[int, list[Any], int], int], start: int, nbytes: int, address: int
     ) -> None:
-        # Calls on the file, not a mapping of it: a full disk is then an error, not a signal.
+        # File calls, not a memory map: a full disk then raises an error, not a signal.
         assert self.file is not None
         buffer = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
         done = 0
@@ -199,39 +199,39 @@ class HostStore:
             done += moved
 
     def close(self, keep: bool = False) -> None:
-        """Give everything back to the system; no copy may be under way.
+        """Return everything to the system; no copy may be running.
 
         Args:
-            keep: Storages could not be brought back. Those of a CPU stay here, with the memory;
-                those of an accelerator have lost their values.
+            keep: Storages could not be brought back. A CPU's storages stay here, with the memory;
+                an accelerator's have lost their values.
         """
         if keep and self.whole:
             _kept.extend(self.slabs)
         self.slabs.clear()
-        self._free = FreePieces()  # variables go on ending
+        self._free = FreePieces()  # variables may still end later
         accelerator.empty_pinned_cache(self.device)
         if self.file is not None:
             self._handle.close()
 
 
-_submit = ThreadPoolExecutor.submit  # as it is before `guards` looks at what is submitted
-MOVER = "outofcore-mover"  # the name of threads that are none of the user's
+_submit = ThreadPoolExecutor.submit  # the original, before `guards` wraps it
+MOVER = "outofcore-mover"  # name of this module's threads
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
 
 class _Mover:
-    """Copies storages of the device from and to their places; a ticket is waited for once."""
+    """Copies storages of the device from and to their places; each ticket is waited for once."""
 
     def __init__(self, store: HostStore) -> None:
         self.store = store
 
     def start_in(self, storage: torch.UntypedStorage, place: Place) -> Any:
-        """Start the copy of a place to a storage of the device; return its ticket."""
+        """Start copying a place to a storage of the device; return a ticket."""
         return self._start(0, storage, place)
 
     def start_out(self, storage: torch.UntypedStorage, place: Place) -> Any:
-        """Start the copy of a storage of the device to a place; return its ticket."""
+        """Start copying a storage of the device to a place; return a ticket."""
         return self._start(1, storage, place)
 
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Any:
@@ -239,24 +239,24 @@ class _Mover:
 
 
 class ThreadMover(_Mover):
-    """Copies between host memory and the store, by one thread for each direction.
+    """Copies between host memory and the store, with one thread per direction.
 
     Args:
-        store: Where the places are.
-        bytes_per_s: A rate to which copies of each direction are slowed down, one after another;
-            None for as fast as they are. Threads sleep, so that computing goes on.
+        store: The store of the places.
+        bytes_per_s: Limit on each direction's rate; None for no limit. Threads sleep meanwhile, so
+            that the computation continues.
     """
 
     def __init__(self, store: HostStore, bytes_per_s: float | None = None) -> None:
         super().__init__(store)
         self.bytes_per_s = bytes_per_s
-        # By direction those that copy; and those that wait, where copies are slowed down.
+        # One copying pool per direction; with a limited rate also one waiting pool per direction.
         count = 2 if bytes_per_s is None else 4
         self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(count)]
         self._open: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
-        self._free_at = [0.0, 0.0]  # when each direction's last copy is over
+        self._free_at = [0.0, 0.0]  # end of each direction's last copy
 
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
         nbytes, copied = storage.nbytes(), self._copy(direction, storage, place)
@@ -276,7 +276,7 @@ class ThreadMover(_Mover):
         address, nbytes = storage.data_ptr(), storage.nbytes()
         copy = (self.store.read, self.store.write)[direction]
         if self.store.file is None and nbytes <= _SMALL_BYTES:
-            copy(place, address)  # its place has no other copy: the last was waited for
+            copy(place, address)  # no other copy uses the place: the last was waited for
             return _DONE
 
         def run() -> None:
@@ -303,7 +303,7 @@ class ThreadMover(_Mover):
         return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
-        """Return bytes/s (to the device, to the host), as stated or else measured."""
+        """Return bytes/s (to the device, to the host): the limit, or else measured rates."""
         if self.bytes_per_s is not None:
             return self.bytes_per_s, self.bytes_per_s
         with self._lock:
@@ -321,17 +321,17 @@ class ThreadMover(_Mover):
 
 
 class StreamMover(_Mover):
-    """Copies between an accelerator and pinned memory, by one stream a direction; events only.
+    """Copies between an accelerator and pinned memory on one stream per direction, with events.
 
-    A copy waits for the work of the compute stream so far: the memory that it writes may just have
-    been freed there, the values that it reads may just have been computed.
+    A copy waits for all earlier work on the compute stream: that work may free the memory to be
+    written, or compute the values to be read.
     """
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
         super().__init__(store)
         self.device = device
         self._streams = torch.Stream(device), torch.Stream(device)
-        # Of the first copies in each direction: bytes, and events before and after.
+        # For the first copies in each direction: bytes, and events before and after.
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
@@ -349,7 +349,7 @@ class StreamMover(_Mover):
             begin = torch.Event(self.device, enable_timing=True)
             begin.record(stream)
             timed.append(_Copy(storage.nbytes(), begin, event))
-        with stream:  # by nobody else, and so never twice at once
+        with stream:  # used only here, so never entered twice at once
             for ours, theirs in zip(pieces, self.store.views(place), strict=True):
                 target, source = (ours, theirs) if direction == 0 else (theirs, ours)
                 target.copy_(source, non_blocking=True)
@@ -365,7 +365,7 @@ class StreamMover(_Mover):
         return ticket.query()
 
     def bandwidth(self) -> tuple[float, float]:
-        """Return bytes/s (to the device, to the host), of the larger of the copies timed so far."""
+        """Return bytes/s (to the device, to the host), measured on the larger timed copies."""
         return _rate(self._timed[0]), _rate(self._timed[1])
 
     def finish(self) -> None:
@@ -374,7 +374,7 @@ class StreamMover(_Mover):
             stream.synchronize()
 
     def close(self) -> None:
-        """End; nothing is left to end."""
+        """Do nothing: no thread is to be ended."""
 
 
 Mover = ThreadMover | StreamMover
@@ -388,6 +388,6 @@ class _Copy(NamedTuple):
 
 def _rate(copies: Sequence[_Copy]) -> float:
     largest = max((copy.nbytes for copy in copies), default=0)
-    large = [copy for copy in copies if 2 * copy.nbytes >= largest]  # the others time the latency
+    large = [copy for copy in copies if 2 * copy.nbytes >= largest]  # others measure latency
     seconds = sum(accelerator.elapsed_s(copy.begin, copy.end) for copy in large)
     return sum(copy.nbytes for copy in large) / seconds if seconds > 0 else _USUAL_RATE

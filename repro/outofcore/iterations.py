@@ -1,4 +1,4 @@
-"""The iterations of a block: recorded until there is a plan, then matched with it."""
+"""The iterations of a block: recorded until there is a plan, then matched with the plan."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,27 +22,27 @@ from repro.outofcore.recording import (
 from repro.outofcore.residency import Variable
 from repro.outofcore.sequence import Kind
 
-_MOST = 2**18  # operations of an iteration that are kept
-_REFINEMENTS = 2  # plans made for better known ends of variables, at most
+_MOST = 2**18  # most operations recorded in an iteration
+_REFINEMENTS = 2  # most new plans for better known ends of variables
 _Numbered = tuple[tuple[Kind, int], ...]
 
 
 @dataclass
 class Statistics:
-    """Counts of a block, since it was entered."""
+    """Counts since the block was entered."""
 
-    iterations: int = 0  # that ended
-    replayed: int = 0  # of these, the ones that ran wholly by a plan
-    plans: int = 0  # made of recorded iterations
-    tuned: int = 0  # times that a better plan of the same iteration took the place of one
-    off_order: int = 0  # operations that ran otherwise than the plan at hand says
-    on_demand: int = 0  # swap-ins that an operation waited for, since no plan had asked for them
+    iterations: int = 0  # ended iterations
+    replayed: int = 0  # iterations that followed a plan completely
+    plans: int = 0  # plans made from recorded iterations
+    tuned: int = 0  # replacements of a plan by a better one of the same iteration
+    off_order: int = 0  # operations that deviated from the current plan
+    on_demand: int = 0  # swap-ins that no plan had started, so that an operation waited
     bytes_in: int = 0  # copied to the device
     bytes_out: int = 0  # copied to the host
     peak_bytes: int = 0  # the most bytes of storages on the device at once
     host_bytes: int = 0  # the most bytes swapped out at once
-    locked_bytes: int = 0  # that stay on the device, since their address is in use elsewhere
-    uncounted_bytes: int = 0  # that are left alone, since operations use slices of them alone
+    locked_bytes: int = 0  # stay on the device, since their address is in use elsewhere
+    uncounted_bytes: int = 0  # not managed, since operations use only slices of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Step:
 
     operation: OpOverload
     signature: Signature
-    varies: bool  # it may take part in more, or make other sizes, than the plan has
+    varies: bool  # operands or result sizes may differ from the plan's
     inputs: tuple[int, ...]
     written: tuple[int, ...]
-    arrivals: frozenset[int]  # inputs that are given anew each iteration and come here first
+    arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
     births: tuple[int, ...]
     birth_bytes: int
     before: _Numbered
@@ -62,13 +62,13 @@ class Step:
 
 
 class Follower:
-    """Matches the operations of iterations with the steps of a plan of a recorded one.
+    """Matches the operations of iterations with the steps of a recorded iteration's plan.
 
     Attributes:
         steps: The functions in order.
         cursor: The number of the next step; -1 while the operations do not follow the plan.
-        bound: The variable behind each of the trace's, of this iteration or still of the one
-            before.
+        bound: The actual variable for each of the trace's, of this iteration or, until it is
+            replaced, of the one before.
     """
 
     def __init__(self, recorded: Recording, plan: SwapPlan) -> None:
@@ -114,7 +114,7 @@ class Follower:
 
     @property
     def done(self) -> bool:
-        """Whether the iteration has run through."""
+        """Whether the iteration has run to its end."""
         return self.cursor == len(self.steps)
 
     def upcoming(self, operation: OpOverload) -> Step | None:
@@ -132,10 +132,10 @@ class Follower:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[list[Variable], list[Variable]] | None:
-        """Return an operation's variables, and those written, where they are just a step's.
+        """Return an operation's variables, and the written ones, if they match the step exactly.
 
-        None where they are others, or where more has to be found out, such as of a new mini-batch.
-        `known` has variables by the address of their storage.
+        None if they differ, or if a slower check is needed, such as for a new mini-batch. `known`
+        has variables by the address of their storage.
         """
         bound, numbers, kind = self.bound, step.inputs, step.signature
         if kwargs and not kind.takes_named.isdisjoint(kwargs):
@@ -168,10 +168,10 @@ class Follower:
         return (inputs, written) if len(inputs) == expected else None
 
     def match(self, operation: OpOverload, inputs: list[Variable], origin: int) -> Step | None:
-        """Return the next step where this operation is it, else None.
+        """Return the next step if this operation matches it, else None.
 
-        Off the plan, the next step is the first: the iteration may begin here. `origin` is the
-        clock at the start of this iteration.
+        While the plan is not followed, the next step is the first: the iteration may begin here.
+        `origin` is the clock at the start of this iteration.
         """
         position = max(self.cursor, 0)
         if position == len(self.steps):
@@ -185,7 +185,7 @@ class Follower:
                 continue
             taken = variable.bound >= 0 and self.bound[variable.bound] is variable
             if taken and variable.since < origin and variable.bound not in self.persistent:
-                taken = False  # the iteration before left it; in this one it is given from outside
+                taken = False  # left by the iteration before; in this one given from outside
             if v not in step.arrivals or taken or self.sizes[v] != variable.nbytes:
                 return None
             given.append((variable, v))
@@ -195,7 +195,7 @@ class Follower:
         return step
 
     def bind_made(self, step: Step, made: list[Variable]) -> bool:
-        """Take an operation's results as the step's births; return whether they are."""
+        """Match an operation's results with the step's births; return whether they match."""
         if len(made) != len(step.births):
             return False
         for variable, v in zip(made, step.births, strict=True):
@@ -216,7 +216,7 @@ class Follower:
         variable.bound = v
 
     def passed(self) -> list[Entry]:
-        """Return the operations that ran by the plan in this iteration, as a log has them."""
+        """Return this iteration's operations that followed the plan, as log entries."""
         entries = []
         for step in self.steps[: max(self.cursor, 0)]:
             inputs, written, made = (
@@ -228,24 +228,24 @@ class Follower:
 
 
 class Iterations:
-    """The iterations of a block: recorded until there is a plan, then followed.
+    """The iterations of a block: recorded until there is a plan, then matched with it.
 
-    The first is recorded. The second often runs other functions, since an optimizer makes its state
-    in the first, and shows when the variables end that an iteration leaves behind: it is recorded
-    again and planned. The third shows whether it repeats. Then nothing is recorded until an
-    operation leaves the plan.
+    The first iteration is recorded. The second often runs other functions, since an optimizer makes
+    its state in the first; it also shows the ends of variables that an iteration leaves behind. So
+    it is recorded again and planned. The third shows whether it repeats. Then nothing is recorded
+    until an operation deviates from the plan.
 
     Args:
         make_plan: Plans a recorded iteration; None only records.
-        better: Given a plan that has run through as it was made, and that iteration, returns a
-            better plan or None.
+        better: Given a plan that was followed to its end, and its iteration, returns a better plan
+            or None.
 
     Attributes:
         origin: The clock at the start of the iteration.
-        log: Its operations so far, or None where they are not recorded.
+        log: Its operations so far, or None if they are not recorded.
         recorded: The last recorded iteration.
-        follower: It follows the plan; None before the first.
-        plan: The plan.
+        follower: Follows the plan; None before the first plan.
+        plan: The current plan.
     """
 
     def __init__(
@@ -260,17 +260,17 @@ class Iterations:
         self.recorded: Recording | None = None
         self.follower: Follower | None = None
         self.plan: SwapPlan | None = None
-        self._proved = False  # the plan has run through once
-        self._settled = False  # the plan is as good as its trace can be known
+        self._proved = False  # the plan was once followed to its end
+        self._settled = False  # the trace is known completely
         self._refined = 0  # plans made since the functions last changed
-        self._strays = 0  # iterations in a row that did not run by the plan
+        self._strays = 0  # consecutive iterations that did not follow the plan
 
     def record_only(self) -> None:
         """Make no plans from now on."""
         self._make_plan = self._better = None
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
-        """Return the plan's next step where this operation is it; else leave the plan."""
+        """Return the plan's next step if this operation matches it; else leave the plan."""
         if self.follower is None:
             return None
         step = self.follower.match(operation, inputs, self.origin)
@@ -280,7 +280,7 @@ class Iterations:
         return step
 
     def sums_in_place(self) -> bool:
-        """Whether the plan at hand has a sum in place here."""
+        """Whether the current plan's next step is a sum in place."""
         follower = self.follower
         return (
             follower is not None
@@ -289,7 +289,7 @@ class Iterations:
         )
 
     def leave(self) -> None:
-        """Go on by demand; the operations that ran by the plan are written into the log."""
+        """Continue on demand; write the operations that followed the plan into the log."""
         assert self.follower is not None
         if self.log is None:
             self.log = self.follower.passed()
@@ -305,7 +305,7 @@ class Iterations:
         timer: Timer | None,
         into: Variable | None = None,
     ) -> Step | None:
-        """Note an operation that ran; return its step where it went as planned."""
+        """Note an operation that ran; return its step if it followed the plan."""
         follower = self.follower
         if step is not None and follower is not None and not follower.bind_made(step, made):
             self.leave()
@@ -322,7 +322,7 @@ class Iterations:
         return step
 
     def _begin_anew(self) -> None:
-        """Forget the operations since the last iteration ended, too many for one."""
+        """Discard the operations since the last iteration: too many for one iteration."""
         assert self.log is not None
         self.origin += len(self.log)
         self.log.clear()
@@ -333,13 +333,13 @@ class Iterations:
         )
 
     def end(self, clock: int) -> None:
-        """End an iteration after `clock` operations, and plan anew where that is called for.
+        """End an iteration after `clock` operations, and make a new plan if needed.
 
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
         """
         if clock == self.origin:
-            return  # nothing ran since the last one ended
+            return  # nothing ran since the last iteration
         self._statistics.iterations += 1
         done = self.follower is not None and self.follower.done
         self._strays += 1
@@ -360,9 +360,9 @@ class Iterations:
         plan = self.plan
         same = plan is not None and recorded.trace == plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # The first iteration rarely runs like those after it, so it is not planned. A plan that has
-        # run through outlasts one iteration that does not follow it, such as one with an evaluation
-        # before it. Where many in a row do not, a plan is made after the 2nd, 4th, 8th and so on.
+        # The first iteration rarely repeats, so it is not planned. A plan that was once followed
+        # survives a single deviating iteration, such as one after an evaluation. If many in a row
+        # deviate, a plan is made after the 2nd, 4th, 8th and so on.
         few = 2 if self._proved or self.recorded is None else 1
         patient = self._strays < few or self._strays & (self._strays - 1)
         if self._make_plan and not known and (done or not patient):

@@ -1,17 +1,17 @@
-"""The paper's schedule to the letter, to compare our changes with.
+"""The paper's schedule without our changes, as a baseline for them.
 
 Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in the part of
-the variable-sequence that enters the window, in which every place counts, also repeated ones; (b)
-where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out the
-variables of f_i, (d) but none that is never used again or lies within the window. All begins and
-ends on the host, and variables are copied to it again even where it has them unchanged.
+the variable-sequence that enters the window, counting repeated variables each time; (b) if that
+exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out the variables of f_i,
+(d) except those that are never used again or lie within the window. All variables begin and end on
+the host, and are copied to it again even if unchanged there.
 
-Open points are as in the authors' code (nnabla): the window ends at the first variable without
-room; and where a function's results have none, the variable that was prefetched for the latest use
-is taken back, as if it had not been asked for yet.
+Points that the paper leaves open follow the authors' code (nnabla): the window ends at the first
+variable without room; if there is no room for a function's results, the variable prefetched for the
+latest use is withdrawn, as if it had not been requested yet.
 
-Differs from the paper: a value that is overwritten next is not copied, and a copy to the host that
-would be under way while its variable is written is not made, since its memory is not released.
+Differs from the paper: a value that is overwritten next is not copied; and no copy to the host runs
+while its variable is written, since that variable's memory is not released.
 """
 
 from repro.outofcore.bounds import check_budget
@@ -22,11 +22,11 @@ _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
 
 
 def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
-    """Schedule the swaps of an iteration as section 3 has it.
+    """Schedule the swaps of an iteration as in section 3.
 
     Args:
         trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time, transfers under way included.
+        budget_bytes: Device memory that may be taken at any time, including running transfers.
         window_bytes: The schedule-window; None for 1.5 times the budget.
 
     Raises:
@@ -48,10 +48,10 @@ class _Literal(Draft):
         super().__init__(trace, budget)
         self.window = window
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]
-        self.leaving: dict[str, int] = {}  # after which function it began to leave, oldest first
-        self.ahead: dict[str, int] = {}  # before which function it was asked for, and not used yet
-        self.late: list[str] = []  # taken back, and within the window
-        self.begun: dict[str, int] = {}  # after which function a copy of what is there began
+        self.leaving: dict[str, int] = {}  # function after which it began to leave, oldest first
+        self.ahead: dict[str, int] = {}  # function before which it was prefetched; not used yet
+        self.late: list[str] = []  # prefetches withdrawn, and within the window
+        self.begun: dict[str, int] = {}  # function after which a copy of its current value began
 
     def plan(self) -> SwapPlan:
         """Return the plan."""
@@ -87,14 +87,14 @@ class _Literal(Draft):
                             window_bytes=self.window, copies_again=True)  # fmt: skip
 
     def _enters(self, a: int, name: str, entered: int) -> bool:
-        """Whether a later place of the variable-sequence is taken into the window: (b) and (d)."""
+        """Whether a later entry of the variable-sequence enters the window: (b) and (d)."""
         if entered + self.sizes[name] > self.window:
             return False
         born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
         return not born or self._ask(a, name)
 
     def _next(self, name: str, a: int) -> tuple[int, bool] | None:
-        """Return the next use after function a and whether it reads; None where nobody looks."""
+        """Return the next use after function a and whether it reads; None without a next use."""
         for b in self.trace.accesses[name]:
             if b > a:
                 return b, name in self.trace.functions[b].inputs
@@ -111,7 +111,7 @@ class _Literal(Draft):
         self.alive.discard(name)
 
     def _make(self, a: int, variables: tuple[str, ...]) -> None:
-        """Have a function's variables on the device, and room for those that are born."""
+        """Bring a function's variables to the device, and make room for its new ones."""
         function = self.trace.functions[a]
         for name in variables:
             self.leaving.pop(name, None)
@@ -138,7 +138,7 @@ class _Literal(Draft):
                 self.before[self.ahead.pop(name)].remove(Action(Kind.SWAP_IN, name))
                 self.free(name)
                 self.late.append(name)
-            else:  # it had stayed, for it lies within the window
+            else:  # it had stayed, since it lies within the window
                 name = next(x for x in sorted(self.device) if x not in variables)
                 self._leave(max(u for u in (-1, *self.trace.accesses[name]) if u < a), name)
                 self.late.append(name)
@@ -150,7 +150,7 @@ class _Literal(Draft):
             return True
         following = self._next(name, a)
         if following is None or not following[1]:
-            return True  # it is overwritten whole, and taken then
+            return True  # the next use overwrites it whole, and allocates it then
         may_go = sum(self.sizes[x] for x in self.leaving)
         if self.used - may_go + self.sizes[name] > self.budget:
             return False

@@ -1,11 +1,11 @@
 """The chunked allocator of section 4 in C++: on CUDA by the driver, and on host memory for tests.
 
 The library is compiled at first use with the plain compiler and torch's headers; the CUDA driver
-is looked up at run time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it
-works.
+is looked up at run time, so that no toolkit is needed. `csrc/chunked_allocator.cpp` explains its
+method.
 
-A library is code that runs: it is kept in a folder of this user's alone, and ends with a digest of
-its content.
+A library is executable code: it is kept in a private folder of this user, and ends with a digest
+of its content.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ FLAGS = (
     *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
     f"-isystem{_TORCH / 'include'}",
 )
-# torch has loaded its own: this is where it is found by a name.
+# torch has loaded its libraries already: here the linker finds them by name.
 LIBRARIES = ("-ldl", "-lpthread", f"-L{_TORCH / 'lib'}", "-lc10")
 _INVALID, _OUT_OF_MEMORY = 1, 2
 _LARGEST = 2**63 - 1
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 
 class AllocatorBuildError(RuntimeError):
-    """The library of the chunked allocator cannot be built here, or not be trusted."""
+    """The library of the chunked allocator cannot be built, or cannot be trusted."""
 
 
 class NativeOutOfMemory(MemoryError):
-    """A request does not fit into the limit, or the device has no more; it says how much."""
+    """A request exceeds the limit or the device's memory; the message states the bytes."""
 
 
 class Counters(ctypes.Structure):
@@ -61,15 +61,15 @@ class Counters(ctypes.Structure):
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    physical_bytes: int  # behind the chunks, by the system; on a CPU of touched pages only
+    physical_bytes: int  # backing the chunks; on a CPU only touched pages
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak_internal_fragmentation_bytes: int
     live_blocks: int
-    shared_chunks: int  # that small requests share
-    cached_ranges: int  # freed, mapped, and to be had whole
-    retired_ranges: int  # freed, their chunks had elsewhere, until they can be unmapped
+    shared_chunks: int  # chunks that small requests share
+    cached_ranges: int  # freed, mapped, and reusable as a whole
+    retired_ranges: int  # freed, with chunks in use elsewhere, until they can be unmapped
     mallocs: int
     frees: int
     ranges_reused: int
@@ -77,7 +77,7 @@ class Counters(ctypes.Structure):
     chunks_released: int
     maps: int  # chunks mapped into a range
     unmaps: int  # chunks unmapped from one
-    event_waits: int  # of the host for the device, as nothing else was left
+    event_waits: int  # waits of the host for the device, for lack of free memory
     failures: int  # calls that failed
     _fields_ = tuple((name, ctypes.c_uint64) for name in __annotations__)
 
@@ -88,7 +88,7 @@ class Counters(ctypes.Structure):
 
 
 def _compiler() -> list[str]:
-    """Return the compiler and arguments of its own, as `$CXX` may hold them."""
+    """Return the compiler with its own arguments, such as in `$CXX`."""
     given = os.environ.get("CXX")
     for name, *arguments in [shlex.split(given) or [given]] if given else [["c++"], ["g++"]]:
         if path := shutil.which(name):
@@ -100,16 +100,16 @@ def _compiler() -> list[str]:
 
 
 def build() -> Path:
-    """Compile the library where that has not been done, and return its path.
+    """Compile the library if necessary, and return its path.
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
-    name that hashes source, compiler and flags. That folder must be this user's and closed to
-    others. A library that was changed is built again, with a warning. Any number of processes may
-    build it at once.
+    name with a hash of source, compiler and flags. That folder must belong to this user and be
+    closed to others. A changed library is built again, with a warning. Several processes may build
+    at once.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
-            not be trusted.
+            trusted.
     """
     if platform.system() != "Linux":
         raise AllocatorBuildError(
@@ -133,7 +133,7 @@ def build() -> Path:
             if _is_whole(target):
                 return target
             logger.warning("building again: %s is damaged, or not what was built here", target)
-            target.unlink()  # the permissions of an old file would stay
+            target.unlink()  # else the old file's permissions would stay
         with replacing(target) as made:  # the last process wins, with the same library
             command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
@@ -155,10 +155,10 @@ def build() -> Path:
 
 
 def _own_folder(path: Path) -> int:
-    """Open a folder that is closed to others, made where there is none.
+    """Open a folder that is closed to others; make it if it is missing.
 
-    What is opened by way of the descriptor was put there by this user or by root, whatever others
-    may do to the folders above it.
+    Files opened relative to the descriptor were put there by this user or by root, even if others
+    can change the folders above it.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = -1
@@ -179,21 +179,21 @@ def _own_folder(path: Path) -> int:
 
 
 def _digest(name: str, content: bytes) -> bytes:
-    """Return the end of a library, which loaders take no notice of."""
+    """Return the digest at the end of a library, which loaders ignore."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is what was built under its name."""
+    """Whether a library is unchanged since it was built under its name."""
     content = library.read_bytes()
     return content[-_DIGEST_BYTES:] == _digest(library.name, content[:-_DIGEST_BYTES])
 
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
-    """Load a library from a folder that is this user's alone.
+    """Load a library from a private folder of this user.
 
-    By the folder's descriptor, which stays open: its name may lead to another folder by now.
+    It uses the folder's open descriptor: its name may lead to another folder by now.
     """
     opened = Path(f"/proc/self/fd/{_own_folder(path.parent)}") / path.name
     try:
@@ -248,17 +248,17 @@ def _check_sizes(chunk_bytes: int, small_bytes: int, limit_bytes: int | None) ->
 class ChunkedMemory:
     """Memory from chunks that are mapped into contiguous ranges of addresses.
 
-    Any number of threads may use one at once. It is a context manager, which closes it.
+    Several threads may use it at once. As a context manager it closes itself at the end.
 
     Args:
-        backend: ``posix`` for host memory, with pretended streams, or ``cuda``.
-        chunk_bytes: Size of a chunk, rounded up to what the backend can map: 4 KiB, or 2 MiB.
-        limit_bytes: Most that all chunks may take; None for no limit.
+        backend: ``posix`` for host memory, with simulated streams, or ``cuda``.
+        chunk_bytes: Size of a chunk, rounded up to the backend's granularity: 4 KiB, or 2 MiB.
+        limit_bytes: Most bytes of all chunks; None for no limit.
         device: Number of the CUDA device.
-        small_bytes: Requests up to it share chunks, as in `ChunkedAllocator`; 0 for none.
+        small_bytes: Requests up to this size share chunks, as in `ChunkedAllocator`; 0 for none.
 
     Raises:
-        AllocatorError: An argument makes no sense.
+        AllocatorError: An argument is invalid.
         AllocatorBuildError: The library cannot be built.
         RuntimeError: There is no such device, or no CUDA driver.
     """
@@ -284,11 +284,11 @@ class ChunkedMemory:
         return self._handle
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Return the address of bytes to be used first on a stream; 0 for a request of 0.
+        """Return the address of `nbytes` for first use on a stream; 0 for a request of 0.
 
         Raises:
-            NativeOutOfMemory: They do not fit.
-            AllocatorError: The size makes no sense.
+            NativeOutOfMemory: The bytes do not fit.
+            AllocatorError: The size is invalid.
         """
         if not is_whole(nbytes, 0, _LARGEST):
             raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
@@ -298,15 +298,15 @@ class ChunkedMemory:
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Take back bytes that were handed out; their last use is on `stream`.
+        """Free the bytes at an address; their last use is on `stream`.
 
         Raises:
-            AllocatorError: Nothing is live at the address.
+            AllocatorError: No live block is at the address.
         """
         _check(self._library, self._library.ca_free(self._open(), address, stream))
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Say that another stream uses it, too, and is waited for after it is freed."""
+        """Note that another stream uses a block, too; its reuse waits for that stream."""
         _check(self._library, self._library.ca_record_stream(self._open(), address, stream))
 
     def trim(self) -> None:
@@ -314,18 +314,18 @@ class ChunkedMemory:
         _check(self._library, self._library.ca_trim(self._open()))
 
     def counters(self) -> Counters:
-        """Return its state and history."""
+        """Return the allocator's state and history."""
         counters = Counters()
         _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(counters)))
         return counters
 
     def set_complete(self, stream: int, complete: bool) -> None:
-        """Hold back the work of a pretended stream, or let it finish; for tests."""
+        """Hold back the work of a simulated stream, or let it finish; for tests."""
         status = self._library.ca_posix_set_complete(self._open(), stream, int(complete))
         _check(self._library, status)
 
     def close(self) -> None:
-        """Give everything back, live blocks included; no other thread may be using it."""
+        """Free everything, including live blocks; no other thread may be using it."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             self._library.ca_destroy(handle)
@@ -339,7 +339,7 @@ class ChunkedMemory:
 
 @dataclass(frozen=True)
 class Installed:
-    """The chunked allocator inside torch; it stays for as long as the process lives."""
+    """The chunked allocator inside torch, until the process ends."""
 
     library: Path
     chunk_bytes: int
@@ -367,19 +367,19 @@ def install(
 ) -> Installed:
     """Make torch allocate all CUDA memory of this process from chunks (section 4).
 
-    To be called before anything else uses CUDA. Where memory is out, torch raises a
+    Call it before anything else uses CUDA. Without free memory, torch raises a
     `torch.OutOfMemoryError` that begins with "out of memory". torch's own statistics
-    (``torch.cuda.memory_allocated``) do not work then: see `Installed.counters`. Not for CUDA
-    graphs, for memory shared with other processes, or read by another device without a copy.
+    (``torch.cuda.memory_allocated``) then do not work: see `Installed.counters`. Not supported are
+    CUDA graphs, and memory shared with other processes or read directly by another device.
 
     Args:
         chunk_bytes: Size of a chunk, rounded up to 2 MiB.
-        limit_bytes: Most that the chunks of one device may take; None for all it has.
-        small_bytes: Requests up to it share chunks; None for half a chunk. With 0 every tensor
-            takes a chunk at least, down to single numbers, of which a network has hundreds.
+        limit_bytes: Most bytes of the chunks of one device; None for all its memory.
+        small_bytes: Requests up to this size share chunks; None for half a chunk. With 0 every
+            tensor takes at least a chunk, even each of a network's hundreds of single numbers.
 
     Raises:
-        AllocatorError: There is no CUDA, it is in use already, or an argument makes no sense.
+        AllocatorError: There is no CUDA, it is in use already, or an argument is invalid.
         AllocatorBuildError: The library cannot be built.
     """
     if small_bytes is None:
@@ -401,7 +401,7 @@ def install(
         plugged = torch.cuda.memory.CUDAPluggableAllocator(
             library._name, "ca_plug_malloc", "ca_plug_free"
         )
-        # Neither is reached by the constructor: Tensor.record_stream, and empty_cache.
+        # The constructor sets neither of these: Tensor.record_stream, and empty_cache.
         allocator, pointer = plugged.allocator(), ctypes.c_void_p
         allocator.set_record_stream_fn(ctypes.cast(library.ca_plug_record_stream, pointer).value)
         allocator.set_reset_fn(ctypes.cast(library.ca_plug_empty_cache, pointer).value)

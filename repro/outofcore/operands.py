@@ -1,4 +1,4 @@
-"""Which variables an operation is given, which it makes or resizes, and of which kind they are."""
+"""The variables that an operation is given, makes or resizes, and their kinds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from repro.outofcore.recording import Signature, components, tensors_in
 from repro.outofcore.residency import Residency, Variable
 
-# ---- kinds: modules and optimizers tell. Before, a variable has the kind that its operations show.
+# ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -52,7 +52,7 @@ def _meet(residency: Residency, named: Mapping[str, Iterable[object]]) -> None:
 
 
 def classify(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
-    """Set the kinds of all known variables that an optimizer works on."""
+    """Set the kinds of an optimizer's known variables."""
     for kind, values in _of_optimizer(optimizer).items():
         for value in values:
             variable = variable_of(residency, value) if isinstance(value, torch.Tensor) else None
@@ -70,7 +70,7 @@ def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
 
 
 class Operands:
-    """Finds the variables of operations, and counts new ones; `hold` keeps a tensor for good."""
+    """Finds the variables of operations, and counts new ones; `hold` locks a tensor for good."""
 
     def __init__(self, residency: Residency, hold: Callable[[torch.Tensor], None]) -> None:
         self._residency, self._hold = residency, hold
@@ -93,7 +93,7 @@ class Operands:
     def of(
         self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Variable], list[Variable]]:
-        """Return the variables that an operation is given, and those of them that it writes."""
+        """Return an operation's input variables, and the inputs that it writes."""
         find = self._residency.look_up if known.view else self._residency.find
         inputs: list[Variable] = []
         written: list[Variable] = []
@@ -124,14 +124,14 @@ class Operands:
             variable.kind, variable.raw = "parameter", tensor.requires_grad
 
     def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
-        """Return the variable of a tensor that was left alone, if it counts from now on."""
+        """Return the variable of a tensor that was not managed, if it counts from now on."""
         if writes and (variable := self._residency.adopt(tensor)) is not None:
             return variable
         self._hold_components(tensor)
         return None
 
     def held(self, *arguments: Any) -> list[Variable]:
-        """Return the variables of all that arguments hold, however deep, modules included."""
+        """Return the variables of all tensors in arguments, at any depth, modules included."""
         inputs: list[Variable] = []
         for leaf in tree_leaves(arguments):
             tensors = [leaf] if isinstance(leaf, torch.Tensor) else []
@@ -144,7 +144,7 @@ class Operands:
         return inputs
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
-        """Keep the parts of a sparse or nested tensor, which C++ code holds on to, for good."""
+        """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""
         for part in components(tensor):
             self._hold(part)
 
@@ -156,7 +156,7 @@ class Operands:
         written: list[Variable],
         made: list[Variable],
     ) -> None:
-        """Count anew the storages that an operation may have resized, or that had no bytes."""
+        """Update the bytes of storages that an operation may have resized, or that were empty."""
         for variable in written:
             if variable.died is None:
                 self._residency.resized(variable)

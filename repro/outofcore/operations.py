@@ -1,4 +1,4 @@
-"""How the operations of a block are seen, timed, predicted and divided."""
+"""Interception, timing, size prediction and division of a block's operations."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ from repro.outofcore.recording import components, signature, tensors_in
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     for of in types:
         if of is not torch.Tensor and _dispatches(of):
-            return NotImplemented  # a tensor around others, whose operations come here after
+            return NotImplemented  # a wrapper tensor: the inner tensors' operations come here later
     if torch._C._is_torch_function_mode_enabled():  # as in a scripted module: we look at addresses
         with torch._C.DisableTorchFunction():
             return self.owner.run(func, args, kwargs or {})
@@ -32,12 +32,12 @@ def _dispatches(of: type) -> bool:
 
 
 def _left_alone(code: CodeType) -> bool:
-    """Have torch.compile never look into a function or its callees; return whether it can be."""
+    """Exclude a function and its callees from torch.compile; return whether that is possible."""
     try:
         of = torch._C._dynamo.eval_frame
         skip = of._FrameAction.SKIP
         of.set_code_exec_strategy(code, of._FrameExecStrategy(skip, skip))
-    except (AttributeError, TypeError):  # these names are torch's own affair
+    except (AttributeError, TypeError):  # torch's internal names may change
         return False
     return True
 
@@ -46,7 +46,7 @@ _LEFT_ALONE = _left_alone(_dispatch.__code__)
 
 
 class Operations(TorchDispatchMode):
-    """Sees every operation, those of backward passes and of optimizers included.
+    """Intercepts every operation, including those of backward passes and optimizers.
 
     Args:
         owner: A block.
@@ -56,17 +56,17 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
 
-    supports_higher_order_operators = True  # such as torch.cond: they come here as a whole
+    supports_higher_order_operators = True  # such as torch.cond: each arrives as one operation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not _LEFT_ALONE  # by a wrapper, which takes half as long as all of ours
+        return not _LEFT_ALONE  # torch's wrapper takes half as long as all of our code
 
     __torch_dispatch__ = _dispatch
 
 
 class RawAccess(TorchFunctionMode):
-    """Sees requests for a tensor's address, of which no operation tells."""
+    """Intercepts requests for a tensor's address, which are no operations."""
 
     LOCKS = frozenset(
         {"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "share_memory_"}
@@ -109,21 +109,21 @@ class RawAccess(TorchFunctionMode):
 
 
 class OutOfCoreWarning(UserWarning):
-    """Something runs otherwise within a block than it would outside."""
+    """Code behaves differently within a block than outside."""
 
 
 _said: set[str] = set()
 
 
 def say_once(key: str, text: str) -> None:
-    """Warn, once in a process."""
+    """Warn once per process."""
     if key not in _said:
         _said.add(key)
         warnings.warn(text, OutOfCoreWarning, stacklevel=4)
 
 
 def _serialiser() -> str:
-    """Return which serialiser asks for an address, to read there and soon; else nothing."""
+    """Return the serialiser that asks for an address, which reads there at once; else ""."""
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__", "").startswith("safetensors"):
         return "safetensors"
@@ -137,7 +137,7 @@ def _serialiser() -> str:
 
 
 class Timer:
-    """Seconds of one operation: of the clock on a CPU, by events on an accelerator."""
+    """Seconds of one operation: by the clock on a CPU, by events on an accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self.events: tuple[accelerator.Event, accelerator.Event] | None = None
@@ -158,16 +158,16 @@ class Timer:
 def result_bytes(
     operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int = 0
 ) -> tuple[int, bool]:
-    """Return the bytes that an operation makes, and whether it makes no more.
+    """Return the bytes that an operation makes, and whether this is an upper bound.
 
-    New storages, and the growth of given ones, are known from a run on the device meta. Where sizes
-    depend on values it is the largest possible size, or counted where that is above `room` bytes.
-    Of any other, such as a custom operation without a fake (which is not run to find out), the
-    bytes of the inputs are the guess.
+    New storages, and the growth of given ones, are known from a run on the device meta. If sizes
+    depend on values, the result is the largest possible size, or an exact count if that is above
+    `room` bytes. For any other operation, such as a custom one without a fake implementation, the
+    guess is the bytes of the inputs.
     """
     nbytes, known = 0, signature(operation)
     try:
-        with torch._C._DisableTorchDispatch():  # no mode of the user's is to see this
+        with torch._C._DisableTorchDispatch():  # hidden from the user's modes
             if known.by_values and by_values(operation, args):
                 return _bytes_by_values(operation, args, kwargs, room)
             if known.has_meta:
@@ -208,9 +208,9 @@ def _bytes_by_values(
     if name == "_ctc_loss":
         longest = int(torch.as_tensor(given["target_lengths"]).max())
         return width * x.shape[1] * (x.shape[0] * (2 * longest + 1) + 1), True
-    if "unique" in name:  # values, where they are, and how often
+    if "unique" in name:  # values, their positions, and their counts
         return count * (width + 16), False
-    if name.startswith("_to_sparse"):  # values, where they are, and where rows begin
+    if name.startswith("_to_sparse"):  # values, their positions, and starts of rows
         return count * (width + 8 * x.dim()) + 8 * (max(x.shape) + 1), False
     masks = list(filter(_is_mask, args[1])) if name == "index" else [given.get("mask", x)]
 
@@ -232,7 +232,7 @@ def _bytes_by_values(
 def _index_bytes(
     operation: OpOverload, x: torch.Tensor, indices: Iterable[torch.Tensor | None], count: int
 ) -> int:
-    """Return the bytes of `count` elements of a tensor that masks choose."""
+    """Return the bytes of a tensor's `count` elements that masks select."""
 
     def chosen(count: int) -> int:
         place = torch.empty(count, dtype=torch.int64, device="meta")
@@ -243,7 +243,7 @@ def _index_bytes(
 
     try:
         return chosen(count)
-    except (IndexError, RuntimeError):  # they broadcast with other indices
+    except (IndexError, RuntimeError):  # masks broadcast with other indices
         return chosen(1)
 
 
@@ -254,7 +254,7 @@ def _meta_bytes(
     given = [_meta(value, pairs) for value in args]
     named = {name: _meta(value, pairs) for name, value in kwargs.items()}
     if signature(operation).takes_device:
-        named["device"] = torch.device("meta")  # also where none is given: it would be run
+        named["device"] = torch.device("meta")  # else a call without a device would compute
     result = as_computed(operation, given, operation(*given, **named))
     old = {made.untyped_storage()._cdata for _, made, _ in pairs}
     storages = [tensor.untyped_storage() for tensor in tensors_in(result)]
@@ -267,34 +267,34 @@ def _meta_bytes(
     return total, all(value.layout is torch.strided for value, _, _ in pairs)
 
 
-# They compute their mean in the storage of each element's loss, and keep all of it.
+# Losses that compute their mean in the storage of each element's loss, and keep all of it.
 _KEEP_ALL = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
 
 
 def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
-    """Return a result without values, with the storages that it has where it is computed."""
+    """Return a result without values, with the storages of the real computation."""
     name = operation._opname
     if name in _KEEP_ALL and not result.dim():
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
         return result.new_empty(shape).as_strided((), ())
     if name == "mkldnn_rnn_layer" and torch.is_grad_enabled():
         return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
-    if name == "mkldnn_rnn_layer_backward":  # each bias has a gradient of its own
+    if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient
         return *result[:4], torch.empty_like(result[4]), *result[5:]
     return result
 
 
 def _lstm_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes that oneDNN's LSTM keeps for its backward pass, unknown to torch's shapes.
+    """Return the bytes that oneDNN's LSTM keeps for its backward pass; torch's shapes lack them.
 
-    It lays out gates, hidden and cell states, and gradients of states as float32, each on pages.
+    Gates, hidden and cell states, and gradients of states are float32, each in whole pages.
     """
     x, hidden = args[0], args[10]
     steps, samples, features = x.shape
     rows = steps * samples
-    more = 2 * (rows + samples)  # of both ends of the layer, and before the first step
+    more = 2 * (rows + samples)  # for both ends of the layer, and before the first step
 
-    def line(size: int, width: int) -> int:  # a row's: whole cache lines, no multiple of 256 items
+    def line(size: int, width: int) -> int:  # of a row: whole cache lines, not 256 k items
         padded = -(-size * width // 64) * 64
         return padded if padded // width % 256 else padded + 64
 
@@ -309,19 +309,19 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
         if value.layout is torch.strided:
             size, stride, dtype = value.size(), value.stride(), value.dtype
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        else:  # a dense one of its shape instead
+        else:  # a dense tensor of its shape instead
             made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))
         return made
     if isinstance(value, list | tuple):
         return type(value)(_meta(item, pairs) for item in value)
-    if isinstance(value, torch.Generator):  # nothing is drawn
+    if isinstance(value, torch.Generator):  # no random number is drawn
         return None
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def divide(args: tuple[Any, ...], limit_bytes: float) -> list[slice]:
-    """Return the parts, of at most some bytes or one element, of an operation on lists."""
+    """Return the parts, each of at most `limit_bytes` or one element, of an operation on lists."""
     lists = [value for value in args if isinstance(value, list | tuple) and value]
     count = max(map(len, lists), default=0)
     lists = [value for value in lists if len(value) == count]
@@ -342,7 +342,7 @@ def run_in_parts(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run an operation on lists part by part, and put the results together."""
+    """Run an operation on lists part by part, and join the results."""
     count = parts[-1].stop
 
     def take(value: Any, part: slice) -> Any:

@@ -1,14 +1,14 @@
-"""Schedules that know the times: gaps between uses are packed, and copies use the room left.
+"""Schedules from measured times: gaps between uses are packed; copies use the remaining room.
 
-The window of `schedule` decides function by function; here the whole iteration is looked at. First
-the gaps in which variables stay on the device are packed into the budget, the shortest first, less
-a margin for copies under way. Then a variable that goes is held until its copy is done, where there
-is room, and one that comes is let in as early as there is room for it up to its use, in the order
-of the uses. The ends of copies are known from simulating the plan before; so a few plans are made,
-each from the last.
+The window of `schedule` decides function by function; this scheduler uses the whole iteration.
+First it packs gaps in which variables stay on the device into the budget, the shortest first, less
+a margin for running copies. Then, as far as there is room, a leaving variable is held until its
+copy is done, and a returning variable enters as early as there is room for it up to its use, in the
+order of the uses. The ends of copies are known from simulating the plan before; so a few plans are
+made, each from the last.
 
-Differs from the paper: all of it. The paper calls its own schedule not optimal and leaves the rest
-to future work (section 6).
+Differs from the paper: this schedule is not in the paper, which calls its own not optimal and
+leaves others to future work (section 6).
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,15 +36,15 @@ def plan_packed(
     latency_s: float = 0.0,
     margins: Sequence[float] = MARGINS,
 ) -> SwapPlan:
-    """Return the fastest of the packed plans when simulated, of equal ones that with fewer bytes.
+    """Return the packed plan with the least simulated time; among equals with the fewest bytes.
 
     Args:
         trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time, transfers under way included.
+        budget_bytes: Device memory that may be taken at any time, including running transfers.
         compute_times: (n,) seconds of each function.
         bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Seconds that each copy takes whatever its size.
-        margins: Shares of the budget that stay free for copies, each tried.
+        latency_s: Fixed seconds of each copy.
+        margins: Shares of the budget that stay free for copies, all tried.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -64,7 +64,7 @@ def packed_plans(
     latency_s: float = 0.0,
     margins: Sequence[float] = MARGINS,
 ) -> Iterator[SwapPlan]:
-    """Yield the plans of which `plan_packed` returns the fastest."""
+    """Yield the plans from which `plan_packed` takes the fastest."""
     check_budget(trace, budget_bytes)
     if not margins or not all(0 <= margin < 1 for margin in margins):
         raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
@@ -85,7 +85,7 @@ def packed_plans(
 
 @dataclass(slots=True)
 class _Gap:
-    """A gap of a trace, and where its variable is meanwhile."""
+    """A gap of a trace, and the position of its variable meanwhile."""
 
     name: str
     use: int
@@ -93,9 +93,9 @@ class _Gap:
     ends: bool
     needed: bool
     nbytes: int
-    stays: bool = False  # it is on the device all the while
-    release: int = 0  # else before which function it leaves,
-    enter: int = 0  # and before which it comes back
+    stays: bool = False  # on the device throughout
+    release: int = 0  # otherwise the function before which it leaves,
+    enter: int = 0  # and the function before which it returns
 
 
 class _Packing:
@@ -135,11 +135,11 @@ class _Packing:
         """Return a plan.
 
         Args:
-            done: Before which function a variable's copy to the host was done, by the function
-                after which it began; None where nothing is known.
+            done: By (variable, function after which its copy to the host began), the function
+                before which the copy was done; None if nothing is known.
         """
         load = self.load.copy()
-        # The latest first: where there is no room for all, the oldest copies are done soonest.
+        # The latest first: without room for all, the oldest copies are done soonest.
         for gap in sorted(self.away, key=lambda gap: -gap.use):
             start = gap.use + 1
             until = gap.then if done is None else done.get((gap.name, gap.use), start)
@@ -156,7 +156,7 @@ class _Packing:
 
 
 class _Writing(Draft):
-    """From where variables stay, leave and enter to the actions of a plan, and its start."""
+    """Turns gaps, with stays, releases and returns, into the actions of a plan, and its start."""
 
     def __init__(self, trace: Trace, budget: int, gaps: Sequence[_Gap]) -> None:
         super().__init__(trace, budget)
@@ -165,7 +165,7 @@ class _Writing(Draft):
         self.releases: list[list[_Gap]] = [[] for _ in range(n)]
         self.enters: list[list[_Gap]] = [[] for _ in range(n)]
         for gap in gaps:
-            # One that comes back at once has stayed; one that ends needs no release.
+            # A variable that returns at once stays; one that ends needs no release.
             if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
                 continue
             self.begins[gap.use].append(gap)
@@ -174,7 +174,7 @@ class _Writing(Draft):
                 self.enters[gap.enter % n].append(gap)
         for entering in self.enters:
             entering.sort(key=lambda gap: gap.then)
-        # On the device when the iteration starts: those alive that have not left, or are back.
+        # On the device when the iteration starts: live variables that have not left, or are back.
         for gap in gaps:
             alive = gap.use < n <= gap.then and not (gap.ends and gap.then == n)
             back = gap.enter < n and not gap.ends
@@ -184,7 +184,7 @@ class _Writing(Draft):
         self.outgoing: set[str] = set()
 
     def plan(self) -> SwapPlan:
-        """Walk until an iteration starts as the one before it did, and write that down."""
+        """Walk until an iteration starts in the state of the one before; return it as a plan."""
         started = None
         while True:
             start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
@@ -215,7 +215,7 @@ class _Writing(Draft):
         for gap in self.enters[f]:
             while leaving and self.used + gap.nbytes > self.budget:
                 yield self._release(leaving.pop(0))
-            if gap.name in leaving:  # it comes back for the same function
+            if gap.name in leaving:  # it returns for the same function
                 leaving.remove(gap.name)
                 yield self._release(gap.name)
             if gap.name not in self.device:
@@ -237,7 +237,7 @@ class _Writing(Draft):
 
 
 def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
-    """Return before which function each copy to the host was done, by that after which it began."""
+    """Return the function before which each copy to the host was done; see `_Packing.plan`."""
     n = len(trace.functions)
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
     copied = {}

@@ -1,7 +1,7 @@
-"""When to copy which variable, for one repeated iteration; the rules of a plan; its requests.
+"""The plan of copies for a repeated iteration, its rules, and its requests for memory.
 
-Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, so that all are
-checked, simulated and run by the same code.
+Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, so that the same
+code checks, simulates and runs all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,12 +35,12 @@ class SwapPlan:
         before: (n) actions just before each function, in order.
         after: (n) actions just after each function, in order.
         resident: Variables that are on the device when the iteration starts.
-        host_valid: Variables whose copy on the host is right when the iteration starts.
-        outgoing: Variables whose copy to the host began in the iteration before, and whose device
-            memory has not been released.
+        host_valid: Variables with a correct copy on the host when the iteration starts.
+        outgoing: Variables that began to be copied to the host in the iteration before, and still
+            take device memory.
         scheduler: The name of its scheduler.
-        window_bytes: The window, where it has one.
-        copies_again: It copies variables that the host has already, as the paper's own does.
+        window_bytes: The window, if it has one.
+        copies_again: Whether it copies variables that the host has already, as in the paper.
     """
 
     trace: Trace = field(repr=False)
@@ -75,7 +75,7 @@ class SwapPlan:
 
     @cached_property
     def host_bytes(self) -> int:
-        """The most bytes of variables on the host at once: once there, they stay until they end."""
+        """The most bytes of variables on the host at once; they stay there until they end."""
         sizes = {name: aligned(nbytes) for name, nbytes in self.trace.sizes.items()}
         on_host: set[str] = set()
         held = peak = 0
@@ -84,7 +84,7 @@ class SwapPlan:
                 on_host.discard(name)
                 held -= sizes[name]
             for kind, name in (*self.before[number], *self.after[number]):
-                # A variable is copied when it is released: somebody may look at its value.
+                # A released variable is copied: its value may still be read from outside.
                 if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in on_host:
                     on_host.add(name)
                     held += sizes[name]
@@ -92,12 +92,12 @@ class SwapPlan:
         return peak
 
     def verify(self) -> int:
-        """Run the plan on paper, twice, and check every rule that a plan has to keep.
+        """Execute the plan symbolically, twice, and check all rules for plans.
 
-        The budget holds before and during every function, transfers under way included; inputs are
-        on the device when their function runs; a copy to the device has a right copy on the host to
-        come from; nothing is copied that is dead, that the host already has, or that is there;
-        no value that is still needed is lost; and the iteration ends as it started.
+        The budget holds before and during every function, including running transfers; inputs are
+        on the device when their function runs; a copy to the device has a correct copy on the host
+        as its source; no variable is copied that is dead or already at the destination; no value
+        that is still needed is lost; and the iteration ends as it started.
 
         Returns:
             The most bytes held at any time.
@@ -125,29 +125,29 @@ class SwapPlan:
         """Return the times of an iteration on a device with two copy streams.
 
         Functions run in order on one stream, copies to the device on a second, copies to the host
-        on a third; streams wait for each other exactly as the plan says. Iterations are repeated
-        until two in a row take the same time, and the last is returned.
+        on a third; streams wait for each other exactly as in the plan. Iterations are repeated
+        until two in a row take the same time; the last is returned.
 
         Args:
             compute_times: (n,) seconds of each function.
             bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-            latency_s: Seconds that each copy takes whatever its size.
+            latency_s: Fixed seconds of each copy.
 
         Raises:
-            ValueError: The number of times is not that of the functions, or a value is negative.
+            ValueError: The numbers of times and functions differ, or a value is negative.
         """
         return simulate(self, compute_times, bandwidth, latency_s)
 
 
 class Draft:
-    """A plan as a scheduler writes it, function by function."""
+    """A plan that a scheduler writes function by function."""
 
     def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget, self.sizes = trace, budget_bytes, trace.sizes
         self.n = len(trace.functions)
         self.alive = set(trace.alive_at_start)
-        self.device: set[str] = set()  # those of them on the device
-        self.used = 0  # bytes there
+        self.device: set[str] = set()  # live variables on the device
+        self.used = 0  # their bytes
         self.clear()
 
     def clear(self) -> None:
@@ -156,13 +156,13 @@ class Draft:
         self.after: list[list[Action]] = [[] for _ in range(self.n)]
 
     def allocate(self, name: str) -> None:
-        """Have a variable on the device."""
+        """Count a variable on the device."""
         if name not in self.device:
             self.device.add(name)
             self.used += self.sizes[name]
 
     def free(self, name: str) -> None:
-        """Have it there no more."""
+        """Count a variable off the device."""
         if name in self.device:
             self.device.discard(name)
             self.used -= self.sizes[name]
@@ -176,22 +176,22 @@ class Draft:
 
 
 class _Check:
-    """The state of device and host as actions and functions follow each other.
+    """The state of device and host through a sequence of actions and functions.
 
-    Written apart from the schedulers, from the trace alone, so that a mistake of theirs is seen.
+    It depends on the trace alone, not on the schedulers' code, so that it detects their mistakes.
     """
 
     def __init__(self, plan: SwapPlan) -> None:
         trace = plan.trace
         self.plan, self.sizes, self.peak = plan, trace.sizes, 0
-        # For each variable its uses as (function, whether its value is read), ascending.
+        # Each variable's uses as (function, whether its value is read), ascending.
         self.uses: dict[str, list[tuple[int, bool]]] = {}
         for number, function in enumerate(trace.functions):
             for name in function.variables:
                 self.uses.setdefault(name, []).append((number, name in function.inputs))
         self.device = set(plan.resident)
         self.held = sum(self.sizes[name] for name in self.device)
-        self.valid = set(plan.host_valid)  # the host's copy is right, or will be when it is done
+        self.valid = set(plan.host_valid)  # the host's copy is correct, or will be once done
         self.outgoing, self.alive = set(plan.outgoing), set(trace.alive_at_start)
         n = len(trace.functions)
         if not len(plan.before) == len(plan.after) == n:
@@ -234,17 +234,17 @@ class _Check:
             )
 
     def needed(self, name: str, after: int) -> bool:
-        """Whether the value of an alive variable must survive function number `after` - 1.
+        """Whether the value of a live variable must survive function number `after` - 1.
 
-        It must unless the next use overwrites it whole.
+        It must, unless the next use overwrites it whole.
         """
         uses, persists = self.uses[name], name in self.plan.trace.persistent
         if after <= uses[0][0] and not persists:
-            return True  # left by the iteration before: alive without a use, as below
+            return True  # left by the iteration before: live without a use, as below
         for number, read in uses:
             if number >= after:
                 return read
-        # The next iteration's first use; or alive without a use: somebody may still look at it.
+        # The next iteration's first use; or live without a use: it may be read from outside.
         return uses[0][1] if persists else True
 
     def act(self, actions: tuple[Action, ...], after: int, where: str) -> None:
@@ -263,7 +263,7 @@ class _Check:
             self.measure(what)
 
     def problem(self, kind: Kind, name: str, needed: bool) -> str:
-        """Return the rule that an action breaks, or nothing."""
+        """Return the rule that an action breaks, or ""."""
         there, valid = name in self.device, name in self.valid
         comes, leaves = kind in (Kind.SWAP_IN, Kind.ALLOCATE), kind is Kind.SWAP_OUT
         rules = {
@@ -298,7 +298,7 @@ class _Check:
 
     def compare(self, cycle: int) -> None:
         trace, n = self.plan.trace, len(self.plan.trace.functions)
-        # Those that die with the last function.
+        # Variables that die with the last function.
         self.end_lives([name for name in trace.ending[0] if trace.lifetimes[name][1] == n])
         for what, now, start in (
             ("on the device", self.device, self.plan.resident),
@@ -322,22 +322,22 @@ def _list(names: set[str] | frozenset[str]) -> str:
 
 
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
-    """Return the requests for device memory, and their ends, when a plan is repeated.
+    """Return the requests for device memory, and their ends, of a repeated plan.
 
-    A variable that is swapped in is a new request, as its memory comes from the allocator anew.
-    Variables of 0 bytes need none.
+    A swap-in is a new request, since its memory comes from the allocator anew. Variables of 0 bytes
+    make no request.
 
     Args:
-        plan: Any plan; one without transfers gives the requests of training in core.
+        plan: Any plan; a plan without transfers gives the requests of training in core.
         iterations: Number of runs; the first starts with the plan's resident variables.
     """
     return [event for _, event in by_function(plan, iterations)]
 
 
 def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
-    """Return the requests of `requests`, each with the number of the function that makes it.
+    """Return the requests of `requests`, each with the number of its function.
 
-    Functions are counted on through the iterations; resident variables are of the first.
+    Functions are numbered across iterations; resident variables belong to the first.
     """
     sizes, resident = plan.trace.sizes, {*plan.resident}
     if plan.trace.peak_bytes <= plan.budget_bytes:

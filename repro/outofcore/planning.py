@@ -1,8 +1,8 @@
-"""The schedules by name, and the plan of a recorded iteration: one at once, a better one later.
+"""Schedules by name, and plans of a recorded iteration: one at once, a better one later.
 
-The fastest schedule is found by simulating many plans, which for a long iteration takes far longer
-than a step. So the first plan is followed as soon as it is made; once it has run through, others
-are tried for a bounded time.
+Finding the fastest schedule means simulating many plans, which for a long iteration takes far
+longer than a step. So the first plan is followed as soon as it is made; after it was once followed
+to its end, others are tried for a bounded time.
 """
 
 import time
@@ -22,19 +22,19 @@ from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, tune_window, windows
 from repro.outofcore.sequence import Trace
 
-TRYING_S = 1.0  # for better plans when an iteration is known to repeat, one plan at least
+TRYING_S = 1.0  # time for better plans of a repeated iteration; at least one plan is tried
 _COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
-_MARGIN = 0.01  # of an iteration, that a better plan has to win
+_MARGIN = 0.01  # least gain of a better plan, as a share of an iteration
 _TUNED = {"auto", "window", "packed"}
 
 Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
 # Given a trace, a budget in bytes, seconds of each function, and bytes/s (to the device, to the
-# host), returns a plan of that trace within that budget.
+# host), returns a plan of the trace within the budget.
 Scheduler = Callable[[Trace, int, Sequence[float], tuple[float, float]], SwapPlan]
 
 
 def check_schedule(schedule: object) -> None:
-    """Raise a ValueError where a schedule is none of the names and cannot be called."""
+    """Raise a ValueError if a schedule is neither one of the names nor callable."""
     if not callable(schedule) and schedule not in get_args(Name):
         raise ValueError(
             f"schedule is {schedule!r}: give one of {', '.join(get_args(Name))}, or a function of "
@@ -51,15 +51,15 @@ def make_plan(
     latency_s: float = 0.0,
     window_bytes: int | None = None,
 ) -> SwapPlan:
-    """Return the plan of a schedule by its name, or of a function, whose plan is checked.
+    """Return the plan of a named schedule, or the checked plan of a function.
 
-    "auto" is the faster of packed plans and of all windows when simulated; "lms" is at the
-    distances that take least time. The arguments are those of `plan_packed`; `window_bytes` is of
-    "window" and "paper", None for 1.5 times the budget.
+    "auto" takes the plan with the least simulated time among packed plans and all windows; "lms"
+    the distances with the least time. The arguments are those of `plan_packed`; `window_bytes` is
+    for "window" and "paper", None for 1.5 times the budget.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
-        DoesNotFit: "lms" or "vdnn" holds more than the budget, which they do not know.
+        DoesNotFit: "lms" or "vdnn", which ignore the budget, exceed it.
         PlanError: A function's plan breaks a rule, or is of another trace or a larger budget.
     """
     given = trace, budget_bytes, times, rates, latency_s
@@ -90,16 +90,16 @@ def make_plan(
 
 
 def host_bytes(trace: Trace, budget_bytes: int) -> int:
-    """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
+    """Return the bytes of host memory for swapping within a budget, in whole slabs.
 
-    They are the larger of the default schedule's and of demand paging's, by which the first
-    iteration runs, with all that no function uses; 0 where there is room for all.
+    They are the larger of the default schedule's and of demand paging's, which runs the first
+    iteration, and include variables that no function uses; 0 if all variables fit the budget.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
     """
     needed = plan_swaps(trace, budget_bytes).host_bytes
-    with suppress(DoesNotFit):  # where its iterations never repeat
+    with suppress(DoesNotFit):  # if its iterations never repeat
         needed = max(needed, on_demand(trace, budget_bytes).host_bytes)
     if trace.peak_bytes > budget_bytes:
         needed += trace.held_bytes
@@ -110,7 +110,7 @@ class Planner:
     """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
     Args:
-        rates: Returns bytes/s of the copies (to the device, to the host), as measured so far.
+        rates: Returns the copies' measured bytes/s (to the device, to the host).
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Planner:
         self._rates = rates
 
     def plan(self, recorded: Recording) -> SwapPlan:
-        """Return a plan of an iteration, soon; errors are those of `make_plan`."""
+        """Return a plan of an iteration quickly; errors are those of `make_plan`."""
         trace, window = recorded.trace, self.window_bytes
         window = None if window == "auto" else window
         given = trace, self.budget_bytes, recorded.times, self._rates(), _COPY_LATENCY_S
@@ -135,9 +135,9 @@ class Planner:
         return make_plan(self.schedule, *given, window)
 
     def better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
-        """Try other plans of an iteration that repeats as `plan` has it, for a bounded time.
+        """Try other plans of an iteration that repeats according to `plan`, for a bounded time.
 
-        Return the fastest when simulated, None where that is not faster.
+        Return the plan with the least simulated time, None if `plan` is not slower.
         """
         fixed = self.window_bytes != "auto" and self.schedule != "packed"
         other = len(recorded.times) != len(plan.trace.functions)

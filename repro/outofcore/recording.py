@@ -1,4 +1,4 @@
-"""Operations as their schemas tell, sums of gradients, and the trace of those that ran."""
+"""Properties of operations by their schemas, sums of gradients, and the trace of a run."""
 
 import sys
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from repro.outofcore.sequence import Function, Trace
 ADD: OpOverload = torch.ops.aten.add.Tensor
 ADD_INTO: OpOverload = torch.ops.aten.add_.Tensor
 _OURS = ("repro.outofcore.", "torch._dynamo", "torch._compile")
-_SKIPPED = 16  # functions at the start of an iteration that may belong to the one before
-# They make a tensor of a storage without looking at the storage, even where it has no bytes now.
+_SKIPPED = 16  # most functions at an iteration's start that may belong to the one before
+# Operations that make a tensor of a storage without access to its bytes, even if it is empty now.
 _WITHOUT_ACCESS = frozenset(
     {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
 )
@@ -27,14 +27,14 @@ _WITHOUT_TENSORS = frozenset(
     [form.format(kind) for kind in _KINDS for form in ("{}", "Optional[{}]", "List[{}]")]
     + [f"Optional[List[{kind}]]" for kind in _KINDS]
 )
-# Their schemas do not say that they write the running statistics.
+# Operations with schemas that do not say that they write the running statistics.
 _NORMS = frozenset(
     {f"aten.{by}_batch_norm" for by in ("native", "cudnn", "miopen")}
     | {"aten.batch_norm_gather_stats", "aten.batch_norm_gather_stats_with_counts"}
 )
 _WRITES_UNSAID = ("running_mean", "running_var")
 _ONE_FOR_ALL = ("scalars", "weight")
-# The sizes of their results depend on values; of "index" where masks choose.
+# Operations with result sizes that depend on values; "index" only with masks.
 _BY_VALUES = frozenset(
     {"nonzero", "argwhere", "masked_select", "index", "repeat_interleave", "bincount"}
     | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
@@ -44,7 +44,7 @@ _BY_VALUES = frozenset(
 
 
 class Signature(NamedTuple):
-    """An operation by its schema."""
+    """An operation's properties according to its schema."""
 
     name: str  # without the overload, such as "aten.convolution"
     ignored: bool  # it does not touch the values of its tensors
@@ -53,19 +53,19 @@ class Signature(NamedTuple):
     writes: tuple[bool, ...]  # for each argument by position, whether it is written
     writes_named: frozenset[str]  # names of arguments that are written
     grouped: bool  # it works on lists of tensors one by one, so that it can be run in parts
-    makes: bool  # it may return tensors of storages that it was not given
-    view: bool  # it makes a tensor of a storage that it was given
-    resizes: bool  # it may change the size of a storage that it was given
-    collective: bool  # it works on with other processes after it has returned
-    awaited: bool  # its results come from other processes, and are to be waited for
+    makes: bool  # it may return tensors with new storages
+    view: bool  # it returns a tensor of a given storage
+    resizes: bool  # it may change the size of a given storage
+    collective: bool  # it continues with other processes after it has returned
+    awaited: bool  # its results come from other processes, and must be waited for
     by_values: bool  # the size of its result may depend on values
     has_meta: bool  # it can be run on the device meta, which computes and draws nothing
-    takes_device: bool  # it may be told by name where to make its result
+    takes_device: bool  # it has an argument for its result's device
 
 
 def signature(operation: OpOverload) -> Signature:
     """Return the signature of an operation."""
-    # By its address: its own hash is computed in Python at every look.
+    # By its address: an operation computes its own hash in Python at every look-up.
     cached = _SIGNATURES.get(id(operation))
     if cached is None:
         cached = _SIGNATURES[id(operation)] = operation, _signature(operation)
@@ -81,7 +81,7 @@ def _signature(operation: OpOverload) -> Signature:
     name = f"{space}.{short}"
     said = [bool(a.alias_info is not None and a.alias_info.is_write) for a in arguments]
     unsaid = _WRITES_UNSAID if name in _NORMS else ()
-    writes = tuple(  # the schemas of collectives do not say it either
+    writes = tuple(  # the schemas of collectives do not say that they write either
         write or a.name in unsaid or space == "c10d"
         for a, write in zip(arguments, said, strict=True)
     )
@@ -104,13 +104,13 @@ def _signature(operation: OpOverload) -> Signature:
         # Its result has no memory, and torch fills it with zeros before an operation takes it.
         makes=not (in_place or operation.is_view or name == "aten._efficientzerotensor"),
         view=operation.is_view,
-        # One whose name ends so changes values alone.
+        # An operation with a name ending in "_" changes only values.
         resizes=any(said) and (not short.endswith("_") or short.startswith("resize")),
         collective=space == "c10d",
         awaited=space == "_c10d_functional" and short != "wait_tensor",
         by_values=name.removeprefix("aten.") in _BY_VALUES
         and operation._overloadname != "self_Tensor",
-        # One that is registered for all devices at once would compute there, too.
+        # An operation registered for all devices at once would compute on meta, too.
         has_meta=not ignored
         and (
             space in ("aten", "prims")
@@ -121,7 +121,7 @@ def _signature(operation: OpOverload) -> Signature:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of an argument or a result, those within lists included."""
+    """Return the tensors in an argument or a result, including those in lists."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -130,7 +130,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a sparse or nested tensor consists of; of others none."""
+    """Return the parts of a sparse or nested tensor; none for any other tensor."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -144,18 +144,18 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(slots=True)
 class Entry:
-    """One operation that ran: what it read, what of that it wrote, and what it made."""
+    """One operation that ran: its inputs, the inputs that it wrote, and its new variables."""
 
     operation: OpOverload
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
-    into: Variable | None = None  # a gradient that this may be a sum into, if it ends here
+    into: Variable | None = None  # a gradient that may hold this sum, if it ends here
     seconds: float = 0.0
     events: tuple[accelerator.Event, accelerator.Event] | None = None
 
     def time_s(self) -> float:
-        """Return the seconds that it took, once the device has come so far."""
+        """Return its seconds, once the device has finished it."""
         if self.events is None:
             return self.seconds
         return accelerator.elapsed_s(*self.events)
@@ -166,21 +166,20 @@ class Recording:
     """One iteration as it ran."""
 
     trace: Trace
-    order: list[Variable]  # the one behind each of the trace's, in the order of `trace.accesses`
+    order: list[Variable]  # the actual variables, in the order of `trace.accesses`
     times: list[float]  # seconds of each function
     operations: list[OpOverload] = field(repr=False)  # of each function
 
 
-# ---- sums of gradients made in place, as plain autograd makes them. Where a tensor is used twice,
-# autograd sums two gradients of it: into the first, where nobody else holds that, but under a
-# dispatch mode always into a new tensor, so that an iteration would hold one more. Such a sum is
-# found in the iteration that is recorded, by the end of one operand right after it, and made in
-# place in those that follow the plan: a + b = b + a to the last bit. The other operand may be a
-# slice of something larger.
+# ---- sums of gradients in place, as in plain autograd. If a tensor is used twice, autograd sums
+# two gradients of it: plain autograd into the first gradient, if nothing else holds it, but under a
+# dispatch mode always into a new tensor, so that an iteration would hold one more. The recording
+# finds such a sum by an operand that ends right after it; iterations that follow the plan then sum
+# in place: a + b = b + a to the last bit. The other operand may be a slice of a larger tensor.
 
 
 class _Holders(NamedTuple):
-    """Numbers of holders of a tensor in C++ and in Python, and of its storage."""
+    """Counts of references to a tensor in C++ and in Python, and to its storage."""
 
     tensor: int
     wrapper: int
@@ -197,7 +196,7 @@ def _holders(args: tuple[Any, ...], position: int) -> _Holders:
 
 
 def _in_the_engine() -> bool:
-    """Whether autograd runs an operation in a backward pass, and none of the user's code does."""
+    """Whether autograd itself, not the user's code, runs an operation in a backward pass."""
     if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(1)
@@ -207,7 +206,7 @@ def _in_the_engine() -> bool:
 
 
 class _Probe(TorchDispatchMode):
-    """Counts the holders of the operands of a sum that autograd alone holds."""
+    """Counts the references to the operands of a sum that only autograd holds."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -220,10 +219,10 @@ class _Probe(TorchDispatchMode):
 
 
 class Sums:
-    """Tells the sums that can be made in place.
+    """Finds sums that can be made in place.
 
-    The number of holders of a tensor is torch's own affair, so it is measured on a small graph on
-    the device first: where that shows nothing, no sum is made in place.
+    The usual number of references to a tensor is internal to torch, so it is first measured on a
+    small graph on the device; if that fails, no sum is made in place.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -242,12 +241,12 @@ class Sums:
             self._alone = probe.holders[0]
 
     def into(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Return which operand a sum of two gradients may go into, or None."""
+        """Return the position of the operand that may hold a sum of two gradients, or None."""
         if self._alone is None or kwargs or len(args) != 2 or not _in_the_engine():
             return None
         if any(not isinstance(v, torch.Tensor) or v.layout is not torch.strided for v in args):
             return None
-        alone = [_holders(args, i) == self._alone[i] for i in (0, 1)]  # before we hold them
+        alone = [_holders(args, i) == self._alone[i] for i in (0, 1)]  # before we add references
         one, other = args
         if (
             not any(alone)
@@ -256,7 +255,7 @@ class Sums:
             or any(t.is_conj() or t.is_neg() for t in args)
         ):
             return None
-        if alone[0] and _dense(one):  # where plain autograd does it, too
+        if alone[0] and _dense(one):  # plain autograd's condition
             return 0
         return 1 if alone[1] and one.stride() == other.stride() and _dense(other) else None
 
@@ -266,10 +265,10 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
-    """Return operations with sums of gradients made in place, where an operand ends with them.
+    """Return operations with sums of gradients made in place if one of their operands ends there.
 
-    The result of such a sum takes the place of that operand from its birth on. `origin` is the
-    clock at the start of the iteration.
+    The result of such a sum replaces that operand from its birth on. `origin` is the clock at the
+    start of the iteration.
     """
     totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
@@ -306,9 +305,10 @@ def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
 def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> Recording:
     """Return an iteration as a trace.
 
-    A variable that is alive at the end dies in the next iteration where its counterpart of the
-    iteration before died in this one, as far as both ran the same functions; where that is not
-    known, it lives until its successor comes. `origin` is the clock at the start of the iteration.
+    A variable that is alive at the end dies in the next iteration at the function at which its
+    counterpart of the iteration before died in this one, as far as both ran the same functions; if
+    that is unknown, it lives until its successor is made. `origin` is the clock at the start of the
+    iteration.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -332,7 +332,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     order = list(names)
     sizes = {name: variable.nbytes for variable, name in names.items()}
     twins = _twins(previous, functions, sizes) if previous else {}
-    # The iteration before made it, and this one looks at it: its loss.
+    # Made by the iteration before and read in this one, such as a loss.
     left = {v for name, v in twins.items() if names.get(v, name) != name}
     n = len(functions)
     deaths: dict[str, int] = {}
@@ -345,7 +345,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
             death = first[variable] + n
             if name in twins:
                 twin = twins[name]
-                if twin in first:  # it is looked at once more, and counts as given there
+                if twin in first:  # read once more, where it counts as given from outside
                     death = min(death, n + first[twin])
                 elif twin.died is not None:
                     death = min(death, n + max(0, twin.died - origin))
@@ -361,10 +361,10 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 def _twins(
     previous: Recording, functions: list[Function], sizes: dict[str, int]
 ) -> dict[str, Variable]:
-    """Return the counterparts in the iteration before of variables of this one, by name.
+    """Return, by name, the counterparts of variables in the iteration before.
 
-    The two are compared for as long as they run the same functions. Operations after the end of the
-    iteration before, such as reading its loss, are at the start of this one.
+    Both iterations are compared as far as they run the same functions. Operations after the end of
+    the iteration before, such as reading its loss, are at the start of this one.
     """
     variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
     best: dict[str, str] = {}

@@ -1,9 +1,8 @@
-"""Which storages are on the device, within a byte budget.
+"""The storages on the device, within a byte budget.
 
-A storage is swapped out by resizing it to nothing: autograd, views and the user go on holding it,
-and their values are back once it has its bytes again. On a CPU it keeps its size and lies where its
-copy on the host is: readers that we do not see (a forked process, a serialiser, C++ code) read its
-values.
+A storage is swapped out by resizing it to nothing: autograd, views and the user keep holding it,
+and see its values once it has its bytes again. On a CPU it keeps its size and points to its copy on
+the host, so that unseen readers (a forked process, a serialiser, C++ code) read its values.
 """
 
 import gc
@@ -24,32 +23,32 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Variable:
-    """One storage, known by a weak reference: nothing here prolongs its life."""
+    """One storage, known by a weak reference, which does not keep it alive."""
 
-    # Defaults of the class: one is made for every result of an operation.
+    # Class defaults save time: every result of an operation makes a variable.
     resident = True  # it takes device memory
-    valid = False  # the host's copy is right, or will be once `outgoing` is done
-    locked = False  # it is never swapped out: somebody has its address
+    valid = False  # the host's copy is correct, or will be once `outgoing` is done
+    locked = False  # it is never swapped out: its address is in use
     fixed = False  # likewise, for good: its memory is not torch's own, or processes share it
     raw = False  # native code may write it by its address: no copy of it is trusted
     unlocked = False  # it was locked
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
-    place: Place | None = None  # on the host, where it has one
-    # The copies that nobody has waited for, with the storage.
+    place: Place | None = None  # on the host, if it has one
+    # Copies that have not been waited for, with the storage.
     incoming: tuple[Any, torch.UntypedStorage] | None = None
     outgoing: tuple[Any, torch.UntypedStorage] | None = None
-    fresh: torch.UntypedStorage | None = None  # on a CPU, where the copy to the device goes
-    pins = 0  # collectives that work on it
-    died: int | None = None  # the operation before which it was gone
+    fresh: torch.UntypedStorage | None = None  # on a CPU, target of the copy to the device
+    pins = 0  # number of collectives that use it
+    died: int | None = None  # number of the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
-    bound = -1  # the trace's variable that it is in this iteration
+    bound = -1  # its number in the trace, in this iteration
 
     def __init__(self, nbytes: int, since: int) -> None:
         self.nbytes = nbytes  # while it is on the device
-        self.used = self.since = since  # the operations that used it last and first, counted on
+        self.used = self.since = since  # numbers of the operations that used it last and first
 
     def peek(self) -> torch.UntypedStorage | None:
-        """Return its storage, or None where it has ended."""
+        """Return its storage, or None if it has ended."""
         return self.storage_ref() if self.storage_ref else None
 
     def storage(self) -> torch.UntypedStorage:
@@ -65,12 +64,12 @@ _UNKNOWN = Variable(0, 0)
 class Residency:
     """All managed storages of one device, and the bytes that they take there.
 
-    Those of other devices, and the excluded ones, are left alone.
+    Storages of other devices, and excluded ones, are not managed.
 
     Attributes:
-        uncounted: Bytes by address of storages left alone, as operations began with a part of them.
-        lock: To be held by the caller of anything here.
-        wait: Gives collectives some time to end; returns whether any were under way.
+        uncounted: Bytes by address of storages not managed, since operations first used a part.
+        lock: The caller of any method here must hold it.
+        wait: Gives collectives some time to end; returns whether any were running.
     """
 
     def __init__(
@@ -84,14 +83,14 @@ class Residency:
         self.budget_bytes, self.device, self.store, self.mover = budget_bytes, device, store, mover
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
         self.clock = 0  # operations so far
-        self.on_demand = 0  # swap-ins that somebody waited for, since no plan had asked for them
-        self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
-        self.ended: deque[Variable] = deque()  # not counted as such yet
-        self.known: dict[int, Variable | None] = {}  # by address; None: left alone
+        self.on_demand = 0  # swap-ins that no plan had started, so that an operation waited
+        self.leaving: deque[Variable] = deque()  # including all with a running copy to the host
+        self.ended: deque[Variable] = deque()  # ended, but still counted
+        self.known: dict[int, Variable | None] = {}  # by address; None: not managed
         self.uncounted: dict[int, int] = {}
         self._aliases_met = False
         self._excluded = frozenset(excluded)
-        # For each of these, which tell of the end of a storage: its address and its variable.
+        # Weak references that report the end of a storage: its address and its variable.
         self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
         self._on_end = self._ended
         self.lock = threading.RLock()
@@ -101,11 +100,11 @@ class Residency:
     def find(
         self, tensor: torch.Tensor, made: bool = False, named: bool = False
     ) -> Variable | None:
-        """Return a tensor's variable, made known where it is new; None where it is left alone.
+        """Return a tensor's variable, registered if it is new; None if it is not managed.
 
-        A storage from outside of which the first operation sees only a part, such as a slice of a
-        dataset, is left alone until an operation writes to it. One that is `made` by an operation
-        of the block counts, and one that is `named` by the user or an optimizer.
+        If the first operation on a storage from outside uses only a part of it, such as a slice of
+        a dataset, the storage is not managed until an operation writes to it. A storage `made` by
+        an operation of the block, or `named` by the user or an optimizer, is always managed.
         """
         try:
             storage = tensor.untyped_storage()
@@ -125,20 +124,20 @@ class Residency:
             return None
 
     def adopt(self, tensor: torch.Tensor) -> Variable | None:
-        """Count a storage that was left alone so far, as an operation writes to a part of it."""
+        """Manage a storage from now on, since an operation writes to a part of it."""
         if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         if self.uncounted.pop(storage._cdata, None) is None:
             return None
-        del self._watches[weakref.ref(storage)]  # equal to the one that tells of its end so far
+        del self._watches[weakref.ref(storage)]  # equal to the reference that reports its end
         return self._meet(storage._cdata, storage, tensor, False, True)
 
     def _meet(
         self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool, named: bool
     ) -> Variable | None:
         if (nbytes := storage.nbytes()) == 0:
-            return None  # it may grow yet
+            return None  # it may still grow
         managed = storage.device == self.device and key not in self._excluded
         fixed = managed and not storage.resizable()
         if managed and not made and self.device.type != "meta":
@@ -165,9 +164,9 @@ class Residency:
         return self.device.type == "cpu" and storage.is_shared()
 
     def _beside_aliases(self, storage: torch.UntypedStorage, fixed: bool) -> tuple[bool, bool]:
-        """Return whether a storage from outside counts, and whether it stays where it is.
+        """Return whether a storage from outside counts, and whether it is fixed on the device.
 
-        Others may lie at the same address, such as by DLPack: then all of them stay.
+        Other storages may share its memory, such as by DLPack: then all of them are fixed.
         """
         start = storage.data_ptr()
         end = start + storage.nbytes()
@@ -185,9 +184,9 @@ class Residency:
         return counts, fixed
 
     def _meet_aliases(self) -> None:
-        """Find, before anything leaves, tensors in the memory of others that are not known yet.
+        """Find unknown tensors in the memory of others, before the first variable leaves.
 
-        One that DLPack or an address made may first be used when the tensor below it has left.
+        A tensor made by DLPack or from an address may first be used after its owner has left.
         """
         self._aliases_met = True
         with torch._C.DisableTorchFunction():
@@ -201,14 +200,14 @@ class Residency:
                     self._beside_aliases(storage, fixed=True)
 
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        # The address may be used again from now on.
+        # From now on the address may be reused.
         key, variable = self._watches.pop(reference)
         self.known.pop(key, None)
         self.uncounted.pop(key, None)
         if variable is None:
             return
         variable.died = self.clock
-        # Whatever thread this is (a copying one, which collects garbage), it must not wait.
+        # This may run in any thread (garbage collection in a copying one): it must not wait.
         if self.lock.acquire(blocking=False):
             self._end(variable)
             self.lock.release()
@@ -216,7 +215,7 @@ class Residency:
             self.ended.append(variable)
 
     def bury(self) -> None:
-        """Count no more the variables that ended while another thread was at work here."""
+        """Stop counting the variables that ended while another thread held the lock."""
         while self.ended:
             self._end(self.ended.popleft())
 
@@ -235,7 +234,7 @@ class Residency:
         return [v for v in tuple(self.known.values()) if v is not None]
 
     def swap_in(self, variable: Variable) -> None:
-        """Take device memory for a variable and start its copy; the room must be there."""
+        """Take device memory for a variable and start its copy; there must be room."""
         if variable.resident or variable.died is not None:
             return
         assert variable.place is not None
@@ -259,7 +258,7 @@ class Residency:
             try:
                 self.mover.wait(ticket)
             except OSError:
-                if fresh is not None:  # it still lies on the host
+                if fresh is not None:  # it is still on the host
                     variable.resident = False
                     self.used_bytes -= variable.nbytes
                 raise
@@ -267,16 +266,16 @@ class Residency:
                 storage._swap_data_ptr_(fresh)  # type: ignore[attr-defined]
 
     def swap_out(self, variable: Variable) -> None:
-        """Start the copy of a variable to the host, where the host's is not right."""
+        """Start the copy of a variable to the host, unless the host's copy is correct."""
         if not variable.resident or variable.valid or variable.died is not None or variable.pins:
-            return  # such as one that is still coming
+            return  # such as a variable that is still arriving
         if not self._aliases_met:
             self._meet_aliases()
         if variable.locked:
             return
         storage = variable.peek()
         if storage is None:
-            return  # it ends just now, in another thread
+            return  # it has just ended in another thread
         if variable.place is None:
             variable.place = self.store.take(variable.nbytes)
         variable.outgoing = self.mover.start_out(storage, variable.place), storage
@@ -285,9 +284,9 @@ class Residency:
         self.bytes_out += variable.nbytes
 
     def let_go(self) -> None:
-        """Drop the hold on storages whose copies are done, so that they may end."""
+        """Release references to storages after their copies are done, so that they may end."""
         leaving = self.leaving
-        while leaving:  # copies end in the order in which they began
+        while leaving:  # copies end in the order of their start
             outgoing = leaving[0].outgoing
             if outgoing is not None and not self.mover.done(outgoing[0]):
                 break
@@ -309,17 +308,17 @@ class Residency:
                 raise
 
     def release(self, variable: Variable) -> None:
-        """Free a variable's device memory, when its copy to the host is done."""
+        """Free a variable's device memory, once its copy to the host is done."""
         if not self._aliases_met:
             self._meet_aliases()
         if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
-        self.arrive(variable)  # while it lies on the host, torch does not own its memory either
+        self.arrive(variable)  # until it arrives, torch does not own its memory either
         storage: Any = variable.peek()
         if storage is None:
             return
         if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
-            variable.locked = variable.fixed = True  # it has become so, where nobody saw it
+            variable.locked = variable.fixed = True  # it was shared unnoticed
             return
         del storage  # so that it may end
         if variable.raw:
@@ -327,7 +326,7 @@ class Residency:
         self.swap_out(variable)
         self.settle(variable)
         storage = variable.peek()
-        if variable.died is not None or storage is None:  # the copy held its storage until now
+        if variable.died is not None or storage is None:  # only the copy had kept it alive
             return
         if self.lies:
             assert variable.place is not None
@@ -335,19 +334,19 @@ class Residency:
             host_storage = torch._C._construct_storage_from_data_pointer(
                 address, self.device, variable.nbytes
             )
-            storage._swap_data_ptr_(host_storage)  # which ends with the device's memory
+            storage._swap_data_ptr_(host_storage)  # this frees the device's memory
         else:
             storage.resize_(0)
         variable.resident = False
         self.used_bytes -= variable.nbytes
 
     def written(self, variable: Variable) -> None:
-        """Note that a variable has a new value; the host's copy is no longer right."""
+        """Note that a variable has a new value; the host's copy is outdated."""
         self.settle(variable)
         variable.valid = False
 
     def resized(self, variable: Variable) -> None:
-        """Note the bytes of a variable whose storage an operation, or its holder, has resized."""
+        """Note a variable's bytes after an operation, or its holder, resized its storage."""
         nbytes = variable.storage().nbytes()
         if variable.resident and variable.incoming is None and nbytes != variable.nbytes:
             self.settle(variable)
@@ -362,23 +361,23 @@ class Residency:
         what: Callable[[], str],
         strict: bool = True,
     ) -> None:
-        """Free device memory for `nbytes`: of variables not to `keep`, those used longest ago.
+        """Free device memory for `nbytes`: least recently used variables first, none in `keep`.
 
-        Where that is not enough and it is `strict`, wait for collectives, and then raise.
+        If that is not enough and it is `strict`, wait for collectives, and then raise.
 
         Raises:
-            BudgetTooSmall: All that may be released is not enough.
+            BudgetTooSmall: Releasing all other variables is not enough.
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
             self.bury()
-            # Some may have ended, but for the copy. Copies end in the order in which they began:
-            # to wait for one that frees enough is to wait for no other.
+            # Some variables live only until their copies are done. Copies end in the order of their
+            # start, so that waiting for the one that frees enough costs no further wait.
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
                 self.settle(self.leaving.popleft())
                 self.bury()
             movable = (v for v in self.variables() if v.resident and not (v.locked or v.pins))
-            # First those that no plan knows.
+            # First variables outside the plan.
             for variable in sorted(movable, key=lambda v: (v.bound >= 0, v.used)):
                 if self.used_bytes + nbytes <= self.budget_bytes:
                     return
@@ -407,15 +406,15 @@ class Residency:
         return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:
-        """Bring every variable back, whatever the budget, and wait until all are there.
+        """Bring every variable back, even beyond the budget, and wait until all have arrived.
 
         Raises:
-            OSError, RuntimeError: One cannot be read back, or the device has no more memory; all
-                others are there.
+            OSError, RuntimeError: A variable cannot be read back, or the device has no more memory;
+                all others are back.
         """
         failed: Exception | None = None
         for variable in self.variables():
-            with suppress(OSError):  # one that could not be written is still on the device
+            with suppress(OSError):  # a variable that could not be written is still on the device
                 self.settle(variable)
             try:
                 self.swap_in(variable)
@@ -428,12 +427,12 @@ class Residency:
 
 
 class Addresses:
-    """Tensors whose bytes are read by their address, of which no operation tells.
+    """Tensors that are read by their address, unseen by operations.
 
-    The residency's lock is to be held by the caller.
+    The caller must hold the residency's lock.
 
     Attributes:
-        kept: Copies that serialisers read by address; to be cleared when anything is written.
+        kept: Copies that serialisers read by address; to be cleared when any tensor is written.
     """
 
     def __init__(self, residency: Residency) -> None:
@@ -444,7 +443,7 @@ class Addresses:
         self.kept: dict[Variable, torch.UntypedStorage] = {}
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes on the device, and for good where `lock`."""
+        """Bring a tensor's bytes to the device; with `lock` they stay there."""
         residency = self._residency
         variable = residency.find(tensor)
         if variable is None:
@@ -454,7 +453,7 @@ class Addresses:
             residency.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
             residency.swap_in(variable)
         residency.arrive(variable)
-        residency.written(variable)  # it may be, without a word to us
+        residency.written(variable)  # it may be written unnoticed
         variable.used = residency.clock
         variable.locked = variable.locked or lock
 
@@ -467,7 +466,7 @@ class Addresses:
                 variable.locked, variable.unlocked = variable.fixed, True
 
     def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, in `kept` where to `keep`."""
+        """Return a copy of a tensor's storage on the host; `keep` adds it to `kept`."""
         residency = self._residency
         variable = residency.find(tensor)
         if variable is None:

@@ -1,4 +1,4 @@
-"""Operations of the thread that trains and of others, with inputs brought in and room made."""
+"""Running operations, of the training thread and others, with inputs and room on the device."""
 
 import sys
 import time
@@ -27,22 +27,22 @@ from repro.outofcore.residency import Addresses, Residency, Variable
 from repro.outofcore.sequence import Kind
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
-_PATIENCE_S = 300.0  # for an operation of another thread to end
-UNLIMITED = 1 << 62  # bytes: only to be recorded, with a part for each element
+_PATIENCE_S = 300.0  # longest wait for another thread's operation
+UNLIMITED = 1 << 62  # bytes: a budget for recording only, with one part per element
 
 
 class Collectives:
-    """The collectives of torch.distributed that a block has begun: their tensors stay.
+    """The collectives of torch.distributed that a block has begun; they pin their tensors.
 
     Attributes:
-        works: Those under way, with the variables that each works on.
+        works: Running collectives, with the variables of each.
     """
 
     def __init__(self) -> None:
         self.works: list[tuple[list[Any], list[Variable]]] = []
 
     def work_on(self, result: Any, inputs: list[Variable]) -> None:
-        """Keep the variables where they are that a collective works on, until it is done."""
+        """Pin the variables of a collective on the device until it is done."""
         handles = [value for value in result if isinstance(value, torch.ScriptObject)]
         for variable in inputs:
             variable.pins += 1
@@ -51,7 +51,7 @@ class Collectives:
         self.let_go()
 
     def let_go(self) -> None:
-        """Let go the variables of collectives that are done."""
+        """Unpin the variables of finished collectives."""
         under_way = []
         for works, variables in self.works:
             if all(work.is_completed() for work in works):
@@ -62,7 +62,7 @@ class Collectives:
         self.works = under_way
 
     def wait(self) -> bool:
-        """Give collectives some time to end, by their own timeouts; return whether any ran."""
+        """Give collectives some time to end; return whether any were running."""
         if not self.works:
             return False
         time.sleep(0.002)
@@ -71,7 +71,7 @@ class Collectives:
 
 
 def wait_for(result: Any) -> None:
-    """Wait for a collective whose tensors only its result tells of."""
+    """Wait for a functional collective, by the tensors in its result."""
     for tensor in tensors_in(result):
         torch.ops._c10d_functional.wait_tensor(tensor)
 
@@ -93,21 +93,21 @@ def _varies(known: Signature, operation: OpOverload, args: tuple[Any, ...]) -> b
 class Running:
     """Runs each operation with its inputs on the device and room for its results.
 
-    The lock is held from the first input to the last result, so that of several threads one
-    operation runs at a time.
+    The lock is held from the first input to the last result, so that several threads run one
+    operation at a time.
     """
 
     def __init__(self, residency: Residency, addresses: Addresses, iterations: Iterations) -> None:
         device = residency.device
         self._residency, self._lock = residency, residency.lock
         self._addresses, self._iterations = addresses, iterations
-        self._computes = device.type != "meta"  # where nothing is, nothing takes room
+        self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
         self.operands = Operands(residency, partial(addresses.bring, lock=True))
         self.collectives = Collectives()
 
     def follow(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation by the shortest way where it is just the plan's next step."""
+        """Run an operation on the fast path, if it is exactly the plan's next step."""
         iterations = self._iterations
         follower = iterations.follower
         if follower is None or iterations.log is not None:
@@ -140,7 +140,7 @@ class Running:
     def _planned_sum(
         self, follower: Follower, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Step | None, tuple[Any, ...]]:
-        """Return the plan's next step where it makes this sum in place, and its arguments."""
+        """Return the plan's next step if it makes this sum in place, and the arguments."""
         step = follower.upcoming(ADD_INTO)
         operand = None if step is None else self._sums.into(args, kwargs)
         if operand is None:
@@ -148,7 +148,7 @@ class Running:
         return step, args[::-1] if operand else args
 
     def _bring_in(self, step: Step | None, name: str, inputs: list[Variable]) -> None:
-        """Have an operation's inputs on the device."""
+        """Bring an operation's inputs to the device."""
         residency = self._residency
         if residency.ended:
             residency.bury()
@@ -176,7 +176,7 @@ class Running:
         nbytes: int,
         certain: bool,
     ) -> None:
-        """Have room for the results of an operation, and take note of its writes."""
+        """Make room for the results of an operation, and note its writes."""
         residency = self._residency
         if residency.used_bytes + nbytes > residency.budget_bytes:
             residency.make_room(nbytes, inputs, partial(self._where, name), strict=certain)
@@ -187,7 +187,7 @@ class Running:
             self._addresses.kept.clear()
 
     def _make_room_late(self, name: str, keep: tuple[Variable, ...]) -> None:
-        """Be within the budget again after an operation made more than was predicted."""
+        """Return to the budget after an operation made more bytes than predicted."""
         residency = self._residency
         held = residency.used_bytes
         residency.make_room(0, keep, partial(self._where, name))
@@ -199,7 +199,7 @@ class Running:
         )
 
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, whatever the plan says of it."""
+        """Run an operation, whether it is planned or not."""
         residency, iterations = self._residency, self._iterations
         known = signature(operation)
         if known.ignored:
@@ -243,7 +243,7 @@ class Running:
         written: list[Variable],
         result: Any,
     ) -> list[Variable]:
-        """Count the results of an operation; return the variables that it has made."""
+        """Count the results of an operation; return its new variables."""
         residency = self._residency
         made = self.operands.made(result, inputs) if known.makes else []
         if known.resizes:
@@ -261,9 +261,9 @@ class Running:
     def _prepare(
         self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Step | None, list[Variable], list[Variable]]:
-        """Have an operation's inputs on the device, and room for its results.
+        """Bring an operation's inputs to the device, and make room for its results.
 
-        Return its step of the plan, its inputs, and those of them that it writes.
+        Return its step of the plan, its inputs, and the inputs that it writes.
         """
         inputs, written = self.operands.of(known, args, kwargs)
         step = self._iterations.expected(operation, inputs)
@@ -302,10 +302,10 @@ class Running:
             if variable is None or variable.died is not None:
                 continue
             if kind is Kind.SWAP_OUT and variable.raw:
-                continue  # its copy is made at the end, when nothing writes any more
+                continue  # copied at the end, when nothing writes it any more
             if kind is Kind.SWAP_OUT:
                 if self._iterations.plan is not None and self._iterations.plan.copies_again:
-                    residency.written(variable)  # as if it were: the plan wants the copy
+                    residency.written(variable)  # marked as written: the plan copies again
                 residency.swap_out(variable)
             elif kind is Kind.RELEASE:
                 residency.release(variable)
@@ -317,11 +317,11 @@ class Running:
                 variable.used = residency.clock
 
     def run_beside(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation of another thread, or one of higher order; no plan has it.
+        """Run an operation outside all plans: of another thread, or of higher order.
 
         Raises:
-            NotImplementedError: It is of higher order, such as torch.cond, and has to be compiled.
-            RuntimeError: The lock was not had in time.
+            NotImplementedError: It is of higher order, such as torch.cond, and must be compiled.
+            RuntimeError: The lock could not be acquired in time.
         """
         known = signature(operation) if isinstance(operation, OpOverload) else None
         if known is None and in_compiled():
@@ -339,7 +339,7 @@ class Running:
                 "run one at a time, and one of them does not end; it must not wait for a thread"
             )
         try:
-            if known is None:  # it calls functions whose operations nobody sees
+            if known is None:  # of higher order: it calls functions with unseen operations
                 inputs = written = self.operands.held(args, kwargs)
                 call, nbytes, certain = operation, 0, True
             else:
@@ -365,5 +365,5 @@ class Running:
 
     def _other_streams(self) -> None:
         device = self._residency.device
-        if accelerator.is_accelerator(device):  # each thread has a current stream of its own
+        if accelerator.is_accelerator(device):  # each thread has its own current stream
             accelerator.synchronize(device)

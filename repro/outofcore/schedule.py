@@ -2,10 +2,10 @@
 
 Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `_Window.iteration`.
 
-Differs from the paper: the window counts a variable once, and takes one in only where all functions
-up to its use stay within the budget, so that no prefetch is taken back. A reserved swap-out is
-carried out only where the budget will ask for its memory before the variable enters the window
-again. Values that the host has unchanged are not copied. The iteration is planned as a cycle.
+Differs from the paper: the window counts a variable once, and takes it in only if all functions up
+to its use stay within the budget, so that no prefetch is withdrawn. A reserved swap-out is carried
+out only if its memory is needed before the variable enters the window again. Values that are
+unchanged on the host are not copied. The iteration is planned as a cycle.
 """
 
 import gc
@@ -23,9 +23,9 @@ from repro.outofcore.sequence import Action, Kind, Trace
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
-Reach = list[int]  # for each function, the first one that a window of it does not reach
+Reach = list[int]  # for each function, the first function beyond its window
 _DEFAULT_SHARE = 1.5  # of the budget; variables without room wait outside the window in any case
-_PASSES = 6  # iterations after which a schedule that does not settle is closed by force
+_PASSES = 6  # iterations after which a schedule that has not settled is forced to close
 
 
 def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
@@ -33,9 +33,9 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
 
     Args:
         trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time, transfers under way included.
-        window_bytes: How far to look ahead, in bytes of distinct variables from the current
-            function on; None for 1.5 times the budget. `tune_window` finds a good one.
+        budget_bytes: Device memory that may be taken at any time, including running transfers.
+        window_bytes: Look-ahead, in bytes of distinct variables from the current function on; None
+            for 1.5 times the budget. `tune_window` finds a good value.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -54,7 +54,7 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
 
 
 def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
-    # Planning makes no cycles, and the collector would walk a long trace again and again.
+    # Planning makes no reference cycles; the collector would traverse a long trace repeatedly.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -81,12 +81,12 @@ def tune_window(
     bandwidth: float | tuple[float, float],
     latency_s: float = 0.0,
 ) -> SwapPlan:
-    """Return the plan of the window that takes least time when simulated.
+    """Return the plan of the window with the least simulated time.
 
-    Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, as times may
-    be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds and of
-    2 to 256 functions. Of equal times, the plan that moves fewer bytes is taken. The arguments are
-    those of `plan_swaps` and of `SwapPlan.simulate`.
+    Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, since times
+    may be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds
+    and of 2 to 256 functions. Among equal times, the plan that moves fewer bytes is taken. The
+    arguments are those of `plan_swaps` and of `SwapPlan.simulate`.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
@@ -103,9 +103,9 @@ def fastest(
     bandwidth: float | tuple[float, float],
     latency_s: float,
 ) -> SwapPlan | None:
-    """Return the plan that takes least time when simulated, of equal ones that with fewer bytes.
+    """Return the plan with the least simulated time; among equals with the fewest bytes.
 
-    None where there is no plan. One without a transfer cannot be beaten and ends the search.
+    None without plans. A plan without a transfer cannot be beaten and ends the search.
     """
     best: tuple[tuple[float, int], SwapPlan] | None = None
     for plan in plans:
@@ -119,14 +119,14 @@ def fastest(
 
 
 def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
-    """Yield the plans of which `tune_window` returns the fastest."""
+    """Yield the plans from which `tune_window` takes the fastest."""
     for share in WINDOW_SHARES:
         yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
     n, unlimited = len(trace.functions), sum(trace.sizes.values())
     functions = np.arange(n)
     reaches = [functions + 1 + count for count in FUNCTIONS_AHEAD]
     starts = np.concatenate([[0.0], np.cumsum(np.tile(times, 2))])
-    for share in TIME_SHARES:  # those that start so soon after the current one ends
+    for share in TIME_SHARES:  # functions that start within this time after the current one
         until = starts[1 : n + 1] + share * times.sum()
         reaches.append(np.searchsorted(starts[:-1], until, side="right"))
     for reach in reaches:
@@ -136,11 +136,11 @@ def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iter
 
 
 class _Window:
-    """The state of one iteration after another, planned without end.
+    """The state of an endless sequence of planned iterations.
 
-    Variables are numbers here. One that does not persist exists twice, 2 v and 2 v + 1 by turns of
-    iterations, for the window may hold its next birth while the one before is still alive.
-    Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
+    Variables are numbers here. A variable that does not persist has two instances, 2 v and 2 v + 1,
+    in alternate iterations, since the window may hold its next birth while the earlier one is still
+    alive. Functions are numbered across iterations: f_a is number a % n of iteration a // n.
     """
 
     at: int
@@ -155,17 +155,17 @@ class _Window:
         n, size = self.n, self.size
         self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
         self.after: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
-        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
+        self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
         self.start = start = self.at
         for a in range(start, start + n):
             self.at, number = a, a - start
             actions = self.before[number]
-            for v in self.ending[number]:  # of this iteration or of the one before
+            for v in self.ending[number]:  # of this iteration or the one before
                 self._die(self._instance(v, (a - self.death[v]) // n))
             # (a) Swap in the variables that enter the window,
             end = a + n if self.reach is None else start + self.reach[number]
             for kind, x in self._entering(a, min(end, start + n) if closed else end):
-                # (b) and where that exceeds the budget, wait for the oldest swap-outs first.
+                # (b) and if that exceeds the budget, wait for the oldest swap-outs first.
                 self._make_room(size[x], actions)
                 actions.append((kind, x))
                 self._allocate(x)
@@ -176,7 +176,7 @@ class _Window:
                 self._allocate(x)
             # (c) Reserve the swap-outs of the variables that leave the window,
             for x, use in self._leaving(a):
-                # (d) but of none that is dead.
+                # (d) except of dead variables.
                 if self.persists[x // 2] or self.death[x // 2] != number + 1:
                     self.reserved[x] = use
                     self.queue.append(use)
@@ -195,8 +195,8 @@ class _Window:
         self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
         self.ending = [[number[name] for name in names] for names in trace.ending]
-        # The variable-sequence in flat lists, an entry a use; entries first[a] to first[a + 1] are
-        # those of f_a. Flat, because planning many small objects would mostly feed the collector.
+        # The variable-sequence in flat lists, one entry per use; entries first[a] to first[a + 1]
+        # belong to f_a. Many small objects would keep the garbage collector busy.
         self.first = [0]
         self.function: list[int] = []
         self.instances: list[list[int]] = [[], []]  # for even and for odd iterations
@@ -225,8 +225,8 @@ class _Window:
         self.valid = self.alive.copy()
         self.device = [False] * total
         self.last_seen = [-1] * total  # the last use within the window
-        # Reserved swap-outs: by variable the use after which, counted on; and these uses, oldest
-        # first, among them some that were cancelled.
+        # Reserved swap-outs: by variable the use after which, numbered across iterations; and these
+        # uses, oldest first, including cancelled ones.
         self.reserved: dict[int, int] = {}
         self.queue: deque[int] = deque()
         # Bytes that the window takes at each function from `at` to `frontier`: committed + offset.
@@ -236,7 +236,7 @@ class _Window:
         self.frontier = -1
 
     def state(self) -> tuple[Any, ...]:
-        """Return all that decides the next iteration, counted from its start."""
+        """Return the state that determines the next iteration, counted from its start."""
         cycle = self.at // self.n
 
         def relative(x: int) -> tuple[int, int]:
@@ -272,9 +272,9 @@ class _Window:
         self.reserved.pop(x, None)
 
     def _entering(self, a: int, end: int) -> list[tuple[Kind, int]]:
-        """Take variables into the window while there is room; return those that have to come.
+        """Take variables into the window while there is room; return those to bring in.
 
-        None of the window may be released for another, so that nothing is moved here.
+        No variable of the window may be released for another, so that nothing moves here.
         """
         function, size, last_seen = self.function, self.size, self.last_seen
         count = len(function)
@@ -294,7 +294,7 @@ class _Window:
             if not seen:
                 self.window_used += size[x]
             if not (seen or birth):
-                self.reserved.pop(x, None)  # it is there, and stays: step (d)
+                self.reserved.pop(x, None)  # it is on the device, and stays: step (d)
                 if not self.device[x]:
                     incoming.append((Kind.SWAP_IN if self.read[position] else Kind.ALLOCATE, x))
             position += 1
@@ -305,7 +305,7 @@ class _Window:
         return incoming
 
     def _commit(self, x: int, j: int, a: int, seen: bool, birth: bool) -> bool:
-        """Commit memory to a variable of the window up to f_j; return whether the budget has it."""
+        """Commit memory to a variable of the window up to f_j; return whether it fits."""
         committed, nbytes = self.committed, self.size[x]
         if j > self.frontier:
             committed[self.frontier + 1 : j + 1] = -self.offset
@@ -334,7 +334,7 @@ class _Window:
         cycle, entry = divmod(use, len(self.function))
         x = self.instances[cycle % 2][entry]
         if self.reserved.get(x) != use:
-            return  # it was cancelled since
+            return  # cancelled meanwhile
         del self.reserved[x]
         if not self.valid[x] and self.value_used[entry]:
             self.after[self.function[entry]].append((Kind.SWAP_OUT, x))
@@ -346,7 +346,7 @@ class _Window:
         self.used -= self.size[x]
 
     def _run(self, a: int) -> Iterator[int]:
-        """Run f_a: yield the variables that are born there, and note those that are written."""
+        """Run f_a: yield the variables born there, and note the written ones."""
         cycle, number = divmod(a, self.n)
         instances = self.instances[cycle % 2]
         for entry in range(self.first[number], self.first[number + 1]):
@@ -357,7 +357,7 @@ class _Window:
                 self.valid[x] = False
 
     def _leaving(self, a: int) -> Iterator[tuple[int, int]]:
-        """Yield the variables that leave the window with f_a, and the uses after which."""
+        """Yield (variable, its last use) for each variable that leaves the window with f_a."""
         cycle, number = divmod(a, self.n)
         instances, passed = self.instances[cycle % 2], cycle * len(self.function)
         for entry in range(self.first[number], self.first[number + 1]):
@@ -368,7 +368,7 @@ class _Window:
 
     def plan(self, start: tuple[Any, ...]) -> SwapPlan:
         """Return the plan of the last iteration, which started and ended in state `start`."""
-        alive = self.trace.alive_at_start  # those that die with the last function are gone
+        alive = self.trace.alive_at_start  # without variables that die with the last function
         resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
         outgoing = alive & {self.names[x // 2] for x in self.carried}
         before, after = (

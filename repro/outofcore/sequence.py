@@ -1,4 +1,4 @@
-"""One training iteration as a sequence of functions, the variables that they use, and actions.
+"""One training iteration as a sequence of functions, with their variables, and actions.
 
 Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks with
 adaptive window-based scheduling", section 3: the function-sequence [f_1, ..., f_n], the variables
@@ -44,9 +44,9 @@ class Function:
 
     Attributes:
         name: Any name, such as ``"aten.convolution"``.
-        inputs: Variables whose values it reads.
-        outputs: Variables that it writes. One that is an output alone is new, or is overwritten
-            whole; one that is changed in place is both an input and an output.
+        inputs: Variables that it reads.
+        outputs: Variables that it writes. A variable that is only an output is new, or is
+            overwritten whole; a variable changed in place is both an input and an output.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Function:
             given = getattr(self, which)
             if isinstance(given, str):
                 raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
-            # dict.fromkeys: each variable once, in order.
+            # dict.fromkeys keeps each variable once, in order.
             object.__setattr__(self, which, tuple(dict.fromkeys(given)))
 
     @property
@@ -68,30 +68,30 @@ class Function:
 
 
 class Gap(NamedTuple):
-    """From a use of a variable to the next one, or from the last one to the variable's end."""
+    """The time between two uses of a variable, or between its last use and its end."""
 
     variable: str
     use: int  # the function before the gap
-    then: int  # the one after it, or before which the variable is gone; n + f in the next iteration
-    ends: bool  # the variable is gone after it
-    needed: bool  # its value outlives the gap, or may be looked at within it
+    then: int  # the function after it, or before which the variable ends; n + f: next iteration's f
+    ends: bool  # the variable ends with the gap
+    needed: bool  # its value outlives the gap, or may be read within it
 
 
 @dataclass(frozen=True)
 class Trace:
     """The functions of one iteration, which is repeated.
 
-    A variable that is first read was there before the iteration and stays (`persistent`: a
-    parameter, a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew
-    each iteration (a batch). A variable that is first written is born there. One of `sizes` that no
-    function uses is `held`: it is there all the time, unless it is swapped out for good.
+    A variable that is first read exists before the iteration and stays (`persistent`: a parameter,
+    a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew each
+    iteration (a batch). A variable that is first written is born there. A variable of `sizes` that
+    no function uses is `held`: it is always there, unless it is swapped out for good.
 
     Args:
-        functions: In the order in which they run.
+        functions: Functions in the order of execution.
         sizes: Bytes of each variable.
         kinds: One of `KINDS` for any of the variables.
         deaths: For variables that do not persist: the number of the function before which the
-            variable is gone, counted from 0. Without an entry a variable dies after its last use.
+            variable ends, counted from 0. Without an entry a variable ends after its last use.
             A number beyond the last function, n + d, means function d of the next iteration.
 
     Raises:
@@ -130,7 +130,7 @@ class Trace:
 
     @cached_property
     def accesses(self) -> dict[str, list[int]]:
-        """For each variable the numbers of the functions that use it, ascending."""
+        """Each variable's functions that use it, by number, ascending."""
         uses: dict[str, list[int]] = {}
         for number, function in enumerate(self.functions):
             for name in function.variables:
@@ -139,7 +139,7 @@ class Trace:
 
     @cached_property
     def persistent(self) -> frozenset[str]:
-        """Variables that are there before the iteration and after it."""
+        """Variables that exist before and after the iteration."""
         return frozenset(
             name
             for name, used in self.accesses.items()
@@ -148,7 +148,7 @@ class Trace:
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """Variables that no function uses, such as the weights of a layer that is left out."""
+        """Variables that no function uses, such as the weights of a skipped layer."""
         return tuple(name for name in self.sizes if name not in self.accesses)
 
     @property
@@ -158,7 +158,7 @@ class Trace:
 
     @cached_property
     def lifetimes(self) -> dict[str, tuple[int, int]]:
-        """For each variable that does not persist, (birth, death): it is there in [birth, death).
+        """For each variable that does not persist, (birth, death): it exists in [birth, death).
 
         The death may lie beyond the last function: see `deaths`.
         """
@@ -170,7 +170,7 @@ class Trace:
 
     @cached_property
     def gaps(self) -> list[Gap]:
-        """The gaps of each variable in turn, in order."""
+        """The gaps of all variables, one variable after the other, in order."""
         n, inputs = len(self.functions), [frozenset(f.inputs) for f in self.functions]
         gaps = []
         for name, used in self.accesses.items():
@@ -183,9 +183,9 @@ class Trace:
 
     @cached_property
     def ending(self) -> list[list[str]]:
-        """For each function the variables that are gone before it, of this iteration or the last.
+        """For each function the variables that end before it, of this iteration or the last.
 
-        Those that end with the last function are gone before the first.
+        Variables that end with the last function are listed for the first.
         """
         ending: list[list[str]] = [[] for _ in self.functions]
         for name, (_, death) in self.lifetimes.items():
@@ -194,24 +194,24 @@ class Trace:
 
     @cached_property
     def alive_at_start(self) -> frozenset[str]:
-        """Variables that persist, or that the iteration before has left."""
+        """Variables that persist, or were left by the iteration before."""
         n = len(self.functions)
         return self.persistent | {v for v, (_, death) in self.lifetimes.items() if death > n}
 
     @cached_property
     def needs_bytes(self) -> list[int]:
-        """For each function the bytes of its own variables, without which it cannot run."""
+        """For each function the bytes of its own variables, which it needs to run."""
         return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
 
     @cached_property
     def live_bytes(self) -> list[int]:
-        """For each function the bytes of everything alive while it runs, as trained in core."""
+        """For each function the bytes of all live variables while it runs, in core."""
         n = len(self.functions)
         change = [0] * (n + 1)
         change[0] = self.held_bytes + sum(self.sizes[name] for name in self.alive_at_start)
         for name, (birth, death) in self.lifetimes.items():
             change[birth] += self.sizes[name]
-            # Beyond the end, the instance of the iteration before is still there at the start.
+            # If it dies beyond the end, the earlier instance still exists at the start.
             change[death if death <= n else death - n] -= self.sizes[name]
         return list(accumulate(change))[:n]
 

@@ -16,7 +16,7 @@ from repro.outofcore.sequence import Kind, Trace
 if TYPE_CHECKING:
     from repro.outofcore.plan import SwapPlan
 
-_CYCLES = 8  # iterations after which a time that still alternates is taken as it is
+_CYCLES = 8  # iterations after which a time that still alternates is accepted
 
 
 class Transfer(NamedTuple):
@@ -36,10 +36,10 @@ class Simulation:
         time_s: Seconds of the iteration.
         compute_s: Seconds of its functions alone.
         bytes_in: Bytes copied to the device; bytes_out: to the host.
-        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and
-            copies under way in either direction included.
-        starts_s: (n,) when each function starts, from the start of the iteration.
-        ends_s: (n,) when it ends.
+        memory_bytes: (n,) bytes held on the device while each function runs, including its outputs
+            and running copies in both directions.
+        starts_s: (n,) start of each function, from the start of the iteration.
+        ends_s: (n,) end of each function.
         transfers: The copies that begin in the iteration.
     """
 
@@ -54,7 +54,7 @@ class Simulation:
 
     @property
     def stall_s(self) -> float:
-        """Seconds in which no function runs, for it waits for a copy."""
+        """Seconds in which no function runs, since the next one waits for a copy."""
         return max(0.0, self.time_s - self.compute_s)
 
     @property
@@ -103,7 +103,7 @@ def simulate(
 def checked_times(
     trace: Trace, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
 ) -> NDArray[np.float64]:
-    """Return the times of a trace's functions, (n,), if they are such."""
+    """Return the times of a trace's functions, (n,), after a check."""
     times = np.asarray(compute_times, dtype=np.float64)
     n = len(trace.functions)
     if times.shape != (n,):
@@ -117,7 +117,7 @@ def checked_times(
 
 
 def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]:
-    """Return bytes/s (to the device, to the host), if they are such."""
+    """Return bytes/s (to the device, to the host), after a check."""
     rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
     if len(rates) != 2 or not min(rates) > 0:
         raise ValueError(
@@ -128,10 +128,10 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
 
 
 class _Device:
-    """Three streams, each of which works in order, and waits for others as the plan says.
+    """Three streams, each of which works in order, and waits for others according to the plan.
 
-    A variable that ends while it is copied to the host takes its memory until the copy is done;
-    where the memory is needed sooner, the functions wait.
+    A variable that ends while it is copied to the host keeps its memory until the copy is done; if
+    the memory is needed sooner, the functions wait.
     """
 
     def __init__(
@@ -148,11 +148,11 @@ class _Device:
         self.lingering: list[tuple[float, int]] = []  # a heap: ends of copies, and bytes
         self.lingering_bytes = 0
         self.compute_free = self.in_free = self.out_free = 0.0
-        self.arrives: dict[str, float] = {}  # when a copy to the device is done
+        self.arrives: dict[str, float] = {}  # end of each copy to the device
         self.leaves: dict[str, float] = {}
 
     def run(self) -> None:
-        """Run one iteration on from where the one before ended."""
+        """Run one iteration, continuing from the one before."""
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.moved: list[Transfer] = []
@@ -187,7 +187,7 @@ class _Device:
             if kind is Kind.RELEASE:
                 self.compute_free = max(self.compute_free, self.leaves.pop(name, 0.0))
             elif kind is Kind.SWAP_IN:
-                # Its memory is free for it once the compute stream has come this far.
+                # Its memory is free once the compute stream has reached this action.
                 begin = max(self.in_free, self.compute_free)
                 self.in_free = self.arrives[name] = self.copy(kind, name, begin, self.rates[0])
             elif kind is Kind.SWAP_OUT:
@@ -195,14 +195,14 @@ class _Device:
                 self.out_free = self.leaves[name] = self.copy(kind, name, begin, self.rates[1])
 
     def copy(self, kind: Kind, name: str, begin: float, rate: float) -> float:
-        """Note a copy, and return when it ends."""
+        """Note a copy, and return its end."""
         end = begin + self.latency_s + self.plan.trace.sizes[name] / rate
         self.moved.append(Transfer(kind, name, begin, end))
         return end
 
 
 def _ends_while_it_leaves(plan: SwapPlan) -> list[list[str]]:
-    """Return for each function the variables that end before it, while they are copied."""
+    """Return for each function the variables that end before it while being copied."""
     leaving = set(plan.outgoing)
     for before, after in zip(plan.before, plan.after, strict=True):
         for kind, name in (*before, *after):

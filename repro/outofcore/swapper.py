@@ -1,4 +1,4 @@
-"""Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
+"""Training within a byte budget: `OutOfCore`, a context around a user's training steps."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -67,16 +67,16 @@ def _device(device: str | torch.device | None) -> torch.device:
 class OutOfCore:
     """Train within a budget of device memory, by swapping tensors to the host.
 
-    Within the block every operation of this thread, of its backward passes and of its optimizers is
-    seen. The first two iterations run by swapping on demand and are recorded: an optimizer makes
-    its state in the first. The following ones run by the schedule that the recording gives
-    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. Any
-    other operations (a changed step, an evaluation) swap on demand, and are planned anew where they
-    recur. Values are those of ordinary training, bit for bit.
+    The block sees every operation of this thread, of its backward passes and of its optimizers. The
+    first two iterations swap on demand and are recorded: an optimizer makes its state in the first.
+    The following ones run by a schedule of the recording (Hayakawa and Narihira, section 3), and by
+    better schedules found between iterations. Other operations (a changed step, an evaluation) swap
+    on demand, and are planned anew if they recur. Values are those of ordinary training, bit for
+    bit.
 
-    Threads that are started within the block, and work that is submitted to pools of threads, are
-    seen too; tensors that a collective works on stay until it is done. `docs/details.md` lists
-    what is not supported.
+    Threads started within the block, and work submitted to pools of threads, are seen, too; a
+    collective's tensors stay on the device until it is done. `docs/details.md` lists unsupported
+    features.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
     `step` for any other end, such as without an optimizer.
@@ -86,36 +86,35 @@ class OutOfCore:
     Args:
         budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
             operations comes on top.
-        window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
-            ``"auto"`` chooses by simulation with measured times, for about a second.
-        device: The device whose tensors are managed; None for the current accelerator, or else the
-            CPU.
-        swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
-            with less memory; None keeps them in memory, on top of the budget. With a folder, this
-            process returns freed memory to the system from then on, which costs page faults.
-        exclude: Tensors to leave alone and not to count, such as a whole dataset.
+        window_bytes: Look-ahead (`plan_swaps`), None for 1.5 times the budget; ``"auto"`` chooses
+            by simulation with measured times, for about a second.
+        device: The device of the managed tensors; None for the current accelerator, else the CPU.
+        swap_folder: On the CPU, a folder for a file of swapped-out tensors, to train with less
+            memory; None keeps them in memory, on top of the budget. With a folder, this process
+            returns freed memory to the system from then on, which costs page faults.
+        exclude: Tensors that are neither managed nor counted, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
-            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as it is
-            needed. All of it is given back at the end.
-        model: A module, or some, whose parameters, buffers and gradients count from the start;
-            those of another one count from its first use on (of the first one that is called, from
-            that call on).
-        optimizer: An optimizer, or some, whose parameters and state count from the start.
+            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as needed. All
+            of it is given back at the end.
+        model: One or more modules; their parameters, buffers and gradients count from the start.
+            Those of other modules count from their first use on; for the first called module, all
+            count from that call on.
+        optimizer: One or more optimizers; their parameters and state count from the start.
         schedule: The scheduler of the iterations: ``"window"``, the paper's with our changes;
-            ``"packed"``, which looks at the whole iteration; ``"auto"``, the faster of these when
-            simulated, or the window where `window_bytes` gives one; ``"paper"`` to the letter,
-            ``"lms"``, ``"vdnn"`` or ``"on_demand"``, to compare with; or a function
+            ``"packed"``, which uses the whole iteration; ``"auto"``, the faster of these in
+            simulation, or the window if `window_bytes` is given; ``"paper"`` without our changes,
+            ``"lms"``, ``"vdnn"`` or ``"on_demand"`` for comparison; or a function
             (`planning.Scheduler`).
-        link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
-            of a link's cost; None for as fast as the memory.
+        link_bytes_per_s: On the CPU, a limit on the rate of copies each way, to study a link's
+            cost; None for the memory's speed.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
-        HostMemoryError: The host (not the device) has not the memory to swap to.
+        HostMemoryError: The host (not the device) has too little memory to swap to.
         DoesNotFit: The schedule is "lms" or "vdnn", and holds more than the budget.
         PlanError: The schedule is a function, and its plan breaks a rule.
-        ValueError: An argument is of another kind or out of its range, the device is not here, or
-            `swap_folder` is given for an accelerator or is no folder that a file can be made in.
+        ValueError: An argument has a wrong type or is out of range, the device is not present, or
+            `swap_folder` is given for an accelerator or is no folder for a new file.
         RuntimeError: A block of the device is entered already.
     """
 
@@ -172,7 +171,7 @@ class OutOfCore:
 
     @property
     def plan(self) -> SwapPlan | None:
-        """The plan that is followed, or None before the first."""
+        """The current plan, or None before the first."""
         return self._iterations.plan
 
     @property
@@ -193,7 +192,7 @@ class OutOfCore:
                 "a tensor in exclude= has no storage of its own, such as a sparse or lazy one: it "
                 "is not swapped; name there what it consists of, such as its values()"
             ) from error
-        # Copies on the host stay readable on a CPU, as torch 2.13 can exchange pointers.
+        # On a CPU, copies on the host stay readable if torch (2.13) can exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
         self._store = HostStore(self.device, self.swap_folder, whole=whole)
         try:
@@ -218,8 +217,8 @@ class OutOfCore:
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
         self._iterations = Iterations(self._make_plan, self._better, self._statistics)
-        self._leader: object = None  # the optimizer whose steps end the iterations
-        self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
+        self._leader: object = None  # the optimizer that ends iterations by its steps
+        self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._addresses, self._iterations)
         self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
@@ -246,7 +245,7 @@ class OutOfCore:
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
-            if mode.owner is self:  # it is left, but this thread goes on to see it
+            if mode.owner is self:  # the block has ended, but this thread still sees it
                 raise RuntimeError("this thread was started within this block: make another one")
             if mode.owner.entered and mode.owner._thread == get_ident():
                 raise RuntimeError(
@@ -262,7 +261,7 @@ class OutOfCore:
         """Bring everything back.
 
         Raises:
-            BudgetTooSmall: It was raised within a scripted module, which left nothing of it.
+            BudgetTooSmall: It was raised within a scripted module, which hid it.
         """
         guard = self._guard
         guard.depth += 1
@@ -290,7 +289,7 @@ class OutOfCore:
         try:
             self._residency.restore()
         finally:
-            self._residency.budget_bytes = 1 << 62  # threads that go on move nothing any more
+            self._residency.budget_bytes = 1 << 62  # threads that still run move nothing more
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
             self._addresses.kept.clear()
@@ -315,7 +314,7 @@ class OutOfCore:
     # ---- tensors from before the block
 
     def _take_in(self) -> None:
-        """Count the modules and optimizers that the user has named, and hold the budget."""
+        """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for model in self._models:
                 meet_module(self._residency, model)
@@ -351,7 +350,7 @@ class OutOfCore:
                 parameters = parameters_of(optimizer)
                 ours = self._mine() and any(p.device == self.device for p in parameters)
                 if not ours and not any(variable_of(self._residency, p) for p in parameters):
-                    return  # it has stepped out of our sight
+                    return  # none of its parameters is managed
                 if self._iterations.log is not None:
                     classify(self._residency, optimizer)
             if self._leader is None:
@@ -403,11 +402,11 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
-        if guards.process != self._process:  # such as a loader's worker
+        if guards.process != self._process:  # a forked process, such as a loader's worker
             with self._reading([*args, *kwargs.values()]):
                 return operation(*args, **kwargs)
         if get_ident() != self._thread and torch._C._current_graph_task_id() < 0:
-            return self.run_beside(operation, args, kwargs)  # as of torch.jit.fork
+            return self.run_beside(operation, args, kwargs)  # such as by torch.jit.fork
         guard = self._guard
         guard.depth += 1
         try:
@@ -438,7 +437,7 @@ class OutOfCore:
 
     @contextmanager
     def _reading(self, values: list[Any]) -> Iterator[bool]:
-        """Within it tensors are read by their address; yield whether this is a forked process."""
+        """Let tensors be read by their address inside; yield whether the process is forked."""
         if guards.process != self._process:
             guards.check_readable(self._residency, values, self.swap_folder is not None)
             yield True
@@ -447,7 +446,7 @@ class OutOfCore:
             yield False
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        """Have a tensor's bytes on the device for readers of its address."""
+        """Bring a tensor's bytes to the device for readers of its address."""
         if self._stack is None:
             return
         with self._reading([tensor]) as forked:
@@ -455,10 +454,10 @@ class OutOfCore:
                 self._addresses.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
-        """Let a tensor be swapped out again whose address was asked for, or all such tensors.
+        """Allow swapping again of a tensor, or all tensors, locked by a request for the address.
 
-        The address (of ``data_ptr``, ``numpy``, DLPack) must not be used any more: on an
-        accelerator, the work that was given it must have run.
+        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used: on an
+        accelerator, work that uses it must have finished.
         """
         if self._stack is None:
             raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
@@ -468,7 +467,7 @@ class OutOfCore:
             self._addresses.unlock(tensor)
 
     def hold_sizes(self, values: Iterable[object]) -> None:
-        """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
+        """Lock integer tensors in place, for C++ code that reads them as sizes."""
         for value in values if self._stack is not None and self.device.type == "cpu" else ():
             if not isinstance(value, torch.Tensor) or value.device != self.device:
                 continue
@@ -478,8 +477,8 @@ class OutOfCore:
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for serialisers.
 
-        It stays for as long as it is used, or, with `keep`, until the iteration ends or an
-        operation writes to some tensor.
+        It lives as long as it is referenced, or, with `keep`, until the iteration ends or an
+        operation writes to any tensor.
         """
         if self._stack is None:
             return tensor.untyped_storage()

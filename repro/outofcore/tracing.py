@@ -28,23 +28,23 @@ def record(
     """Run one iteration and return it as a trace, at storage granularity.
 
     With ``device="meta"`` nothing is computed and no memory is needed: make the model, its
-    optimizer and the inputs, and call this, under torch's `FakeTensorMode`. The trace is that of
-    the same iteration on a CPU, as long as no step depends on values; gradients of views that were
-    changed in place may go through other copies.
+    optimizer and the inputs, and call this function, under torch's `FakeTensorMode`. The trace is
+    that of the same iteration on a CPU, provided that no step depends on values; gradients of views
+    that were changed in place may go through other copies.
 
-    Tensors that no operation uses are in the trace where a module that is called or an optimizer
-    that steps has them. Others, such as an average of the weights that is updated elsewhere, are
-    known by `model` and `optimizer` alone.
+    Tensors that no operation uses are in the trace if a called module or a stepping optimizer has
+    them. Others, such as an average of the weights that is updated elsewhere, must be given by
+    `model` and `optimizer`.
 
     Args:
         step: One training iteration: forward, backward, optimizer.
-        warmup: Iterations to run before, so that an optimizer has its state, and so that the ends
-            of variables that an iteration leaves behind are seen.
-        device: As of `OutOfCore`, or ``"meta"``.
-        model: A module, or some, that are held on the device, whether the step uses them or not.
+        warmup: Iterations to run before, so that an optimizer has its state, and the ends of
+            variables that an iteration leaves behind are known.
+        device: See `OutOfCore`, or ``"meta"``.
+        model: One or more modules held on the device, whether the step uses them or not.
         optimizer: Likewise.
         in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
-            element, as a block of the smallest budget runs them; otherwise whole.
+            element, as they run in a block with the smallest budget; otherwise whole.
 
     Raises:
         ValueError: `warmup` is negative, or no operation ran.
@@ -76,7 +76,7 @@ def record(
     finally:
         for hook in hooks:
             hook.remove()
-    if trace is None:  # not on this device, at least
+    if trace is None:  # no operation ran on this device
         raise ValueError(
             "no operation ran in the step on the device "
             f"{block.device}: it needs at least one; under torch's FakeTensorMode make the model, "
@@ -91,7 +91,7 @@ def _with_held(
     modules: Iterable[nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> Trace:
-    """Return a recorded trace with the tensors of modules and optimizers that no operation uses."""
+    """Return a recorded trace, with modules' and optimizers' tensors that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         for module in modules:
             meet_module(block._residency, module)
