@@ -113,28 +113,21 @@ def papers_title(task: str) -> str:
     return f"paper: {ROLES[task]}, {DATA[task]}"
 
 
-def stand_ins(configs: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """The networks in the place of the paper's, each once."""
-    pairs = ((network(config), ROLES[config["task"]]) for config in configs)
-    return dict.fromkeys(f"{ours} for {role}" for ours, role in pairs if ours != role)
+def networks(configs: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The networks that ran, each with the paper's."""
+    return [(network(config), ROLES[config["task"]]) for config in configs]
 
 
 def warnings(results: Results) -> Iterable[str]:
     """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
     records = [record for record in results.records if record.dataset]
-    stand_in, synthetic = stand_ins(record.config for record in records), dict[str, None]()
-    for record in records:
-        data, paper = record.dataset or {}, DATA[record.config["task"]]
-        if not data["name"].startswith(paper.lower().replace("-", "")):
-            stand_in[f"{data['name']} for {paper}"] = None
-        if data["kind"] == "synthetic":
-            synthetic[data["name"]] = None
-    if stand_in:
-        yield f"STAND-IN: {', '.join(stand_in)}."
-    if synthetic:
+    data = [((record.dataset or {})["name"], DATA[record.config["task"]]) for record in records]
+    yield from view.stand_ins([*networks(record.config for record in records), *data])
+    kinds = {(record.dataset or {})["name"]: (record.dataset or {})["kind"] for record in records}
+    if synthetic := [name for name, kind in kinds.items() if kind == "synthetic"]:
         yield f"SYNTHETIC: {', '.join(synthetic)}."
     # First epochs are drawn nowhere.
-    drawn = [r for r in results.records if r.status == "ok" and r.experiment != FIRST_EPOCHS]
+    drawn = [record for record in results.records if record.experiment != FIRST_EPOCHS]
     if astray := sum(record.metrics.get("diverged", False) for record in drawn):
         yield f"{astray} trainings DIVERGED; curves end there."
     if results.first(FIRST_EPOCHS):

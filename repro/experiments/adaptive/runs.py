@@ -167,7 +167,7 @@ def training(
         config["optimizer"] = OPTIMIZERS[optimizer]
         for rate in own.keys() & {"lr", "base_lr"}:
             own[rate] *= LAYERWISE[optimizer]
-    if profile in ("gpu", "paper"):  # choices that the paper leaves open; see `Paper.options`
+    if profile in ("gpu", "paper"):  # said there; the paper leaves both open
         config |= {"last_batch": "full_rate"} | ({} if task == CIFAR else {"psnr": "rgb"})
     config |= changes or {}
     # A variant has options that are younger than the first records of `train`.

@@ -13,7 +13,7 @@ from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, SubStage
 from repro.dualbatch.shares import resized
-from repro.experiments.captured import CapturedPasses
+from repro.experiments.captured import CapturedPasses, low_precision
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
@@ -150,17 +150,8 @@ class TrainingData:
             yield from TensorLoader(shown, labels[chosen], size, shuffle=False, mean=mean, std=std)
 
 
-def low_precision(config: Config) -> torch.dtype | None:
-    """The type of the forward pass under autocast, None for none."""
-    name = config["autocast"]
-    return None if name is None else getattr(torch, name)
-
-
 def compute_of(config: Config) -> dict[str, Any]:
-    """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state.
-
-    Where a configuration does not say whether workers keep their momentum, it restarts.
-    """
+    """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state."""
     low, last = low_precision(config), config["channels_last"]
     options = {"optimizer_state": config.get("optimizer_state", "restarted")}
     if not config.get("captured"):
@@ -170,10 +161,7 @@ def compute_of(config: Config) -> dict[str, Any]:
 
 
 def clock_of(config: Config) -> dict[str, Any]:
-    """How times vary on the local engine's clock; real processes have a clock of their own.
-
-    ``straggler`` is how many times as long the last worker, which has large batches, takes.
-    """
+    """How times vary on the virtual clock, on which ``straggler`` slows the last worker down."""
     if config.get("engine", "local") != "local":
         return {}
     plan = config["sub_stages"][-1]["plan"]
