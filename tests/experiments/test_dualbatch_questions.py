@@ -167,16 +167,17 @@ def test_the_raw_measurements_plan():
     ]
 
 
-@pytest.mark.parametrize(("table", "count"), [("table7", 18), ("table9", 24)])
+@pytest.mark.parametrize(("table", "count"), [("table7", 12), ("table9", 18)])
 def test_schedules(table, count):
     def edit(metrics, config):
-        metrics["rows"][0]["last"] += 1
+        metrics["rows"][-1]["last"] += 1
 
     assert checked(table)["evidence"].startswith(f"{count} of {count}")
     wrong = checked(table, edit={"solve": edit})
     assert wrong["holds"] == "NO" and wrong["evidence"].startswith(f"{count - 1} of {count}")
-    hybrid = [row["epochs"] for row in rows(table) if row["scheme"] == "hybrid"]
-    assert hybrid == [f"{first}, {last}" for first, last in REPORTED[table]["epochs"]]
+    assert [row["epochs"] for row in rows(table)] == [
+        f"{first}, {last}" for first, last in REPORTED[table]["epochs"]
+    ]
 
 
 def test_the_schemes_have_the_papers_symbols():

@@ -57,7 +57,7 @@ class SleepingLayer(nn.Module):
 
 def asleep(config: dict[str, Any], seed: int, data: None, device: str) -> Outcome:
     """Measure steps whose layers sleep, with the averaging within them and after them."""
-    return Outcome({"ratios": launch(config, config["processes"], module=__name__)})
+    return Outcome({"ratios": launch(config, config["processes"], function=measure)})
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,9 @@ import json
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,42 +32,49 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def launch(
-    job: Config, processes: int, timeout_s: float = 3600.0, module: str = __name__
+    job: Config,
+    processes: int,
+    timeout_s: float = 3600.0,
+    function: Callable[[Any], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Run a module's `measure` in joined processes and return what rank 0 found.
+    """Run a function of a job, by default `measure`, in joined processes; return rank 0's result.
 
     Raises:
-        RuntimeError: A process failed, or the time is over; the text is the end of stderr of all.
+        RuntimeError: The time is over.
+        ProcessRaisedException: A process failed; the text has its traceback.
     """
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
-    # One thread a process, as torchrun has it where nothing else is said.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": LOOPBACK}
-    environment |= {"MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    environment |= {"LOCAL_WORLD_SIZE": str(processes)}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
-        asked, answered, told = (Path(folder) / name for name in ("job.json", "found.json", "told"))
-        asked.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-m", __name__, module, str(asked), str(answered)]
-        stderr = ending.enter_context(told.open("wb"))  # a file: nobody reads a pipe meanwhile
-        runs = []
-        for rank in range(processes):
-            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=own)
-            ending.callback(run.wait)
-            ending.callback(run.kill)
-            runs.append(run)
-        deadline = time.monotonic() + timeout_s
-        for rank, run in enumerate(runs):
-            code = None
-            with suppress(subprocess.TimeoutExpired):
-                code = run.wait(max(0.0, deadline - time.monotonic()))
-            if code != 0:
-                how = f"did not end in {timeout_s:g} s" if code is None else "failed"
-                text = told.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"rank {rank} of {processes} {how}:\n{text}")
+    with tempfile.TemporaryDirectory() as folder:
+        answered = Path(folder) / "found.json"
+        given = (function or measure, job, processes, port, answered)
+        started = torch.multiprocessing.spawn(_in_rank, given, processes, join=False)
+        end = time.monotonic() + timeout_s
+        try:
+            while not started.join(max(0.0, end - time.monotonic())):
+                if time.monotonic() >= end:
+                    raise RuntimeError(f"{processes} processes did not end in {timeout_s:g} s")
+        finally:
+            for process in started.processes:
+                process.kill()
+                process.join()
         outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
+
+
+def _in_rank(
+    rank: int,
+    function: Callable[[Any], Any],
+    job: Config,
+    processes: int,
+    port: int,
+    answered: Path,
+) -> None:
+    count, own = str(processes), str(rank)
+    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "RANK": own}
+    os.environ |= {"LOCAL_RANK": own, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    if found := function(job):
+        answered.write_text(json.dumps(found), encoding="utf-8")
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -189,15 +193,3 @@ def _weights(job: Config) -> float:
         trainer.close()
         trained.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     return max(float((weights - trained[0]).abs().max()) for weights in trained)
-
-
-def main() -> None:
-    """Let a module measure what a file asks for; rank 0 writes the answer to another."""
-    module, asked, answered = sys.argv[1:]
-    found = import_module(module).measure(json.loads(Path(asked).read_text(encoding="utf-8")))
-    if os.environ["RANK"] == "0":
-        Path(answered).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

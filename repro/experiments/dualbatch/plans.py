@@ -98,21 +98,18 @@ TABLE2, TABLE6 = (
 
 
 def schedule(results: Results, table: str) -> list[dict[str, Any]]:
-    """For each span of epochs, the paper's and our values by column."""
-    part, paper = PAPER["table6"]["cifar" if table == "table7" else "imagenet"], PAPER[table]
-    count, rows = len(part["resolutions"]), []
-    for row in _solved(results, table=table):
-        # Dual-batch learning alone has the last resolution for a whole stage.
-        cycled, first = row["scheme"] == "hybrid", (row["stage"] - 1) * count
-        index = row["sub_stage"] - 1 if cycled else count - 1
-        begin, end = (first + index, first + index) if cycled else (first, first + count - 1)
+    """The hybrid scheme's spans of epochs with the same settings, the paper's with ours."""
+    part = PAPER["table6"]["cifar" if table == "table7" else "imagenet"]
+    spans = [row for row in _solved(results, table=table) if row["scheme"] == "hybrid"]
+    rows = []
+    for row, paper in zip(spans, PAPER[table]["epochs"], strict=True) if spans else ():
+        index = row["sub_stage"] - 1
         cells = {
-            "scheme": row["scheme"],
             "stage": row["stage"],
             "rate": row["lr"],
             "resolution": row["resolution"],
             "dropout": row["dropout"],
-            "epochs, paper": [paper["epochs"][begin][0], paper["epochs"][end][1]],
+            "epochs, paper": paper,
             "epochs": [row["first"], row["last"]],
             "B_S, B_L, paper": [part["small_batches"][0][index], part["large_batches"][index]],
             "B_S, B_L": [row["small_batch"], row["large_batch"]],

@@ -32,14 +32,6 @@ def _of(results: Results, sync: str, merge: str) -> list[Record]:
     return results.ok("synchronise", sync=sync, merge=merge, straggler=None)
 
 
-def _shares(record: Record) -> list[tuple[int, float, float]]:
-    """Every share of a log: its worker, when the version that it pulled was made, its merge."""
-    metrics = record.metrics
-    times = [0.0, *metrics["commit_s"]]
-    pulls = [times[version] for version in metrics["pulled"]]
-    return list(zip(metrics["worker"], pulls, metrics["commit_s"], strict=True))
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     ran = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
@@ -120,23 +112,25 @@ def figure2(results: Results) -> "Figure":
     figure, axes = drawing.plots.new_axes(count, 1, 9.6, 1.4 * count + 0.6)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
-        drawing.titled(
-            axis, f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}", 120
-        )
+        title = f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}"
+        drawing.titled(axis, title, 120)
         axis.set(xlabel="virtual time (s)", ylabel="worker")
-        for record in records[:1]:
-            for worker, pull, merge in _shares(record)[: _DRAWN_EPOCHS * runs.WORKERS]:
-                workers = drawing.SMALL if worker < runs.HALF else drawing.LARGE
-                colour, kind = drawing.STYLES[workers]["color"], workers.split()[1]
-                axis.barh(worker, merge - pull, left=pull, height=0.6, color=colour, ec="white")
-                label = f"{kind}-batch worker, from pull to push"
-                axis.plot([merge], [worker], ">", color=colour, mec="black", ms=6, label=label)
+        for metrics in (record.metrics for record in records[:1]):
+            # A share begins when the version that its worker pulled was made.
+            made = [0.0, *metrics["commit_s"]]
+            log = zip(metrics["worker"], metrics["pulled"], metrics["commit_s"], strict=True)
+            for worker, pulled, pushed in list(log)[: _DRAWN_EPOCHS * runs.WORKERS]:
+                of = drawing.SMALL if worker < runs.HALF else drawing.LARGE
+                span, lane = (made[pulled], pushed - made[pulled]), (worker - 0.3, 0.6)
+                label = f"a share of a {of.split()[1]}-batch worker, from pull to push"
+                colour = drawing.STYLES[of]["color"]
+                axis.broken_barh([span], lane, color=colour, ec="white", label=label)
         axis.set_yticks(range(runs.WORKERS))
         axis.set_ylim(runs.WORKERS - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
         axis.sharex(axes[0, 0])
         axis.label_outer()
-    drawing.plots.legend_below(figure, 4)
+    drawing.plots.legend_below(figure, 2)
     return figure
 
 
