@@ -63,12 +63,7 @@ def launch(
 
 
 def _in_rank(
-    rank: int,
-    function: Callable[[Any], Any],
-    job: Config,
-    processes: int,
-    port: int,
-    answered: Path,
+    rank: int, function: Callable[[Any], Any], job: Any, processes: int, port: int, answered: Path
 ) -> None:
     count, own = str(processes), str(rank)
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "RANK": own}

@@ -57,11 +57,7 @@ def schedule_of(config: Config) -> CyclicProgressiveSchedule:
 class TrainingData:
     """The images of a training on a device, as mini-batches of any share or for evaluation.
 
-    Args:
-        config: With ``augment``, ``test_samples`` and the plans' number of training samples. With
-            ``held_out`` the training images that the plans leave are measured, too.
-        data: Labelled images; grey ones are taken three times.
-        device: Where they lie and are augmented, if they are not too many.
+    With ``held_out`` the training images that the plans leave are measured, too.
 
     Raises:
         ValueError: Images are no squares, or smaller than a sub-stage's resolution.

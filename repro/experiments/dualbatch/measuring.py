@@ -66,7 +66,8 @@ def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     """The plans of Table 6 at each resolution, with the dropout of Table 7 or 9."""
-    table, dropouts = PAPER["table6"][part], PAPER[_SCHEDULES[part]]["dropouts"]
+    table = PAPER["table6"][part]
+    dropouts = PAPER["table7" if part == "cifar" else "table9"]["dropouts"]
     subs = []
     for side, large, dropout in zip(
         table["resolutions"], table["large_batches"], dropouts, strict=True
@@ -79,9 +80,6 @@ def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     return subs
 
 
-_SCHEDULES = {"cifar": "table7", "imagenet": "table9"}
-
-
 def _spans(
     stages: Sequence[Sequence[float]], schemes: Mapping[str, Sequence[SubStage]]
 ) -> Iterator[tuple[dict[str, Any], EpochSetting]]:
@@ -90,18 +88,9 @@ def _spans(
         schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
         for _, span in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
             first, *others = span
-            yield (
-                {
-                    "scheme": scheme,
-                    "stage": first.stage,
-                    "sub_stage": first.sub_stage,
-                    "first": first.epoch,
-                    "last": [first, *others][-1].epoch,
-                    "resolution": first.resolution,
-                    "dropout": first.dropout,
-                },
-                first,
-            )
+            names = ("stage", "sub_stage", "resolution", "dropout")
+            row = {"scheme": scheme} | {name: getattr(first, name) for name in names}
+            yield row | {"first": first.epoch, "last": [first, *others][-1].epoch}, first
 
 
 def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
