@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNTUNED = "untuned (edge of the grid)"
+IMAGES = {"held_out": "images held out", "accuracy": "test images"}
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
 
@@ -218,19 +219,15 @@ def gain_groups(results: Results) -> dict[str, cells.Lines]:
 
 
 def update_groups(results: Results) -> dict[str, cells.Lines]:
-    """The gains of mixes over as many updates; with momentum kept, of the mixes that ran."""
-    groups, kept = by_k(results), {}
+    """The gains of mixes over as many updates; with momentum kept, over large batches."""
+    groups = {f"{k}, over 4 small": _over_small(lines) for k, lines in by_k(results).items()}
+    kept = {}
     for n, (name, line) in enumerate(by_mix(results, K[1]).items()):
         if again := results.ok("train", setting=runs.KEPT, n_small=n):
             kept[name] = (again, line.paper)
-    over = {f"{title}, over 4 small": _over_small(lines) for title, lines in groups.items()}
-    if mix(WORKERS) in kept:
-        over["momentum kept, over 4 small"] = _over_small(
-            cells.lines_over(kept, kept[mix(WORKERS)])
-        )
     if mix(0) in kept:
-        over["momentum kept, over large batches"] = cells.lines_over(kept, kept[mix(0)])
-    return {title: lines for title, lines in over.items() if lines}
+        groups["momentum kept, over large batches"] = cells.lines_over(kept, kept[mix(0)])
+    return groups
 
 
 def _over_small(lines: cells.Lines) -> cells.Lines:
@@ -291,7 +288,7 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
         records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
         edge = f"; {UNTUNED}" if rate in (RATES[0], RATES[-1]) else ""
         row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
-        for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
+        for metric, images in IMAGES.items():
             mean = Summary.of(cells.final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
         rows.append(row | {"n": len(records)})
@@ -303,13 +300,13 @@ def draw_rates(results: Results) -> "Figure":
     from repro.experiments.dualbatch import drawing
 
     trained = {mix(n): {rate: _at_rate(results, n, rate) for rate in RATES} for n in runs.SEARCHED}
-    ran = [record for line in trained.values() for records in line.values() for record in records]
+    ran = cells.whose(results.ok("train", setting=runs.SEARCH))
     panels = {
-        f"accuracy on {images}\n{cells.whose(ran)}; bars: ± 1 deviation": {
+        f"accuracy on {images}\n{ran}; bars: ± 1 deviation": {
             name: {rate: cells.final(results, records, metric) for rate, records in line.items()}
             for name, line in trained.items()
         }
-        for metric, images in (("held_out", "images held out"), ("accuracy", "test images"))
+        for metric, images in IMAGES.items()
     }
     figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
     for axis in axes:

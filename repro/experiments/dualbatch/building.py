@@ -13,26 +13,22 @@ from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, SubStage
 from repro.dualbatch.shares import resized
-from repro.experiments.captured import CapturedPasses, low_precision
+from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
 Config = Mapping[str, Any]
 GATHERED_AT_ONCE = 2**28  # bytes of images
-LARGEST_ON_DEVICE = 8 * 2**30  # bytes of images; more stay in host memory
 STREAMED_STATISTICS = 5_000  # images of a set that stays encoded whose mean and deviation are taken
-_HEADS = ("classifier", "fc")
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """The model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
     options = dict(config["model"])
     model = models.build(options.pop("name"), num_classes=num_classes, **options)
-    for name in _HEADS:
-        if isinstance(head := getattr(model, name, None), nn.Linear):
-            setattr(model, name, nn.Sequential(nn.Dropout(0.0), head))
-            return model
-    raise ValueError(f"{config['model']['name']} has no last linear layer named {_HEADS}")
+    last = "fc" if hasattr(model, "fc") else "classifier"  # of torchvision, of ours
+    setattr(model, last, nn.Sequential(nn.Dropout(0.0), getattr(model, last)))
+    return model
 
 
 def plan_of(entry: Config) -> DualBatchPlan:
@@ -179,20 +175,10 @@ def step_of(
     images = images.contiguous(memory_format=layout)
     labels = torch.randint(config["classes"], (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    passes = CapturedPasses(
-        model,
-        nn.functional.cross_entropy,
-        low_precision(config),
-        config.get("captured", False),
-        config["channels_last"],
-    )
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        passes(images, labels)
-        optimizer.step()
-
-    return step
+    low, captured = low_precision(config), config.get("captured", False)
+    loss_fn, last = nn.functional.cross_entropy, config["channels_last"]
+    step = CapturedStep(model, loss_fn, optimizer, low, captured, last)
+    return partial(step, images, labels)
 
 
 def _three_channels(split: Split) -> Split:
@@ -204,6 +190,4 @@ def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     assert split.labels is not None
     if not isinstance(split.images, torch.Tensor):
         return split.images, split.labels  # decoded on the host, piece by piece
-    images = split.images.contiguous()
-    target = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
-    return images.to(target), split.labels.to(target)
+    return split.images.contiguous().to(device), split.labels.to(device)

@@ -26,7 +26,6 @@ STYLES |= {
     "dual batches": STYLES[mix(HALF)],
     "training loss": {"color": plots.INK, "marker": "o"},
     "test loss": {"color": plots.WITHOUT, "marker": "s"},
-    "ours": {"color": plots.OURS, "marker": "o", "ls": "none"},
 }
 
 

@@ -17,7 +17,6 @@ from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,32 +99,34 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _draw_line(axis: Any, line: Line, predicted: str) -> None:
-    """Draw measured points and a line against the batch size; the paper's hollow and dashed."""
+def _draw(lines: Sequence[Line], predicted: str, ylabel: str, width: float) -> "tuple[Figure, Any]":
+    """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
-    style, owner = {"color": drawing.plots.OURS, "marker": "o"}, "ours"
-    if line.title.startswith("paper"):
-        style, owner = drawing.plots.HOLLOW, "paper's"
-    points = style | {"ls": "none", "ms": 4.5, "label": f"{owner}: measured"}
-    axis.plot(line.sizes, line.measured, **points)
-    fitted = style | {"marker": "", "label": f"{owner}: {predicted}"}
-    axis.plot(line.sizes, line.predicted, lw=1.4, **fitted)
-    drawing.titled(axis, line.title)
-    axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
+    columns = max(1, len(lines))  # an empty one where nothing was measured
+    figure, axes = drawing.plots.new_axes(1, columns, width * columns, 3.0)
+    for axis, line in zip(axes[0], lines, strict=False):
+        style, owner = {"color": drawing.plots.OURS, "marker": "o"}, "ours"
+        if line.title.startswith("paper"):
+            style, owner = drawing.plots.HOLLOW, "paper's"
+        points = style | {"ls": "none", "ms": 4.5, "label": f"{owner}: measured"}
+        axis.plot(line.sizes, line.measured, **points)
+        fitted = style | {"marker": "", "lw": 1.4, "label": f"{owner}: {predicted}"}
+        axis.plot(line.sizes, line.predicted, **fitted)
+        drawing.titled(axis, line.title)
+        axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
+    axes[0, 0].set_ylabel(ylabel)
+    return figure, axes[0]
 
 
 def draw_times(results: Results, epochs: bool) -> "Figure":
     """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
-    from repro.experiments.dualbatch import drawing
+    from repro.plots import legend_below
 
-    lines = lines_of(results, epochs).values()
-    columns = max(1, len(lines))  # an empty one where nothing was measured
-    figure, axes = drawing.plots.new_axes(1, columns, 2.4 * columns, 3.0)
-    for axis, line in zip(axes[0], lines, strict=False):
-        _draw_line(axis, line, "equation 2" if epochs else "fitted a x + b")
-    axes[0, 0].set_ylabel(f"time of {'an epoch' if epochs else 'a batch'} (s)")
-    drawing.plots.legend_below(figure, 4)
+    lines = list(lines_of(results, epochs).values())
+    of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
+    figure, _ = _draw(lines, predicted, f"time of {of} (s)", 2.4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -137,7 +138,7 @@ def bend(seconds: Mapping[int, float]) -> float:
 
     Of the parabola by least squares through one time for each batch size.
     """
-    sizes = _sizes(seconds)
+    sizes = np.array(list(seconds), dtype=float)
     scaled = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
     square, _, middle = np.polyfit(scaled, list(seconds.values()), 2)
     return float(-100 * square / (middle + square))
@@ -145,14 +146,8 @@ def bend(seconds: Mapping[int, float]) -> float:
 
 def doubling(seconds: Mapping[int, float]) -> float:
     """The factor of the time at twice the size: the slope of logarithms by least squares."""
-    slope, _ = np.polyfit(np.log2(_sizes(seconds)), np.log2(list(seconds.values())), 1)
+    slope, _ = np.polyfit(np.log2(list(seconds)), np.log2(list(seconds.values())), 1)
     return float(2**slope)
-
-
-def _sizes(seconds: Mapping[int, float]) -> np.ndarray:
-    if len(seconds) < 4:
-        raise NotRun(f"times of {len(seconds)} batch sizes; four say something of a line")
-    return np.array(list(seconds), dtype=float)
 
 
 def _sides(results: Results) -> dict[str, int]:
@@ -329,7 +324,7 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
                 "limit (MiB)": f"{record.metrics['limit_bytes'] / MIB:,.0f}",
                 "largest, predicted": f"{predicted:,}",
                 "largest, measured": f"{most:,}",
-                "error": f"{100 * (predicted / most - 1):+.1f} %" if most else DASH,
+                "error": f"{100 * (predicted / most - 1):+.1f} %",
             }
         rows.append(row)
     return rows
@@ -337,26 +332,25 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
 
 def draw_memory(results: Results) -> "Figure":
     """Draw measured and predicted memory against the batch size, with the limit."""
-    from repro.experiments.dualbatch import drawing
+    from repro.plots import legend_below
 
     records = [record for role in PARTS if (record := results.first("memory", role=role))]
-    columns = max(1, len(records))
-    figure, axes = drawing.plots.new_axes(1, columns, 4.0 * columns, 3.0)
-    for axis, record in zip(axes[0], records, strict=False):
-        metrics, config = record.metrics, record.config
+    lines = []
+    for record in records:
+        metrics, side = record.metrics, f"{record.config['resolution']} px"
         beyond = dict(metrics["beyond"])
         sizes = [*metrics["batch_sizes"], *beyond]
         peaks = [peak / MIB for peak in (*metrics["peaks"], *beyond.values())]
         fixed, each = (metrics[name] / MIB for name in ("fixed_bytes", "bytes_per_sample"))
-        side = f"{config['resolution']} px"
-        title = f"in {config['role']}'s place\n{whose([record], side)}"
-        line = Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes])
-        _draw_line(axis, line, "line fitted to the eight smallest")
-        limit = metrics["limit_bytes"] / MIB
+        title = f"in {record.config['role']}'s place\n{whose([record], side)}"
+        lines.append(Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes]))
+    fitted = "line fitted to the eight smallest"
+    figure, axes = _draw(lines, fitted, "peak memory (MiB)", 4.0)
+    for axis, record in zip(axes, records, strict=False):
+        limit = record.metrics["limit_bytes"] / MIB
         axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
         axis.set_ylim(top=1.12 * limit)
-    axes[0, 0].set_ylabel("peak memory (MiB)")
-    drawing.plots.legend_below(figure, 2 * columns)
+    legend_below(figure, 4)
     return figure
 
 
