@@ -6,7 +6,7 @@ import pytest
 from made_adaptive import World, judge, nothing, paper_final, results_of
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batch_sizes, experiments, stable_batch
+from repro.experiments.adaptive import batch_sizes, stable_batch
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES, TASKS
 from repro.experiments.judge import BySeed
 from repro.report import DASH
@@ -229,7 +229,6 @@ class TestStable:
     def test_by_hand(self, values, size):
         found = {n: [value, value] for n, value in zip((4, 8, 16), values, strict=True)}
         assert stable_batch.stable_by_norms(found) == size
-        assert stable_batch.SIMILAR == experiments.STABLE
 
     @pytest.mark.parametrize("key", ["similar_up_to", "lower_beyond"])
     def test_other_networks_say_nothing_of_the_papers_sizes(self, key):

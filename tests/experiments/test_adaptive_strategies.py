@@ -13,7 +13,7 @@ from made_adaptive import (
 )
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import read, strategies
+from repro.experiments.adaptive import runs, strategies
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, PAPER, PHANTOM
 from repro.experiments.design import claims_of
 from repro.report import DASH
@@ -84,7 +84,7 @@ class TestClaims:
         sign = -1 if target in KEEPING else 1
 
         def edit(metrics, config):
-            name = read.METRIC[task]
+            name = runs.METRIC[task]
             if config["strategy"] == strategy and metrics[name][-1] > 100:
                 metrics[name][-1] += sign * 50
 

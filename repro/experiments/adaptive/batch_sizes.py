@@ -78,7 +78,7 @@ def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
         peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()), "θ-adaptive")
         for size, records in (sizes | ({"θ-adaptive": adaptive} if adaptive else {})).items():
             told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
-            metric = read.final(results, records, read.METRIC[task])
+            metric = read.final(results, records, runs.METRIC[task])
             rows.append(
                 {
                     "task": task,

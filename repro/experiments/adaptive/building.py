@@ -28,11 +28,6 @@ def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
     return nn.functional.cross_entropy if classes else nn.functional.l1_loss
 
 
-def metric_of(config: Config) -> str:
-    """The metric that is to be high: ``accuracy`` or ``psnr``."""
-    return "accuracy" if config["task"] == "CIFAR" else "psnr"
-
-
 def build_model(config: Config, classes: int, device: str) -> nn.Module:
     """Build the model with fresh weights."""
     options = dict(config["model"])
@@ -61,7 +56,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 def build_data(
     config: Config, data: datasets.ImageData, seed: int, device: str
 ) -> tuple[Loader, Evaluate]:
-    """The loader of training images, on the device, and the measure of a model on whole crops."""
+    """The loader of training images, on the device, and a function that measures a model."""
     train = _some(data.train, config["train_samples"])
     test = _some(data.val or data.test, config["test_samples"])
     size = config["controller"]["batch"]

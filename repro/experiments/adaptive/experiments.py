@@ -11,6 +11,7 @@ from repro import adaptive
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
+from repro.experiments.adaptive.runs import METRIC, SIMILAR
 from repro.experiments.captured import CapturedStep, low_precision
 from repro.experiments.design import Outcome
 from repro.measure import Timing
@@ -18,7 +19,6 @@ from repro.training import Step as TrainingStep
 from repro.training import fit
 
 COST_BATCH = 500  # images computed at once for F of the whole training set
-STABLE = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 
 
 class Training:
@@ -36,7 +36,7 @@ class Training:
         self.optimizer = building.build_optimizer(config, self.model)
         self.stop = adaptive.NoImprovement(**config["stop"]) if config["stop"] else None
         names = ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
-                 "control_s", building.metric_of(config), "test_loss")  # fmt: skip
+                 "control_s", METRIC[config["task"]], "test_loss")  # fmt: skip
         self.history: dict[str, list[Any]] = {name: [] for name in names}
         self.history["initial_cost"] = [cost]
 
@@ -55,7 +55,7 @@ class Training:
 
         result = fit(self.model, at_its_rate, self.loader, epochs=1, device=device)[0]
         start = time.perf_counter()
-        cost, name = result.train_loss, building.metric_of(config)
+        cost, name = result.train_loss, METRIC[config["task"]]
         try:
             self.setting = self.controller.observe(cost, self.model.parameters())
             control_s = time.perf_counter() - start
@@ -122,7 +122,7 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             points.append(
                 {
                     "epochs": epoch,
-                    "stable": adaptive.stable_batch(measured, STABLE),
+                    "stable": adaptive.stable_batch(measured, SIMILAR),
                     "norms": [norm.mean for norm in measured],
                     "errors": errors,
                 }

@@ -128,7 +128,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def hidden(row: Mapping[str, Any]) -> Estimate:
-    """The share of the time that can hide which averaging within a step saves, in percent."""
+    """Percent that hides within a step, of the shorter of computation and communication."""
     computation = row["computation_s"]
     can_hide = min(computation, statistics.median(row["after_s"]) - computation)
     pairs = zip(row["after_s"], row["within_s"], strict=True)

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import design, view
+from repro.experiments.adaptive import runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.judge import BySeed, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 
-# The paper's network and data of each task; its metric in the records, in words, and the unit.
+# The paper's network and data of each task; its metric in words, and the unit.
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
-METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}
 HEADING = {CIFAR: "accuracy (%)", DIV2K: "PSNR (dB)", PHANTOM: "PSNR (dB)"}
 UNIT = {CIFAR: "points", DIV2K: "dB", PHANTOM: "dB"}
 
@@ -54,7 +54,7 @@ def has_learned(results: Results, task: str) -> None:
     ten times the squared error.
     """
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
-    ends = [record.metrics[METRIC[task]][-1] for record in best]
+    ends = [record.metrics[runs.METRIC[task]][-1] for record in best]
     paper = PAPER[task]["best"]["value"]
     if ends and np.mean(ends) < (paper / 2 if task == CIFAR else paper - 10):
         shown = "%" if task == CIFAR else "dB"

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive import read, runs
-from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
+from repro.experiments.adaptive.runs import PAPER, PROFILES, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SIMILAR = 0.10  # share by which norms may differ, as in `experiments.STABLE`; the paper names none
 
 
 def at_scale(record: Record) -> int:
@@ -110,7 +108,7 @@ def keeps_accuracy(results: Results) -> Cases:
         read.has_learned(results, task)
         trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
         own, smallest = (trainings.get(size, []) for size in sizes[task])
-        ends, others = (read.final(results, part, read.METRIC[task]) for part in (own, smallest))
+        ends, others = (read.final(results, part, runs.METRIC[task]) for part in (own, smallest))
         gap = difference(ends, others, read.UNIT[task])
         label = f"{task}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
         return replace(gap, label=label)

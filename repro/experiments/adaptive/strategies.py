@@ -66,7 +66,7 @@ def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, An
     return {
         "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages) or DASH,
         "K": read.interval(records),
-        read.HEADING[task]: Summary.of(read.final(results, records, read.METRIC[task])).text(),
+        read.HEADING[task]: Summary.of(read.final(results, records, runs.METRIC[task])).text(),
         f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else DASH,
         "n": f"{len(records)}, {lost} diverged" if lost else len(records),
     }
@@ -145,7 +145,7 @@ def figure(results: Results, task: str) -> "Figure":
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks
 
-    trainings, name = by_strategy(results, task), read.METRIC[task]
+    trainings, name = by_strategy(results, task), runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
     drawn, (*_, paper, here) = _curves(trainings, task, quantities, more=2)
@@ -209,7 +209,7 @@ def compared(
         if all(lost) or (holds and max(lost) < len(ran[higher])):
             raise NotRun(f"{said}, and others did not" if not all(lost) else said)
         return Exact(holds, said)
-    ends, others = (read.final(results, records, read.METRIC[task]) for records in ran)
+    ends, others = (read.final(results, records, runs.METRIC[task]) for records in ran)
     label = f"{name_of(one)} over {name_of(other)}"
     return replace(judge.difference(ends, others, read.UNIT[task]), label=label)
 

@@ -75,7 +75,7 @@ def epoch_seconds(kind: Kind) -> list[float]:
 
 
 def rounds(results: Results) -> dict[str, list[float]]:
-    """Wall seconds of rounds of epochs by our own times, by ``bsp`` and ``asp``, or medians."""
+    """Wall seconds of rounds by our own times, by ``bsp`` and ``asp``; of processes medians."""
     results.need("wall")
     found = []
     for record in results.ok("wall"):
