@@ -1,6 +1,6 @@
 """Training steps that a GPU replays: one CUDA graph for each shape of mini-batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,12 @@ from torch import Tensor, nn
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 WARMUP = 3  # steps before a capture, in which libraries choose algorithms and allocate
+
+
+def low_precision(config: Mapping[str, Any]) -> torch.dtype | None:
+    """The type of a configuration's forward pass under autocast, None for none."""
+    name = config.get("autocast")
+    return None if name is None else getattr(torch, name)
 
 
 @dataclass

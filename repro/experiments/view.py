@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from repro import report
@@ -65,6 +65,22 @@ def device_name(record: Record) -> str:
 def devices(records: Sequence[Record]) -> str:
     """Return the devices of records, each once."""
     return ", ".join(sorted({device_name(record) for record in records}))
+
+
+def stand_ins(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a caption's sentence on networks and data in the place of the paper's, if any.
+
+    Args:
+        pairs: What ran and the paper's, such as ``("cifar10-jpeg", "CIFAR-10")``: a dataset is the
+            paper's where its name begins so.
+    """
+    different = dict.fromkeys(
+        f"{ours} for {paper}"
+        for ours, paper in pairs
+        if not (ours == paper or ours.startswith(paper.lower().replace("-", "")))
+    )
+    if different:
+        yield f"STAND-IN: {', '.join(different)}."
 
 
 def panel(role: str, ours: str = "", data: str = "") -> str:

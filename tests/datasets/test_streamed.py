@@ -7,7 +7,8 @@ from torch import nn
 
 from repro.datasets import CorruptDatasetError, StreamedImages, decoding, load
 from repro.dualbatch import Share
-from repro.experiments.dualbatch.building import TrainingData, low_precision
+from repro.experiments.captured import low_precision
+from repro.experiments.dualbatch.building import TrainingData
 
 PLAN = {"a": 1.0, "b": 0.0, "k": 1.0, "n_small": 0, "n_large": 2, "large_batch": 3}
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from repro import datasets
 from repro.adaptive import METHODS
-from repro.datasets import PatchLoader
 from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
@@ -129,7 +128,7 @@ class TestTrain:
         assert run.diverged and run.history["train_cost"] == []
         nowhere = {"psnr": math.nan, "test_l1": 1.0}
         with monkeypatch.context() as patch:
-            patch.setattr(building, "evaluate_psnr", lambda *args: nowhere)
+            patch.setattr(building, "evaluate_psnr", lambda *args, **options: nowhere)
             assert train(config_of("best", PHANTOM))["diverged"] is True
 
         def last(self, inputs, targets):  # its cost is finite, the parameters are not
@@ -171,50 +170,6 @@ class TestTrain:
         fourth, fifth = found["batch_size"][3:]
         # The first epoch's cost is the lowest so far; two later it is saturated, and again.
         assert found["lr"][3:] == pytest.approx([0.1 * lr, 0.1 * lr * fifth / fourth])
-
-
-class TestChoices:
-    def rates(self, chosen):
-        run, _ = start(config_of("best", epochs=1, last_batch=chosen))
-        seen = []
-
-        def step(inputs, targets):
-            seen.append((len(inputs), run.optimizer.param_groups[0]["lr"]))
-            return run.model(inputs).detach().sum()
-
-        run.epoch(run.stepping(step), "cpu")
-        return run.config["controller"], seen
-
-    def test_the_rate_of_a_last_batch_is_full_or_in_proportion(self):
-        own, full = self.rates("full_rate")
-        assert full[-1][0] < own["batch"] and {rate for _, rate in full} == {own["lr"]}
-        own, less = self.rates("in_proportion")
-        assert less[-1][1] == pytest.approx(own["lr"] * less[-1][0] / own["batch"])
-        assert less[:-1] == full[:-1]
-        with pytest.raises(ValueError, match="last_batch is 'none'; choose full_rate"):
-            self.rates("none")
-
-    @pytest.mark.parametrize(("choice", "border"), [("rgb_shaved", 8), ("y_shaved", 2)])
-    def test_psnr_by_hand(self, choice, border):
-        config = config_of(task=DIV2K, psnr=choice, patch=12)
-        config["dataset"] = config["dataset"] | {"image_size": 24}
-        run, _ = start(config)
-        data = load(config)
-        test = building._some(data.val or data.test, config["test_samples"])
-        pairs = building._pairs(config, test, 2)
-        ((inputs, targets),) = PatchLoader(*pairs, 100, patch=12, shuffle=False, crop="center")
-        with torch.no_grad():
-            restored = run.model(inputs).clamp(0, 1).double().numpy()
-        target, cut = targets.double().numpy(), slice(border, -border)
-        if choice == "y_shaved":
-            # MATLAB's rgb2ycbcr, of which the benchmarks take the first.
-            weights = np.array([65.481, 128.553, 24.966])[:, None, None] / 255
-            restored, target = ((weights * x).sum(1, keepdims=True) for x in (restored, target))
-        error = ((restored - target)[..., cut, cut] ** 2).mean((1, 2, 3))
-        wanted = np.mean(-10 * np.log10(error))
-        assert run.evaluate(run.model)["psnr"] == pytest.approx(wanted, abs=1e-4)
-        with pytest.raises(ValueError, match="psnr is 'best'; choose rgb, rgb_shaved, y_shaved"):
-            start(config | {"psnr": "best"})
 
 
 class TestBuilding:

@@ -10,9 +10,7 @@ from matplotlib.figure import Figure
 
 from repro.dualbatch import largest_k
 from repro.experiments.dualbatch import widget
-from repro.experiments.dualbatch.widget import describe, draw, paper_setting, solve
-
-PAPER = paper_setting()
+from repro.experiments.dualbatch.widget import describe, draw, solve
 
 
 def drawn_steps(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
@@ -27,18 +25,18 @@ def drawn_steps(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
 
 @pytest.mark.parametrize("k", [0.5, 1.0, 3.0, float("nan")])
 def test_the_infeasible_is_said_in_words(k):
-    said = solve(PAPER, k, 1, 500)
+    said = solve(k, 1, 500)
     assert f"k is {k:g}" in said and "feasible k are above 1 and at most" in said
-    assert f"{largest_k(PAPER.times, 1, 3, 500):.6g}" in said
+    assert f"{largest_k(widget.TIMES, 1, 3, 500):.6g}" in said
     assert describe(said).startswith("no such plan: k is")
-    drawn = draw(PAPER, 500, said)
+    drawn = draw(500, said)
     assert drawn_steps(drawn) == {}
     assert [text.get_text() for text in drawn.axes[0].texts] == ["no such plan"]
 
 
 @pytest.mark.parametrize("n_small", range(5))
 def test_every_worker_has_its_words_and_steps(n_small):
-    plan = solve(PAPER, 1.05, n_small, 500)
+    plan = solve(1.05, n_small, 500)
     said = describe(plan)
     for kind in set(plan.kinds):
         workers = f"{plan.kinds.count(kind)} with batches of {plan.batch_of(kind)} "
@@ -46,7 +44,7 @@ def test_every_worker_has_its_words_and_steps(n_small):
             f"{workers}({plan.share_of(kind):,} samples each, {plan.time_of(kind):.3f} s)" in said
         )
     assert ("an update of small batches counts" in said) == (n_small > 0)
-    drawn = draw(PAPER, 500, plan)
+    drawn = draw(500, plan)
     FigureCanvasAgg(drawn).draw()
     assert plt.get_fignums() == []
     lanes = drawn_steps(drawn)
@@ -64,8 +62,8 @@ def test_axes_and_names_stay_whatever_the_sliders_say():
     least, most = widget.BATCHES
     seen = []
     for k, n_small, large in [(1.01, 4, least), (widget.MOST_TIME, 2, most), (3.0, 1, most)]:
-        plan = solve(PAPER, k, n_small, large)
-        drawn = draw(PAPER, large, plan)
+        plan = solve(k, n_small, large)
+        drawn = draw(large, plan)
         seen.append([*(axis.axis() for axis in drawn.axes), legend_of(drawn)])
         if not isinstance(plan, str):
             assert max(map(plan.time_of, plan.kinds)) <= drawn.axes[0].get_xlim()[1]

@@ -36,36 +36,24 @@ def _trainings(results: Results, task: str, least: int = 1) -> dict[int, list[Re
     return found
 
 
-# When θ peaks
-
-
-def first_peak(record: Record) -> int:
-    """The epoch in which θ is largest, after a warm-up and before the first decay.
-
-    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption).
-    """
-    warmup, values = _where_it_peaks(record)
-    return warmup + 1 + int(np.nanargmax(values))
-
-
-def _where_it_peaks(record: Record) -> tuple[int, list[float]]:
-    """The epochs of a warm-up, and θ from then until the first decay, NaN where not defined.
-
-    A training that is no longer than its warm-up is taken whole.
-    """
-    decays = record.config["controller"].get("decay_at") or [len(record.metrics["theta"])]
-    theta = record.metrics["theta"][: decays[0]]
-    warmup = _warmup(record) if len(theta) > _warmup(record) else 0
-    return warmup, [math.nan if value is None else value for value in theta[warmup:]]
-
-
 def _warmup(record: Record) -> int:
     return int(record.config["controller"].get("warmup", 0))
 
 
+def _theta(record: Record) -> list[float]:
+    """θ from the end of a warm-up until the first decay, NaN where it is not defined.
+
+    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption). A training
+    that is no longer than its warm-up is taken whole.
+    """
+    decays = record.config["controller"].get("decay_at") or [None]
+    theta = record.metrics["theta"][: decays[0]]
+    return [math.nan if value is None else value for value in theta[_warmup(record) :] or theta]
+
+
 def first_peaks(results: Results, records: Sequence[Record]) -> BySeed:
-    """The epoch in which θ is largest in each training."""
-    return results.cell(records, first_peak)
+    """The epoch in which θ is largest in each training, after a warm-up and before a decay."""
+    return results.cell(records, lambda r: _warmup(r) + 1 + int(np.nanargmax(_theta(r))))
 
 
 def further(results: Results, task: str) -> dict[int, list[Record]]:
@@ -84,54 +72,51 @@ def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
     """The figures in numbers: a row for each batch size, and θ-adaptive training for its K."""
     rows = []
     for task in tasks:
-        paper, metric = PAPER[task], read.METRIC[task]
-        peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
+        paper, adaptive = PAPER[task], read.trained(results, task, "theta")
         sizes: dict[Any, list[Record]] = dict(read.by_size(results, task))
-        adaptive = read.trained(results, task, "theta")
-        for size, records in [*sizes.items(), *([("θ-adaptive", adaptive)] if adaptive else [])]:
-            whole = records is adaptive
+        peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
+        peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()), "θ-adaptive")
+        for size, records in (sizes | ({"θ-adaptive": adaptive} if adaptive else {})).items():
             told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
-            peaks = whole or size in (paper["theta"]["batch"], *paper.get("peak_of", ()))
+            metric = read.final(results, records, runs.METRIC[task])
             rows.append(
                 {
                     "task": task,
                     "B, paper": size,
-                    "B": DASH if whole else read.batch_of(records),
+                    "B": read.batch_of(records),
                     "accuracy or PSNR, paper": read.printed(told[0]) if told else DASH,
-                    "accuracy or PSNR": Summary.of(read.final(results, records, metric)).text(),
-                    "cost": Summary.of(read.final(results, records, "train_cost")).text(4),
-                    "θ peaks in epoch, paper": peak if peaks and peak else DASH,
+                    "accuracy or PSNR": Summary.of(metric).text(),
+                    "θ peaks in epoch, paper": peak if size in peaks else DASH,
                     "θ peaks in epoch": read.span(first_peaks(results, records)),
-                    "K, paper": paper["interval"] if whole else DASH,
-                    "K": read.interval(records) if whole else DASH,
+                    "K, paper": paper["interval"] if size == "θ-adaptive" else DASH,
+                    "K": read.interval(records),
                     "n": len(records),
                 }
             )
     return rows
 
 
-def figure(results: Results, panels: Sequence[tuple[str, str, str]]) -> "Figure":
+def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
     """Draw quantities by epoch, a line for each batch size.
 
-    Each of `panels` is a task, a quantity and its name with the unit. θ peaks in the first of
+    Each of `shown` is a task, a quantity and its name with the unit. θ peaks in the first of
     hundreds of epochs, so that those of a restoration are drawn on a logarithmic axis.
     """
     from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, new_axes, styles
+    from repro.plots import legend_below, log_ticks, styles
 
-    drawn, axes = new_axes(1, len(panels), 4.1 * len(panels), 3.4)
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
-    looks = styles(names)
-    for axis, (task, name, ylabel) in zip(axes[0], panels, strict=True):
+    panels = []
+    for task, name, ylabel in shown:
         trainings = read.by_size(results, task)
         curves = {names[int(math.log2(n / _best(task)))]: own for n, own in trainings.items()}
-        draw.by_epoch(axis, curves, looks, name)
-        axis.set_ylabel(ylabel)
-        axis.set_title(read.title(next(iter(trainings.values()), []), task), fontsize=9)
+        panels.append((task, name, ylabel, curves))
+    drawn, axes = draw.by_epoch(panels, styles(names))
+    for axis, (task, name, _) in zip(axes, shown, strict=True):
         if name == "theta" and task != CIFAR:
             axis.set(xscale="log", xlabel="epoch (logarithmic)")
             axis.set_ylim(bottom=0)
-            draw.in_decimals(axis.xaxis)
+            log_ticks(axis.xaxis, (1, 2, 5), "{:,g}")
     legend_below(drawn, 4, names)
     return drawn
 
@@ -146,11 +131,10 @@ def over_best(results: Results, kept: bool) -> Cases:
     sizes = {f"B = {size}": size for size in every if (size <= paper["kept_up_to"]) == kept}
 
     def gap(name: str) -> Estimate:
-        own, best = (trainings.get(size, []) for size in (sizes[name], _best(DIV2K)))
-        found = judge.difference(
-            read.final(results, own, "psnr"), read.final(results, best, "psnr"), read.UNIT[DIV2K]
-        )
-        return replace(found, label=f"B = {_sized(own)} over {_sized(best)}")
+        pair = [trainings.get(size, []) for size in (sizes[name], _best(DIV2K))]
+        ours, best = (read.final(results, records, "psnr") for records in pair)
+        found = judge.difference(ours, best, read.UNIT[DIV2K])
+        return replace(found, label=f"B = {' over '.join(map(_sized, pair))}")
 
     return judge.cases(sizes, gap)
 
@@ -176,14 +160,11 @@ def slower(results: Results) -> Cases:
 
     epochs = {read.batch_of(own): results.cell(own, first) for own in trainings}
     label = f"epochs to {common:.1f} dB where the batch doubles"
-    return {"epochs": replace(trend(epochs, resolution=1), label=label)}
+    return {"epochs": replace(trend(epochs), label=label)}
 
 
 def same_cost(results: Results) -> Cases:
-    """Costs at the end, in shares of the best batch's fall, where trainings converged.
-
-    Trainings that have not would have the same cost because they have hardly begun.
-    """
+    """Costs at the end, in shares of the best batch's fall, where that has converged."""
     trainings, best = _trainings(results, CIFAR, 2), _best(CIFAR)
     if best not in trainings:
         raise NotRun("no records")
@@ -194,18 +175,16 @@ def same_cost(results: Results) -> Cases:
             f"nothing has converged: with B = {best} the cost ends at {end:.2f} of {start:.2f} at "
             "w_0; needs longer trainings"
         )
-    sizes = {f"B = {size}": size for size in PAPER[CIFAR]["figure2"] if size != best}
+
+    def cost(size: int) -> BySeed:
+        records = trainings.get(size, [])
+        return results.cell(records, lambda r: r.metrics["train_cost"][-1] / (start - end))
 
     def compared(name: str) -> Estimate:
-        costs, best_costs = (
-            results.cell(
-                trainings.get(n, []), lambda r: r.metrics["train_cost"][-1] / (start - end)
-            )
-            for n in (sizes[name], best)
-        )
-        gap = judge.difference(costs, best_costs, "of the fall", digits=3)
+        gap = judge.difference(cost(sizes[name]), cost(best), "of the fall", digits=3)
         return replace(gap, label=f"{name} over {best}")
 
+    sizes = {f"B = {size}": size for size in PAPER[CIFAR]["figure2"] if size != best}
     return judge.cases(sizes, compared)
 
 
@@ -216,17 +195,15 @@ def sharpness(results: Results) -> Cases:
     """
     trainings = _trainings(results, CIFAR, 2)
 
+    def over(a: int, b: int, name: str, unit: str = "") -> Estimate:
+        first, second = (read.final(results, trainings[n], name) for n in (a, b))
+        return judge.difference(first, second, unit)
+
     def compared(a: int, b: int) -> Estimate:
-        first, second = trainings[a], trainings[b]
-        theta, accuracy = (
-            judge.difference(
-                read.final(results, first, name), read.final(results, second, name), unit
-            )
-            for name, unit in (("theta", ""), ("accuracy", read.UNIT[CIFAR]))
-        )
+        theta = over(a, b, "theta")
         if theta.mean < 0:
-            a, b = b, a
-            theta, accuracy = (replace(one, mean=-one.mean) for one in (theta, accuracy))
+            a, b, theta = b, a, over(b, a, "theta")
+        accuracy = over(a, b, "accuracy", read.UNIT[CIFAR])
         if theta.interval()[0] > 0:
             return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
         label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
@@ -254,7 +231,7 @@ def later_peak(results: Results, task: str) -> Estimate:
     elif len(later) > 1:
         left_out.append("whole trainings, for further seeds")
         peaks = later
-    estimate = trend(peaks, resolution=1)
+    estimate = trend(peaks)
     if all(set(epochs) == {1} for epochs in peaks.values()):
         # An earlier peak than the first epoch's is not seen, so neither is its order.
         estimate = judge.unsure(1.0, log=True)
@@ -265,17 +242,15 @@ def later_peak(results: Results, task: str) -> Estimate:
 def rises_first(results: Results, task: str) -> Estimate:
     """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end."""
     start = PAPER[task]["theta"]["batch"]
-    whole, more = read.by_size(results, task).get(start), further(results, task).get(start)
-    if not whole:
-        raise NotRun("no records")
+    records = further(results, task).get(start) or _trainings(results, task).get(start, [])
 
     def rise(record: Record) -> float:
-        theta = _where_it_peaks(record)[1][:2]
+        theta = _theta(record)[:2]
         if len(theta) < 2 or not all(value > 0 for value in theta):
             raise NotRun(f"seed {record.seed}: θ is not above 0 after two epochs before the decay")
         return theta[1] / theta[0]
 
-    rises = judge.mean_of(results.cell(more or whole, rise), log=True, trials="seeds")
+    rises = judge.mean_of(results.cell(records, rise), log=True, trials="seeds")
     return replace(rises, label=f"{task}: θ after the second epoch over that after the first")
 
 
@@ -310,37 +285,30 @@ def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
     }
 
 
-def of_counts(
-    cells: Sequence[BySeed], weights: Sequence[float], resolution: float = 1.0
-) -> Estimate:
-    """Contrast the logarithms of counts above 0, seed by seed, each cell by its weight.
+def of_counts(cells: Sequence[BySeed], weights: Sequence[float]) -> Estimate:
+    """Contrast the logarithms of whole counts above 0, seed by seed, each cell by its weight.
 
-    Equal counts, such as of whole epochs, are no proof of a spread of 0, but of one no larger than
-    that of numbers that lie evenly over those rounded to one count of `resolution`.
+    Equal counts are no proof of a spread of 0, but of one no larger than that of numbers that lie
+    evenly over those rounded to one count.
     """
-    pairs = zip(cells, weights, strict=True)
-    shares = [weight * resolution / float(np.mean(cell)) for cell, weight in pairs if cell]
+    shares = [weight / float(np.mean(c)) for c, weight in zip(cells, weights, strict=True) if c]
     return judge.contrast(cells, weights, log=True, resolution=math.hypot(*shares))
 
 
-def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
-    """The factor by which values above 0 grow where the batch doubles: a line through logarithms.
-
-    Counts, such as of whole epochs, have a `resolution`; see `of_counts`.
-    """
+def trend(cells: Mapping[int, BySeed]) -> Estimate:
+    """The factor by which counts grow where the batch doubles: a line through logarithms."""
     if len(cells) < 2:
         raise NotRun("too few batch sizes")
     exponents = np.log2(list(cells))
     offsets = exponents - exponents.mean()
-    weights = (offsets / np.square(offsets).sum()).tolist()
-    return of_counts(list(cells.values()), weights, resolution)
+    return of_counts(list(cells.values()), (offsets / np.square(offsets).sum()).tolist())
 
 
 FIGURE1 = read.artefact(
     "figure1",
     plan=runs.figure1,
     rows=partial(table, tasks=[DIV2K]),
-    draw=partial(figure, panels=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
+    draw=partial(figure, shown=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
     claims={
         "large_lose": partial(over_best, kept=False),
         "small_keep_up": partial(over_best, kept=True),
@@ -353,7 +321,7 @@ FIGURE2 = read.artefact(
     rows=partial(table, tasks=[CIFAR]),
     draw=partial(
         figure,
-        panels=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
+        shown=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
     ),
     claims={"same_cost": same_cost, "sharpness": sharpness, **_peaks((CIFAR,))},
 )
@@ -361,6 +329,6 @@ FIGURE6 = read.artefact(
     "figure6",
     plan=runs.figure6,
     rows=partial(table, tasks=[DIV2K, PHANTOM]),
-    draw=partial(figure, panels=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
+    draw=partial(figure, shown=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
 )

@@ -10,53 +10,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from repro import models
-from repro.adaptive import (
-    BatchController,
-    DivergenceWarning,
-    FixedBatch,
-    LinearScaling,
-    NoiseScaleBatch,
-    Saturation,
-    ScheduledBatch,
-    ThetaController,
-    noise_scale,
-)
-from repro.datasets import (
-    ImageData,
-    PatchLoader,
-    Split,
-    TensorLoader,
-    channel_statistics,
-    low_resolution,
-    noisy,
-)
+from repro import adaptive, datasets, models
 from repro.experiments.adaptive.layerwise import LAMB, LARS
+from repro.experiments.captured import low_precision
 from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
 from repro.training import evaluate_classifier
 
 Config = Mapping[str, Any]
-Loader = TensorLoader | PatchLoader
+Loader = datasets.TensorLoader | datasets.PatchLoader
 Evaluate = Callable[[nn.Module], dict[str, float]]
-_LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)  # ITU-R BT.601, of colours in [0, 1]
 
 
 def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss: cross-entropy, or EDSR's mean absolute error."""
     classes = config["task"] == "CIFAR"
     return nn.functional.cross_entropy if classes else nn.functional.l1_loss
-
-
-def metric_of(config: Config) -> str:
-    """The metric that is to be high: ``accuracy`` or ``psnr``."""
-    return "accuracy" if config["task"] == "CIFAR" else "psnr"
-
-
-def low_precision(config: Config) -> torch.dtype | None:
-    """The type of the forward pass under autocast, None for none."""
-    name = config.get("autocast")
-    return None if name is None else getattr(torch, name)
 
 
 def build_model(config: Config, classes: int, device: str) -> nn.Module:
@@ -84,12 +53,10 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple[Loader, Evaluate]:
-    """Build the loader of the training images, on the device, and a function to measure a model.
-
-    Raises:
-        ValueError: The configuration measures PSNR by a choice that does not exist.
-    """
+def build_data(
+    config: Config, data: datasets.ImageData, seed: int, device: str
+) -> tuple[Loader, Evaluate]:
+    """The loader of training images, on the device, and a function that measures a model."""
     train = _some(data.train, config["train_samples"])
     test = _some(data.val or data.test, config["test_samples"])
     size = config["controller"]["batch"]
@@ -98,21 +65,24 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
     if config["task"] == "CIFAR":
         assert train.labels is not None and test.labels is not None
         images, shown = _three_channels(train.images), _three_channels(test.images)
-        mean, std = channel_statistics(images)
+        mean, std = datasets.channel_statistics(images)
         options: dict[str, Any] = {"mean": mean, "std": std, "device": device}
         moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
-        loader = TensorLoader(images, train.labels, size, **moved, **options)
-        held = TensorLoader(shown, test.labels, min(500, len(shown)), shuffle=False, **options)
+        loader = datasets.TensorLoader(images, train.labels, size, **moved, **options)
+        options |= {"shuffle": False}
+        held = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
         measure = partial(evaluate_classifier, batches=held, device=device)
     else:
         many = config["train_samples"]
         inputs, targets = (_as_many(images, many) for images in _pairs(config, train, 1))
         options = {"patch": config["patch"], "device": device}
-        loader = PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
+        loader = datasets.PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
         # One crop of each image, as in the paper ("1-crop validation PSNR").
         few, crop = min(100, len(test)), "center"
-        crops = PatchLoader(*_pairs(config, test, 2), few, shuffle=False, crop=crop, **options)
-        measure = _psnr(config, crops, device)
+        crops = datasets.PatchLoader(
+            *_pairs(config, test, 2), few, shuffle=False, crop=crop, **options
+        )
+        measure = partial(evaluate_psnr, batches=crops, device=device)
     low = low_precision(config)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -122,7 +92,7 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
     return loader, evaluate
 
 
-def _some(split: Split, count: int) -> Split:
+def _some(split: datasets.Split, count: int) -> datasets.Split:
     return split if count >= len(split) else split.evenly(count)
 
 
@@ -135,72 +105,39 @@ def _three_channels(images: Tensor) -> Tensor:
     return images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
 
 
-def _pairs(config: Config, split: Split, seed: int) -> tuple[Tensor, Tensor]:
+def _pairs(config: Config, split: datasets.Split, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets: noisy and clean, or small and large."""
     if "sigma" in config:
-        return noisy(split.images, config["sigma"], seed), split.images
+        return datasets.noisy(split.images, config["sigma"], seed), split.images
     scale = config["model"].get("scale", 2)
-    small = low_resolution(split.images, scale)
+    small = datasets.low_resolution(split.images, scale)
     height, width = (scale * side for side in small.shape[2:])
     return small, split.images[..., :height, :width].contiguous()
 
 
-def _psnr(config: Config, crops: PatchLoader, device: str) -> Evaluate:
-    """Measure a model's PSNR on the chosen part of each crop.
-
-    ``rgb``: all of it; ``rgb_shaved``: without a border of the scale and 6 pixels (EDSR's own
-    validation on DIV2K); ``y_shaved``: the luma (ITU-R BT.601) without a border of the scale.
-    """
-    choice, scale = config.get("psnr", "rgb"), config["model"].get("scale", 2)
-    borders = {"rgb": 0, "rgb_shaved": scale + 6, "y_shaved": scale}
-    if choice not in borders:
-        raise ValueError(f"psnr is {choice!r}; choose {', '.join(borders)}")
-    border = borders[choice]
-
-    def shown(images: Tensor) -> Tensor:
-        height, width = images.shape[2:]
-        images = images[..., border : height - border, border : width - border]
-        if choice == "y_shaved" and images.shape[1] == 3:
-            weights = images.new_tensor(_LUMA).view(1, 3, 1, 1)
-            images = (images * weights).sum(1, keepdim=True) + 16 / 255
-        return images
-
-    def measure(model: nn.Module) -> dict[str, float]:
-        # Images are clipped and then cut, as targets are.
-        hook = model.register_forward_hook(lambda _, x, y: shown(y.float().clamp(0, 1)))
-        try:
-            return evaluate_psnr(model, ((x, shown(y)) for x, y in crops), device)
-        finally:
-            hook.remove()
-
-    if choice == "rgb":
-        return lambda model: evaluate_psnr(model, crops, device)
-    return measure
-
-
 def build_controller(
     config: Config, model: nn.Module, loader: Loader, seed: int
-) -> BatchController:
+) -> adaptive.BatchController:
     """Build the controller of a strategy."""
     options = dict(config["controller"])
     if rule := options.pop("saturation", None):
-        options["decay_at"] = Saturation(**rule)
+        options["decay_at"] = adaptive.Saturation(**rule)
     kind, size = options.pop("kind"), options.pop("batch")
     if kind == "fixed":
-        return FixedBatch(size, options.pop("lr"), **options)
+        return adaptive.FixedBatch(size, options.pop("lr"), **options)
     if kind == "linear":
-        return LinearScaling(size, **options)
+        return adaptive.LinearScaling(size, **options)
     largest, lr = options.pop("max_batch"), options.pop("lr")
     if kind == "scheduled":
-        return ScheduledBatch(size, largest, lr, **options)
+        return adaptive.ScheduledBatch(size, largest, lr, **options)
     if kind == "noise":
         count = options.pop("batches")
         given = {"loss_fn": loss_of(config), "batches": count, "seed": seed}
-        measure = partial(noise_scale, model, loader, size, **given)
+        measure = partial(adaptive.noise_scale, model, loader, size, **given)
         # A single estimate, followed at once, as the records were made.
         options["factors"] = math.inf
-        return NoiseScaleBatch(size, largest, lr, lambda: float(measure()), **options)
-    return ThetaController(size, largest, lr, **options)
+        return adaptive.NoiseScaleBatch(size, largest, lr, lambda: float(measure()), **options)
+    return adaptive.ThetaController(size, largest, lr, **options)
 
 
 _DEFAULTS = {"growth": 2, "tolerance": 0.1, "decay": 0.1, "lr_exponent": 1.0}
@@ -220,7 +157,7 @@ def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]
     (first,) = metrics["initial_cost"]
     setting = controller.observe(first, [torch.zeros(1, dtype=torch.float64)])
     rows: dict[str, list[Any]] = {"batch_size": [], "lr": [], "interval": []}
-    with warnings.catch_warnings(action="ignore", category=DivergenceWarning):
+    with warnings.catch_warnings(action="ignore", category=adaptive.DivergenceWarning):
         for cost, theta in zip(metrics["train_cost"], metrics["theta"], strict=True):
             rows["batch_size"].append(setting.batch_size)
             rows["lr"].append(setting.lr)

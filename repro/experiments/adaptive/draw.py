@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from repro import plots
+from repro.experiments.adaptive.read import title
 from repro.experiments.adaptive.runs import NAMES
 from repro.records import Record
 
@@ -17,20 +18,25 @@ GREY = "#48536a"
 LOOKS = {**plots.styles(NAMES), "noise": {"color": "#56b4e9", "marker": "h"}}
 PAPERS: dict[str, Any] = {**plots.HOLLOW, "ls": "none", "label": "paper"}  # for a legend
 Look = Mapping[str, Any]
+# A task, a quantity of its trainings, its name with the unit, and the trainings by label.
+Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 
 
-def by_epoch(
-    axis: Axes, curves: Mapping[str, Sequence[Record]], looks: Mapping[str, Look], name: str
-) -> None:
-    """Draw a quantity of trainings by label, means over seeds by epoch."""
-    for label, records in curves.items():
-        rows = [record.metrics[name] for record in records]
-        shortest = min(map(len, rows))
-        mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None becomes NaN
-        look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
-        axis.plot(range(1, shortest + 1), mean, label=label, **look)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_xlabel("epoch")
+def by_epoch(panels: Sequence[Panel], looks: Mapping[str, Look], more: int = 0) -> tuple[Any, Any]:
+    """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones."""
+    columns = len(panels) + more
+    figure, axes = plots.new_axes(1, columns, 4.0 * columns, 3.4)
+    for axis, (task, name, ylabel, curves) in zip(axes[0], panels, strict=False):
+        for label, records in curves.items():
+            rows = [record.metrics[name] for record in records]
+            shortest = min(map(len, rows))
+            mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None: NaN
+            look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
+            axis.plot(range(1, shortest + 1), mean, label=label, **look)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set(xlabel="epoch", ylabel=ylabel)
+        axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
+    return figure, axes[0]
 
 
 def point(
@@ -61,11 +67,3 @@ def powers_of_two(axis: Axes) -> None:
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
     )
-
-
-def in_decimals(axis: Any) -> None:
-    """Let a logarithmic `axis.xaxis` or `axis.yaxis` have ticks such as 0.02, 200 or 5,000."""
-    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    axis.set_minor_locator(LogLocator(10, ()))
-    axis.set_tick_params(labelsize=8)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

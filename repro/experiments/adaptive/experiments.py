@@ -7,33 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.adaptive import (
-    DivergedError,
-    NoImprovement,
-    full_cost,
-    gradient_norms,
-    set_lr,
-    stable_batch,
-)
+from repro import adaptive
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
-from repro.experiments.captured import CapturedStep
+from repro.experiments.adaptive.runs import METRIC, SIMILAR
+from repro.experiments.captured import CapturedStep, low_precision
 from repro.experiments.design import Outcome
 from repro.measure import Timing
 from repro.training import Step as TrainingStep
 from repro.training import fit
 
 COST_BATCH = 500  # images computed at once for F of the whole training set
-STABLE = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 
 
 class Training:
-    """A training under way, shown to its controller at w_0, with its measurements so far.
-
-    Raises:
-        ValueError: The configuration has a choice that does not exist.
-    """
+    """A training under way, shown to its controller at w_0, with its measurements so far."""
 
     def __init__(self, config: Config, seed: int, data: ImageData, device: str) -> None:
         torch.manual_seed(seed)
@@ -42,32 +31,14 @@ class Training:
         self.model = building.build_model(config, data.num_classes, device)
         self.controller = building.build_controller(config, self.model, self.loader, seed)
         loss_fn = building.loss_of(config)
-        cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
+        cost = adaptive.full_cost(self.model, self.loader, COST_BATCH, loss_fn=loss_fn)
         self.setting = self.controller.observe(cost, self.model.parameters())
         self.optimizer = building.build_optimizer(config, self.model)
-        self.stop = NoImprovement(**config["stop"]) if config["stop"] else None
+        self.stop = adaptive.NoImprovement(**config["stop"]) if config["stop"] else None
         names = ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
-                 "control_s", building.metric_of(config), "test_loss")  # fmt: skip
+                 "control_s", METRIC[config["task"]], "test_loss")  # fmt: skip
         self.history: dict[str, list[Any]] = {name: [] for name in names}
         self.history["initial_cost"] = [cost]
-
-    def stepping(self, step: TrainingStep) -> TrainingStep:
-        """The step by the choice for a last, shorter mini-batch: at full rate or in proportion.
-
-        Raises:
-            ValueError: There is no such choice.
-        """
-        chosen = self.config.get("last_batch", "full_rate")
-        if chosen not in ("full_rate", "in_proportion"):
-            raise ValueError(f"last_batch is {chosen!r}; choose full_rate, in_proportion")
-
-        def in_proportion(inputs: Tensor, targets: Tensor) -> Tensor:
-            share = len(inputs) / self.setting.batch_size
-            if share < 1:  # the last of an epoch
-                set_lr(self.optimizer, share * self.setting.lr)
-            return step(inputs, targets)
-
-        return step if chosen == "full_rate" else in_proportion
 
     def epoch(self, step: TrainingStep, device: str) -> bool:
         """Train and measure one epoch by a step that returns a mini-batch's loss; go on or not."""
@@ -79,18 +50,18 @@ class Training:
         def at_its_rate(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal done
             done += 1
-            set_lr(self.optimizer, setting.lr_at(done / steps))
+            adaptive.set_lr(self.optimizer, setting.lr_at(done / steps))
             return step(inputs, targets)
 
         result = fit(self.model, at_its_rate, self.loader, epochs=1, device=device)[0]
         start = time.perf_counter()
-        cost, name = result.train_loss, building.metric_of(config)
+        cost, name = result.train_loss, METRIC[config["task"]]
         try:
             self.setting = self.controller.observe(cost, self.model.parameters())
             control_s = time.perf_counter() - start
             metrics = self.evaluate(self.model)
             stops = self.stop is not None and self.stop.observe(metrics[name])
-        except DivergedError:
+        except adaptive.DivergedError:
             self.diverged = True
             return False
         row = {
@@ -111,22 +82,18 @@ class Training:
 
 
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by one strategy in one process (Figures 1 to 6 and 10, Tables I to III, section V).
-
-    A training that diverges ends there; that is a result.
-    """
+    """Train by one strategy; a training that diverges ends there, which is a result."""
     assert data is not None
     run = Training(config, seed, data, device)
     step = CapturedStep(
         run.model,
         building.loss_of(config),
         run.optimizer,
-        building.low_precision(config),
+        low_precision(config),
         config["captured"],
         config["channels_last"],
     )
-    stepping = run.stepping(step)
-    while run.epoch(stepping, device):
+    while run.epoch(step, device):
         pass
     completed, stop = len(run.history["train_cost"]), run.stop
     summary = {
@@ -150,12 +117,12 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     points = []
     for epoch in range(max(config["after"]) + 1):
         if epoch in config["after"]:
-            measured = gradient_norms(run.model, run.loader, sizes, **given)
+            measured = adaptive.gradient_norms(run.model, run.loader, sizes, **given)
             errors = [None if math.isnan(norm.error) else norm.error for norm in measured]
             points.append(
                 {
                     "epochs": epoch,
-                    "stable": stable_batch(measured, STABLE),
+                    "stable": adaptive.stable_batch(measured, SIMILAR),
                     "norms": [norm.mean for norm in measured],
                     "errors": errors,
                 }

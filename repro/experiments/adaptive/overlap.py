@@ -17,7 +17,6 @@ from torch import nn
 from repro.adaptive import DataParallel, join_processes, leave_processes
 from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.read import artefact
-from repro.experiments.adaptive.steps import blocked_share
 from repro.experiments.adaptive.worker import TIMEOUT_S, launch
 from repro.experiments.design import Chosen, Outcome, Run
 from repro.experiments.judge import Estimate, mean_of
@@ -58,7 +57,7 @@ class SleepingLayer(nn.Module):
 
 def asleep(config: dict[str, Any], seed: int, data: None, device: str) -> Outcome:
     """Measure steps whose layers sleep, with the averaging within them and after them."""
-    return Outcome({"ratios": launch(config, config["processes"], module=__name__)})
+    return Outcome({"ratios": launch(config, config["processes"], function=measure)})
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
@@ -116,27 +115,20 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     """The measurement at the ratios of the modelled cluster."""
     # Processes, gradients a layer (one bucket each) and repeats; on the CPU, as the paper's nodes.
     processes, size, repeats = (2, 2**12, 2) if profile == "smoke" else (8, 2**15, 9)
-    modelled = projection.breakdowns()["fitted"][1]
-    ratios = {
-        str(n): round(modelled[n]["communication"] / modelled[n]["computation"], 3) for n in NODES
-    }
+    costs = {nodes: projection.breakdown()[nodes] for nodes in NODES}
     config = {
         "processes": processes,
         "layers": 8,
         "size": size,
         "steps": 4,
         "repeats": repeats,
-        "ratios": ratios,
+        "ratios": {str(n): round(c.communication_s / c.computation_s, 3) for n, c in costs.items()},
     }
     return [Run("asleep", config, seeds=(0,), label=f"{processes} processes, layers asleep")]
 
 
 def hidden(row: Mapping[str, Any]) -> Estimate:
-    """The hidden share of the time that can hide, in percent, by the rounds.
-
-    That is the time which the averaging within a step saves, over the shorter of computation and
-    communication.
-    """
+    """Percent that hides within a step, of the shorter of computation and communication."""
     computation = row["computation_s"]
     can_hide = min(computation, statistics.median(row["after_s"]) - computation)
     pairs = zip(row["after_s"], row["within_s"], strict=True)
@@ -144,36 +136,22 @@ def hidden(row: Mapping[str, Any]) -> Estimate:
     return mean_of(shares, unit="%", digits=0, trials="rounds")
 
 
-def _rows(results: Results) -> dict[int, dict[str, Any]]:
-    """The measured times, by nodes modelled."""
-    record = results.first("asleep")
-    ratios = record.metrics["ratios"] if record else {}
-    return {nodes: ratios[str(nodes)] for nodes in sorted(map(int, ratios))}
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """Hidden and blocked time by nodes of the modelled cluster, measured and modelled."""
-    modelled, rows = projection.breakdowns()["fitted"][1], []
-    for nodes, row in _rows(results).items():
-        after, within = (statistics.median(row[name]) for name in ("after_s", "within_s"))
+    record, rows = results.first("asleep"), []
+    for nodes, row in record.metrics["ratios"].items() if record else ():
+        model = projection.breakdown()[int(nodes)]
+        measured = 1 - row["computation_s"] / statistics.median(row["within_s"])
         rows.append(
             {
-                "nodes modelled": nodes,
-                "computation, asleep (ms)": f"{1e3 * row['computation_s']:.1f}",
-                "step, averaging after (ms)": f"{1e3 * after:.1f}",
-                "step, averaging within (ms)": f"{1e3 * within:.1f}",
+                "nodes modelled": int(nodes),
                 "hidden, of what can (%)": str(hidden(row)),
-                "blocked, measured (%)": f"{100 * (1 - row['computation_s'] / within):.0f}",
-                "blocked, model (%)": f"{100 * blocked_share(modelled[nodes]):.0f}",
+                "blocked, measured (%)": f"{100 * measured:.0f}",
+                "blocked, model (%)": f"{100 * model.blocked_s / model.total_s:.0f}",
                 "n": len(row["after_s"]),
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: row["nodes modelled"])
 
 
-OVERLAP = artefact(
-    "overlap",
-    plan=runs,
-    rows=table,
-    facts=lambda results: (),
-)
+OVERLAP = artefact("overlap", plan=runs, rows=table)

@@ -1,4 +1,4 @@
-"""Strong scaling: the model fitted to measured steps, to the paper's speed-ups, and projected."""
+"""Models of strong scaling, fitted to the paper's speed-ups and to steps measured here."""
 
 import math
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ from repro.experiments.adaptive.runs import DIV2K, PAPER, paper_schedule
 
 if TYPE_CHECKING:
     from repro.adaptive import MeasuredStep, ScalingModel
+    from repro.adaptive.scaling import StepCost
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SCALED = ("best", "scheduled", "theta")
-OURS = "all_to_all"  # the paper's way of averaging
+OURS = "all_to_all"  # the paper's averaging
 
 
 def nodes_of(task: str, strategy: str) -> list[int]:
@@ -54,24 +55,20 @@ def speedups(model: "ScalingModel", task: str, strategy: str) -> dict[int, float
     return {n: model.speedup(schedule, samples, n) for n in nodes_of(task, strategy)}
 
 
-def held_out(task: str, strategy: str) -> "list[ScalingModel]":
-    """The models fitted to the other two strategies, without and with section VI-B's cost."""
-    return [fitted_to_paper(task, strategy, cost) for cost in (0.0, overhead())]
+def held_out(task: str, strategy: str) -> list[dict[int, float]]:
+    """A strategy's speed-ups from the other two's, without and with section VI-B's cost."""
+    models = [fitted_to_paper(task, strategy, cost) for cost in (0.0, overhead())]
+    return [speedups(model, task, strategy) for model in models]
 
 
-def predicted(task: str, strategy: str) -> tuple[float, float]:
-    """A strategy's speed-up from the other two's, without and with section VI-B's cost.
-
-    At the paper's nodes; where it names none, the largest on any number.
-    """
-    nodes = PAPER[task]["speedups"][strategy][0]
-    by_nodes = [speedups(model, task, strategy) for model in held_out(task, strategy)]
-    without, whole = (own[nodes] if nodes else max(own.values()) for own in by_nodes)
-    return without, whole
+def breakdown() -> "dict[int, StepCost]":
+    """By nodes, the times of the paper's θ-adaptive training on DIV2K (Figure 9)."""
+    model, samples = fitted_to_paper(DIV2K), PAPER[DIV2K]["samples"]
+    return {n: model.breakdown(paper_schedule(DIV2K, "theta"), samples, n) for n in NODES}
 
 
 def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredStep]":
-    """The measured steps of a way of averaging; ``none`` is one process."""
+    """The measured steps of an averaging; ``none`` is one process."""
     from repro.adaptive import MeasuredStep
 
     return [
@@ -88,42 +85,21 @@ def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredS
     ]
 
 
-def fitted_here(
-    measurement: Mapping[str, Any], without: int | None = None
-) -> "ScalingModel | None":
-    """Fit the model to a task's steps measured here, without those of one batch size.
+def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
+    """Fit the model to a task's steps measured here, without two processes' of one batch size.
 
-    Steps of several processes are left out; those of one process are always known.
-    None where nothing was measured together, or times do not grow with the samples: steps of a
-    toy model cost the same whatever they compute, and two processes slow each other down.
+    Raises:
+        ValueError: Times do not grow with the samples, as steps of a toy model.
     """
     from repro.adaptive import ScalingModel
 
     together = [step for step in _steps_of(measurement, OURS) if step.batch_size != without]
-    if not together:
-        return None
-    try:
-        return ScalingModel.fit(
-            [*_steps_of(measurement, "none"), *together],
-            [(size, number, seconds) for size, number, seconds in measurement["messages"][OURS]],
-            measurement["gradient_bytes"],
-            measurement["buckets"],
-        )
-    except ValueError:
-        return None
-
-
-def steps_without(measurement: Mapping[str, Any]) -> dict[int, float]:
-    """Seconds of a step of two processes, as the model has them without that step, by batch size.
-
-    Each step is modelled from the other batch sizes on two processes, and from one process; NaN
-    where there is no model.
-    """
-    found = {}
-    for step in _steps_of(measurement, OURS):
-        model, size = fitted_here(measurement, step.batch_size), step.batch_size
-        found[size] = model.step(size, step.processes).total_s if model else math.nan
-    return found
+    return ScalingModel.fit(
+        [*_steps_of(measurement, "none"), *together],
+        [(size, number, seconds) for size, number, seconds in measurement["messages"][OURS]],
+        measurement["gradient_bytes"],
+        measurement["buckets"],
+    )
 
 
 def end_to_end(
@@ -136,44 +112,9 @@ def end_to_end(
     """
     every = [step for step in measurement["steps"] if step["averaging"] == averaging]
     steps = {step["batch"]: step["samples_s"] for step in every}
-    if not steps:
-        return []
     scale, samples = min(steps) / PAPER[task]["best"]["batch"], PAPER[task]["samples"]
     turns = [
         [epochs * math.ceil(samples / size) * seconds for seconds in steps[round(size * scale)]]
         for size, epochs in paper_schedule(task, strategy)
     ]
     return [math.fsum(turn) for turn in zip(*turns, strict=True)]
-
-
-def breakdown(model: "ScalingModel", nodes: int) -> dict[str, float]:
-    """Where the time of the paper's θ-adaptive training on DIV2K goes (Figure 9).
-
-    Returns:
-        Computation, computation at B = B_m, communication and blocked time, over the computation
-        on one node; and the share of all time that passes before the batch is B_m.
-    """
-    samples, schedule = PAPER[DIV2K]["samples"], paper_schedule(DIV2K, "theta")
-    alone = model.breakdown(schedule, samples, 1).computation_s
-    whole = model.breakdown(schedule, samples, nodes)
-    last = model.breakdown(schedule[-1:], samples, nodes)
-    return {
-        "computation": whole.computation_s / alone,
-        "computation at B_m": last.computation_s / alone,
-        "communication": whole.communication_s / alone,
-        "blocked": whole.blocked_s / alone,
-        "before B_m": 1 - last.total_s / whole.total_s,
-    }
-
-
-def breakdowns() -> "dict[str, tuple[ScalingModel, dict[int, dict[str, float]]]]":
-    """The paper's modelled cluster and its `breakdown` by nodes, for each cost of small batches.
-
-    The cost is fitted, or section VI-B's.
-    """
-    costs = {"fitted": None, "section VI-B's": overhead()}
-    models = {label: fitted_to_paper(DIV2K, None, cost) for label, cost in costs.items()}
-    return {
-        label: (model, {nodes: breakdown(model, nodes) for nodes in NODES})
-        for label, model in models.items()
-    }

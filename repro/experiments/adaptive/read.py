@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import design, view
+from repro.experiments.adaptive import runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
 from repro.experiments.judge import BySeed, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
 
-# The paper's network and data of each task; its metric in the records, in words, and the unit.
+# The paper's network and data of each task; its metric in words, and the unit.
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
-METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}
 HEADING = {CIFAR: "accuracy (%)", DIV2K: "PSNR (dB)", PHANTOM: "PSNR (dB)"}
 UNIT = {CIFAR: "points", DIV2K: "dB", PHANTOM: "dB"}
 
@@ -54,7 +54,7 @@ def has_learned(results: Results, task: str) -> None:
     ten times the squared error.
     """
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
-    ends = [record.metrics[METRIC[task]][-1] for record in best]
+    ends = [record.metrics[runs.METRIC[task]][-1] for record in best]
     paper = PAPER[task]["best"]["value"]
     if ends and np.mean(ends) < (paper / 2 if task == CIFAR else paper - 10):
         shown = "%" if task == CIFAR else "dB"
@@ -113,28 +113,21 @@ def papers_title(task: str) -> str:
     return f"paper: {ROLES[task]}, {DATA[task]}"
 
 
-def stand_ins(configs: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """The networks in the place of the paper's, each once."""
-    pairs = ((network(config), ROLES[config["task"]]) for config in configs)
-    return dict.fromkeys(f"{ours} for {role}" for ours, role in pairs if ours != role)
+def networks(configs: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The networks that ran, each with the paper's."""
+    return [(network(config), ROLES[config["task"]]) for config in configs]
 
 
 def warnings(results: Results) -> Iterable[str]:
     """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
     records = [record for record in results.records if record.dataset]
-    stand_in, synthetic = stand_ins(record.config for record in records), dict[str, None]()
-    for record in records:
-        data, paper = record.dataset or {}, DATA[record.config["task"]]
-        if not data["name"].startswith(paper.lower().replace("-", "")):
-            stand_in[f"{data['name']} for {paper}"] = None
-        if data["kind"] == "synthetic":
-            synthetic[data["name"]] = None
-    if stand_in:
-        yield f"STAND-IN: {', '.join(stand_in)}."
-    if synthetic:
+    data = [((record.dataset or {})["name"], DATA[record.config["task"]]) for record in records]
+    yield from view.stand_ins([*networks(record.config for record in records), *data])
+    kinds = {(record.dataset or {})["name"]: (record.dataset or {})["kind"] for record in records}
+    if synthetic := [name for name, kind in kinds.items() if kind == "synthetic"]:
         yield f"SYNTHETIC: {', '.join(synthetic)}."
     # First epochs are drawn nowhere.
-    drawn = [r for r in results.records if r.status == "ok" and r.experiment != FIRST_EPOCHS]
+    drawn = [record for record in results.records if record.experiment != FIRST_EPOCHS]
     if astray := sum(record.metrics.get("diverged", False) for record in drawn):
         yield f"{astray} trainings DIVERGED; curves end there."
     if results.first(FIRST_EPOCHS):

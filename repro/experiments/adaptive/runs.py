@@ -14,6 +14,7 @@ PAPER = reported("adaptive")
 _DATA: dict[str, Any] = paper_toml("adaptive")
 PROFILES, OPTIMIZERS = _DATA["profiles"], _DATA["optimizers"]
 CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
+METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}  # that is to be high
 STRATEGIES = ("best", "linear", "scheduled", "theta")
 # θ-adaptive with the paper's K instead of one that is found, and with section III-E's decay.
 GIVEN, DECAY = "given", "decay"
@@ -33,6 +34,7 @@ LAYERWISE = {"LARS": 1.0, "LAMB": 0.01}  # factors of SGD's rates
 TRAININGS, FIRST_EPOCHS = ("train", "variant"), "first_epochs"  # experiments
 AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
 FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True, "benchmark": True}
+SIMILAR = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 SATURATED = 0.01  # least share by which a cost that is not saturated falls; the paper names none
 Config = Mapping[str, Any]
 NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
@@ -167,7 +169,7 @@ def training(
         config["optimizer"] = OPTIMIZERS[optimizer]
         for rate in own.keys() & {"lr", "base_lr"}:
             own[rate] *= LAYERWISE[optimizer]
-    if profile in ("gpu", "paper"):  # choices that the paper leaves open; see `Paper.options`
+    if profile in ("gpu", "paper"):  # said there; the paper leaves both open
         config |= {"last_batch": "full_rate"} | ({} if task == CIFAR else {"psnr": "rgb"})
     config |= changes or {}
     # A variant has options that are younger than the first records of `train`.

@@ -1,12 +1,14 @@
-"""Does a growing batch scale further?
+"""Does a growing batch scale further, and where does the time of a step go?
 
-Figures 7, 8 and 11 have speed-ups: the paper's, those of a model of its cluster, and those of two
-processes of ours. The model is in `projection`; `steps` says where the time of a step goes.
+Figures 7, 8 and 11 have the paper's speed-ups, those of a model of its cluster and those of two
+processes of ours; Figure 9 has the parts of a step of ours and on the modelled cluster.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,56 +16,45 @@ import numpy as np
 
 from repro.experiments import view
 from repro.experiments.adaptive import projection, read, runs
-from repro.experiments.adaptive.runs import CIFAR, DIV2K, NAMES, PAPER, PHANTOM
+from repro.experiments.adaptive.runs import AVERAGING, CIFAR, DIV2K, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, paired_ratio
+from repro.experiments.judge import Case, Cases, Estimate, NotRun, paired_ratio
 from repro.experiments.query import Results, of_processes
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LAUNCHES = "launches"  # of the processes that a measurement starts; by these it counts
-NEAR = 0.2  # of a speed-up, as a share: the checks' margin is ours, as of steps of two processes
+PARTS = ("computation", "communication", "blocked")
+Measurement = Mapping[str, Any]  # of a task: its steps, messages, bytes and buckets
 
 
 def measured(results: Results) -> dict[str, Any]:
-    """The measured steps of processes by task, empty where there are none.
-
-    Turns of one launch correlate: of several launches each counts once, by the medians of its
-    turns; the difference of weights is the largest of all.
-    """
+    """The measured steps by task; of several launches each counts once, by its medians."""
     launches = results.ok("parallel")
     if not launches:
         return {}
     tasks: dict[str, Any] = of_processes(launches).metrics["tasks"]
-    if len(launches) == 1:
-        return tasks
-    for name, task in tasks.items():
-        own = [record.metrics["tasks"][name] for record in launches]
-        steps = [
-            step | {"samples_s": [statistics.median(one["steps"][n]["samples_s"]) for one in own]}
-            for n, step in enumerate(task["steps"])
-        ]
-        difference = max(one["difference"] for one in own)
-        tasks[name] = task | {"steps": steps, "difference": difference, "trials": LAUNCHES}
+    for name, task in tasks.items() if len(launches) > 1 else ():
+        task["trials"] = "launches"
+        for number, step in enumerate(task["steps"]):
+            own = [r.metrics["tasks"][name]["steps"][number]["samples_s"] for r in launches]
+            step["samples_s"] = list(map(statistics.median, own))
     return tasks
 
 
-def over(
-    first: Sequence[float], second: Sequence[float], measurement: Mapping[str, Any]
-) -> Estimate:
+def over(first: Sequence[float], second: Sequence[float], measurement: Measurement) -> Estimate:
     """Seconds over others as a ratio; a launch or a turn compares with itself."""
     return paired_ratio(first, second, trials=measurement.get("trials", "rounds"))
 
 
-def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:
+def samples_of(measurement: Measurement, averaging: str) -> dict[int, list[float]]:
     """The seconds of a step in every trial, by batch size; ``none`` is one process."""
     steps = [step for step in measurement["steps"] if step["averaging"] == averaging]
     return {step["batch"]: step["samples_s"] for step in steps}
 
 
-def pace(measurement: Mapping[str, Any], task: str, strategy: str) -> Estimate:
+def pace(measurement: Measurement, task: str, strategy: str) -> Estimate:
     """The speed-up of two processes over one for the paper's training, as a ratio."""
     ways = ("none", projection.OURS)
     alone, together = (projection.end_to_end(measurement, task, strategy, way) for way in ways)
@@ -75,8 +66,7 @@ def warnings(results: Results, task: str | None = None) -> Iterable[str]:
     record = results.first("parallel")
     if record is not None:
         jobs = record.config["jobs"].items()
-        if names := read.stand_ins(job for key, job in jobs if task in (None, key)):
-            yield f"STAND-IN: {', '.join(names)}."
+        yield from view.stand_ins(read.networks(job for key, job in jobs if task in (None, key)))
         yield "SYNTHETIC: random images."
 
 
@@ -86,12 +76,16 @@ def panel(results: Results, task: str) -> str:
     return view.panel(read.ROLES[task], ours, "random images")
 
 
+# Figures 7, 8 and 11: speed-ups.
+
+
 def table(results: Results, task: str) -> list[dict[str, Any]]:
-    """Figure 7, 8 or 11 in numbers: speed-ups, the paper's, modelled and measured."""
+    """Speed-ups: the paper's, modelled and measured."""
     measurement, rows = measured(results).get(task), []
     for strategy in projection.SCALED:
         nodes, value = PAPER[task]["speedups"][strategy]
-        low, high = sorted(projection.predicted(task, strategy))
+        held_out = projection.held_out(task, strategy)
+        low, high = sorted(own[nodes] if nodes else max(own.values()) for own in held_out)
         possible = projection.nodes_of(task, strategy)
         gap = pace(measurement, task, strategy) if measurement else None
         rows.append(
@@ -108,71 +102,44 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
 
 
 def figure(results: Results, task: str) -> "Figure":
-    """Draw speed-ups against the number of nodes, both logarithmic.
-
-    Left the paper's, hollow, with bands that have not seen them: a band comes from the other two
-    strategies alone. Right those of two processes here, with intervals.
-    """
+    """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, new_axes
 
     measurement = measured(results).get(task)
-    drawn, axes = new_axes(1, 1 + bool(measurement), 9.2 if measurement else 7, 3.7)
-    speed, *here = axes[0]
-    fit = projection.fitted_to_paper(task)
+    drawn, axes = new_axes(1, 1, 7, 4)
+    axis, fit = axes[0, 0], projection.fitted_to_paper(task)
     for number, strategy in enumerate(projection.SCALED):
         look, colour = draw.LOOKS[strategy], draw.LOOKS[strategy]["color"]
-        fitted, (at, value) = (
-            projection.speedups(fit, task, strategy),
-            PAPER[task]["speedups"][strategy],
-        )
-        models = projection.held_out(task, strategy)
-        both = [[*projection.speedups(held, task, strategy).values()] for held in models]
+        at, value = PAPER[task]["speedups"][strategy]
+        fitted = projection.speedups(fit, task, strategy)
+        both = [list(own.values()) for own in projection.held_out(task, strategy)]
         low, high = np.sort(both, axis=0)
         # As wide as a line at least, where both say the same.
-        speed.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
-        speed.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
+        axis.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
+        axis.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
         if at:
-            draw.point(speed, at, value, look)
+            draw.point(axis, at, value, look)
         else:
-            speed.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
+            axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
         if measurement:
-            gap, place = pace(measurement, task, strategy), 2 * 1.05 ** (number - 1)
+            gap = pace(measurement, task, strategy)
             interval = np.exp(gap.interval()).tolist()
-            draw.point(here[0], place, math.exp(gap.mean), look, interval)
-    speed.plot([], [], "--", color=draw.GREY, label="fit to all three")
-    speed.plot([], [], **draw.PAPERS)
+            draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), look, interval)
+    axis.plot([], [], "--", color=draw.GREY, label="fit to all three")
+    axis.plot([], [], **draw.PAPERS)
     band = "predicted from the other two (held out)"
-    speed.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
-    speed.set_title(f"{read.papers_title(task)}\nits cluster SIMULATED", fontsize=9)
-    draw.ticks_of_two(speed, projection.NODES, "nodes")
-    draw.powers_of_two(speed)
-    speed.set_ylabel("speed-up over 1 node")
-    for axis in here:
-        axis.plot([], [], "o-", color=draw.GREY, label="ours, measured (95 % interval)")
-        axis.set_title(panel(results, task), fontsize=9)
-        draw.ticks_of_two(axis, (1, 2, 4), "processes")
-        axis.set_ylabel("speed-up over 1 process")
-    legend_below(drawn, 3)
+    axis.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
+    title = f"{read.papers_title(task)}, its cluster SIMULATED"
+    if measurement:
+        axis.plot([], [], "o-", color=draw.GREY, label="ours, two processes (95 % interval)")
+        title += f"\n{panel(results, task)}"
+    axis.set_title(title, fontsize=9)
+    draw.ticks_of_two(axis, projection.NODES, "nodes")
+    draw.powers_of_two(axis)
+    axis.set_ylabel("speed-up over 1 node, or 1 process")
+    legend_below(drawn, 2)
     return drawn
-
-
-def predicts(results: Results, task: str, strategy: str) -> tuple[bool, str]:
-    """Compare a strategy's speed-up with those that the other two strategies predict."""
-    paper = PAPER[task]["speedups"][strategy][1]
-    values = projection.predicted(task, strategy)
-    said = " and ".join(f"{value:.1f} (×{value / paper:.2f})" for value in values)
-    holds = all(abs(math.log(value / paper)) <= math.log1p(NEAR) for value in values)
-    return holds, f"{said}, without and with VI-B's cost; paper {paper:g}"
-
-
-def scales_further(results: Results, task: str) -> tuple[bool, str]:
-    """Compare θ-adaptive training's predicted speed-up with the paper's other two."""
-    paper = PAPER[task]["speedups"]
-    others = max(paper["best"][1], paper["scheduled"][1])
-    values = projection.predicted(task, "theta")
-    said = " and ".join(f"{value:.1f}" for value in values)
-    return min(values) > others, f"{said}, without and with VI-B's cost; others {others:g}"
 
 
 def speedup(results: Results, task: str) -> Cases:
@@ -186,10 +153,6 @@ def speedup(results: Results, task: str) -> Cases:
 
 
 def _artefact(name: str, task: str) -> Artefact:
-    predictions = {
-        f"predicts_{key}": partial(predicts, task=task, strategy=key)
-        for key in reversed(projection.SCALED)
-    }
     return read.artefact(
         name,
         plan=runs.parallel,
@@ -197,9 +160,173 @@ def _artefact(name: str, task: str) -> Artefact:
         draw=partial(figure, task=task),
         facts=partial(warnings, task=task),
         claims={"speedup": partial(speedup, task=task)},
-        checks={"scales_further": partial(scales_further, task=task), **predictions},
     )
 
 
 FIGURE7, FIGURE8 = _artefact("figure7", DIV2K), _artefact("figure8", PHANTOM)
 FIGURE11 = _artefact("figure11", CIFAR)
+
+# Figure 9: the parts of a step.
+
+
+def steps_table(results: Results) -> list[dict[str, Any]]:
+    """The parts of measured steps."""
+    return [
+        {
+            "task": task,
+            "averaging": step["averaging"].replace("none", "one process"),
+            "batch size": step["batch"],
+            "processes": step["processes"],
+            **{f"{part} (ms)": f"{1e3 * step[f'{part}_s']:.2f}" for part in ("total", *PARTS)},
+            "n": len(step["samples_s"]),
+        }
+        for task, measurement in measured(results).items()
+        for step in measurement["steps"]
+    ]
+
+
+def figure9(results: Results) -> "Figure":
+    """Draw where the time of measured steps goes, at the largest batch size of each task.
+
+    A step is its computation and the time in which that is blocked; communication, the thin bar
+    below, goes on meanwhile.
+    """
+    from repro.plots import legend_below, new_axes, styles
+
+    tasks = measured(results)
+    columns = max(1, len(tasks))  # an empty one where nothing was measured
+    drawn, axes = new_axes(1, columns, 3.5 * columns, 3.1)
+    colours = {part: look["color"] for part, look in styles(PARTS).items()}
+    for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):
+        largest = max(step["batch"] for step in measurement["steps"])
+        steps = [step for step in measurement["steps"] if step["batch"] == largest]
+        ways = [step["averaging"].replace("_", "-") for step in steps]
+        rows = np.arange(len(steps))
+        ms = {part: np.array([1e3 * step[f"{part}_s"] for step in steps]) for part in PARTS}
+        bars = [("computation", 0.4, 0, -0.14), ("blocked", 0.4, ms["computation"], -0.14)]
+        for part, height, left, shift in [*bars, ("communication", 0.2, 0, 0.2)]:
+            axis.barh(rows + shift, ms[part], height, left, color=colours[part], label=part)
+        axis.set_yticks(rows, ["1 process" if way == "none" else f"2, {way}" for way in ways])
+        axis.invert_yaxis()
+        axis.grid(axis="y", visible=False)
+        axis.set_title(f"{panel(results, task)}\nB = {largest}", fontsize=9)
+        axis.set_xlabel("time of one step (ms)")
+    legend_below(drawn, 3)
+    return drawn
+
+
+def few_samples(results: Results) -> Cases:
+    """The time of a sample in the smallest step over the largest's, on one process."""
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        times = samples_of(measurement, "none")
+        few, many = min(times), max(times)
+        small, large = ([time / size for time in times[size]] for size in (few, many))
+        label = f"{task}: time of a sample at B = {few} over {many}"
+        found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
+    return found
+
+
+def all_to_all_faster(results: Results) -> Cases:
+    """The time of a step with the paper's averaging over that with an allreduce, at every size."""
+    record = results.need("parallel")
+    cores = re.fullmatch(r"cpu-(\d+)-cores", record.device["slug"])
+    processes = record.config["processes"]
+    if cores and int(cores[1]) < 2 * processes:
+        raise NotRun(
+            f"{processes} processes on {cores[1]} cores leave no core free to communicate while "
+            "others compute, so that no averaging can hide its communication"
+        )
+    gaps: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
+        for size in ours:
+            gaps[f"{task}, B = {size}"] = over(ours[size], plain[size], measurement)
+    return gaps
+
+
+def steps_predicted(results: Results) -> Cases:
+    """Steps of two processes, as the model has them from other sizes, over measured ones."""
+    results.need("parallel")
+    found: dict[str, Case] = {}
+    for task, measurement in measured(results).items():
+        for size, times in samples_of(measurement, projection.OURS).items():
+            try:
+                model = projection.fitted_here(measurement, without=size)
+                said = model.step(size, measurement["processes"]).total_s
+                found[f"{task}, B = {size}"] = over([said] * len(times), times, measurement)
+            except ValueError:
+                why = NotRun("measured times do not grow with the samples")
+                found[f"{task}, B = {size}"] = why
+    return found
+
+
+def same_weights(results: Results) -> tuple[bool, str]:
+    """Compare weights after batches that grow, by all three ways of averaging."""
+    results.need("parallel")
+    launches = [record.metrics["tasks"] for record in results.ok("parallel")]
+    largest = {task: max(own[task]["difference"] for own in launches) for task in launches[0]}
+    said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
+    return all(value <= 1e-6 for value in largest.values()), said
+
+
+FIGURE9 = read.artefact(
+    "figure9",
+    plan=runs.parallel,
+    rows=steps_table,
+    draw=figure9,
+    facts=warnings,
+    claims={
+        "few_samples": few_samples,
+        "all_to_all_faster": all_to_all_faster,
+        "steps_predicted": steps_predicted,
+    },
+    checks={"same_weights": same_weights},
+)
+
+# Figure 9 on the modelled cluster of the paper.
+
+
+def breakdown() -> dict[int, dict[str, float]]:
+    """By nodes, computation, communication and blocked time, over one node's computation."""
+    costs = projection.breakdown()
+    alone = costs[1].computation_s
+    return {
+        nodes: {part: getattr(cost, f"{part}_s") / alone for part in PARTS}
+        for nodes, cost in costs.items()
+    }
+
+
+def nodes_table(results: Results) -> list[dict[str, Any]]:
+    """The parts by nodes."""
+    return [
+        {"nodes": nodes, **{f"{part} (%)": f"{100 * value:.2f}" for part, value in row.items()}}
+        for nodes, row in breakdown().items()
+    ]
+
+
+def nodes_figure(results: Results) -> "Figure":
+    """Draw the parts by nodes."""
+    from repro.experiments.adaptive.draw import ticks_of_two
+    from repro.plots import legend_below, new_axes, styles
+
+    drawn, axes = new_axes(1, 1, 6, 3.6)
+    axis, rows = axes[0, 0], breakdown()
+    for part, look in styles(PARTS).items():
+        shown = {n: 100 * row[part] for n, row in rows.items() if row[part] > 1e-4}
+        axis.plot(list(shown), list(shown.values()), lw=1.6, ms=5, label=part, **look)
+    axis.set_yscale("log")
+    axis.set_title(f"{read.papers_title(DIV2K)}, its cluster SIMULATED", fontsize=9)
+    axis.set_ylabel("time over computation on 1 node (%)")
+    ticks_of_two(axis, projection.NODES, "nodes")
+    legend_below(drawn, 3)
+    return drawn
+
+
+BREAKDOWN = read.artefact(
+    "breakdown",
+    plan=runs.parallel,
+    rows=nodes_table,
+    draw=nodes_figure,
+)

@@ -1,23 +1,21 @@
 """What is the largest stable batch, by the norms of its gradients? Section III-D."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.adaptive import read, runs
-from repro.experiments.adaptive.runs import PAPER, PROFILES, TASKS
+from repro.experiments.adaptive.runs import PAPER, PROFILES, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SIMILAR = 0.10  # share by which norms may differ, as in `experiments.STABLE`; the paper names none
 
 
 def at_scale(record: Record) -> int:
@@ -92,9 +90,10 @@ def figure(results: Results) -> "Figure":
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
     """The largest size up to which the mean norm is similar to that of the smallest."""
-    means = {size: float(np.mean(norms[size])) for size in sorted(norms)}
-    lowest = (1 - SIMILAR) * means[min(means)]
-    return max(itertools.takewhile(lambda size: means[size] >= lowest, means))
+    from repro.adaptive import GradientNorm, stable_batch
+
+    means = [GradientNorm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
+    return stable_batch(means, SIMILAR)
 
 
 def keeps_accuracy(results: Results) -> Cases:
@@ -109,7 +108,7 @@ def keeps_accuracy(results: Results) -> Cases:
         read.has_learned(results, task)
         trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
         own, smallest = (trainings.get(size, []) for size in sizes[task])
-        ends, others = (read.final(results, part, read.METRIC[task]) for part in (own, smallest))
+        ends, others = (read.final(results, part, runs.METRIC[task]) for part in (own, smallest))
         gap = difference(ends, others, read.UNIT[task])
         label = f"{task}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
         return replace(gap, label=label)
@@ -117,10 +116,12 @@ def keeps_accuracy(results: Results) -> Cases:
     return cases(larger, compared)
 
 
-def _over_smallest(results: Results, times: int) -> dict[str, Case]:
+def over_smallest(results: Results, times: int) -> Cases:
     """The norm at a multiple of B_s over that at the smallest size, whenever measured.
 
-    Of another network or other batch sizes the paper tells no stable one.
+    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm in
+    any case, and has to be that much lower. Of another network or other batch sizes the paper tells
+    no stable one.
     """
     found: dict[str, Case] = {}
     for task in TASKS:
@@ -134,27 +135,12 @@ def _over_smallest(results: Results, times: int) -> dict[str, Case]:
             continue
         size = times * PAPER[task]["theta"]["batch"]
         for epochs, norms in _norms(results, task).items():
-            found[f"{task}, after {epochs} epochs"] = ratio(norms[size], norms[min(norms)])
+            case = ratio(norms[size], norms[min(norms)])
+            if times > 1:
+                note = f"over {100 * (1 - SIMILAR):g} % of the smallest batch's"
+                case = replace(case, mean=case.mean - math.log(1 - SIMILAR), note=note)
+            found[f"{task}, after {epochs} epochs"] = case
     return found
-
-
-def similar_up_to(results: Results) -> Cases:
-    """The norms at B_s over those at the smallest size."""
-    return _over_smallest(results, 1)
-
-
-def lower_beyond(results: Results) -> Cases:
-    """The norm at twice B_s over the lower end of similar norms.
-
-    The mean of more gradients has a lower norm in any case: it has to be that much lower.
-    """
-    note = f"over {100 * (1 - SIMILAR):g} % of the smallest batch's"
-    return {
-        name: replace(case, mean=case.mean - math.log(1 - SIMILAR), note=note)
-        if isinstance(case, Estimate)
-        else case
-        for name, case in _over_smallest(results, 2).items()
-    }
 
 
 STABLE = read.artefact(
@@ -164,7 +150,7 @@ STABLE = read.artefact(
     draw=figure,
     claims={
         "keeps_accuracy": keeps_accuracy,
-        "similar_up_to": similar_up_to,
-        "lower_beyond": lower_beyond,
+        "similar_up_to": partial(over_smallest, times=1),
+        "lower_beyond": partial(over_smallest, times=2),
     },
 )

@@ -14,7 +14,7 @@ from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
-from repro.plots import INK, legend_below, new_axes, sign
+from repro.plots import INK, legend_below, log_ticks, new_axes, sign
 
 OTHERS = ("best", "scheduled")  # of the paper's strategies, also drawn
 LARGEST = 2**13  # batch size that a slider reaches
@@ -93,10 +93,7 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
 
 
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
-    """Draw θ, batch sizes, rates and simulated speed-ups, with the paper's other strategies.
-
-    Axes are the same for all curves of a task: only the changed parts move.
-    """
+    """Draw θ, batches, rates and simulated speed-ups, on axes that are the same for a task."""
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
     paper, epochs = PAPER[curve.task]["theta"], np.arange(1, len(steps) + 1)
@@ -131,7 +128,7 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     rates.set_yscale("log")
     low, high = paper["lr"] * PAPER["decay"] ** 2, paper["lr"] * LARGEST / paper["batch"]
     rates.set_ylim(low / 2, 2 * high)
-    look_of.in_decimals(rates.yaxis)
+    log_ticks(rates.yaxis, (1, 2, 5), "{:,g}")
     rates.set_ylabel("learning rate")
     for axis in (theta, batches, rates):
         shown = min(len(steps), PEAK_IN) if axis is theta else len(steps)

@@ -4,25 +4,16 @@ import json
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import ExitStack
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from repro.adaptive import (
-    DataParallel,
-    StepTiming,
-    join_processes,
-    leave_processes,
-    make_buckets,
-)
+from repro import adaptive
 from repro.adaptive.averaging import Method, average
 from repro.adaptive.processes import LOOPBACK
 from repro.experiments.adaptive import building
@@ -41,59 +32,55 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def launch(
-    job: Config, processes: int, timeout_s: float = 3600.0, module: str = __name__
+    job: Config,
+    processes: int,
+    timeout_s: float = 3600.0,
+    function: Callable[[Any], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Run a module's `measure` in joined processes and return what rank 0 found.
+    """Run a function of a job, by default `measure`, in joined processes; return rank 0's result.
 
     Raises:
-        RuntimeError: A process failed, or the time is over; the text is the end of what it told.
+        RuntimeError: The time is over.
+        ProcessRaisedException: A process failed; the text has its traceback.
     """
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
-    # One thread a process, as torchrun has it where nothing else is said.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": LOOPBACK}
-    environment |= {"MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    environment |= {"LOCAL_WORLD_SIZE": str(processes)}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
-        asked, answered = Path(folder) / "job.json", Path(folder) / "found.json"
-        asked.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-m", __name__, module, str(asked), str(answered)]
-        runs, texts = [], []  # in files, since nobody reads a pipe meanwhile
-        for rank in map(str, range(processes)):
-            texts.append(ending.enter_context((Path(folder) / rank).open("w+b")))
-            own = environment | {"RANK": rank, "LOCAL_RANK": rank}
-            runs.append(
-                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=texts[-1], env=own)
-            )
-            ending.callback(runs[-1].wait)
-            ending.callback(runs[-1].kill)
-        deadline = time.monotonic() + timeout_s
-        codes: list[int | None] = [None] * processes
-        while None in codes and not any(codes) and time.monotonic() < deadline:
-            time.sleep(0.05)
-            codes = [run.poll() for run in runs]
-        if any(codes) or None in codes:
-            failed = next(n for n, code in enumerate(codes) if code or not any(codes))
-            how = "failed" if codes[failed] else f"did not end in {timeout_s:g} s"
-            texts[failed].seek(0)
-            told = texts[failed].read().decode(errors="replace")[-2000:]
-            raise RuntimeError(f"rank {failed} of {processes} {how}:\n{told}")
+    with tempfile.TemporaryDirectory() as folder:
+        answered = Path(folder) / "found.json"
+        given = (function or measure, job, processes, port, answered)
+        started = torch.multiprocessing.spawn(_in_rank, given, processes, join=False)
+        end = time.monotonic() + timeout_s
+        try:
+            while not started.join(max(0.0, end - time.monotonic())):
+                if time.monotonic() >= end:
+                    raise RuntimeError(f"{processes} processes did not end in {timeout_s:g} s")
+        finally:
+            for process in started.processes:
+                process.kill()
+                process.join()
         outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
 
 
-def measure(config: Config) -> dict[str, Any]:
-    """Measure steps in this process alone, then with the others; return what rank 0 found.
+def _in_rank(
+    rank: int, function: Callable[[Any], Any], job: Any, processes: int, port: int, answered: Path
+) -> None:
+    count, own = str(processes), str(rank)
+    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "RANK": own}
+    os.environ |= {"LOCAL_RANK": own, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    if found := function(job):
+        answered.write_text(json.dumps(found), encoding="utf-8")
 
-    Images are random numbers. What is compared is measured in turns.
-    """
+
+def measure(config: Config) -> dict[str, Any]:
+    """Measure steps on random numbers, alone and with others; return what rank 0 found."""
     ways = config["averaging"]
     torch.set_num_threads(1)
     common = {name: value for name, value in config.items() if name != "jobs"}
     jobs = {task: {**common, **job} for task, job in config["jobs"].items()}
     first = os.environ["RANK"] == "0"
     alone = {task: _steps(job, ["none"]) if first else [] for task, job in jobs.items()}
-    rank, processes = join_processes("cpu", ALONE_S)  # the others wait for the first
+    rank, processes = adaptive.join_processes("cpu", ALONE_S)  # the others wait for the first
     messages = {way: _messages(config["messages"], way, config["repeats"]) for way in ways}
     by_task = {}
     for task, job in jobs.items():
@@ -105,17 +92,14 @@ def measure(config: Config) -> dict[str, Any]:
             "messages": messages,
             "difference": _weights(job),
             "gradient_bytes": size,
-            "buckets": len(make_buckets(model, processes, config["bucket_bytes"])),
+            "buckets": len(adaptive.make_buckets(model, processes, config["bucket_bytes"])),
         }
-    leave_processes()
+    adaptive.leave_processes()
     return {} if rank else by_task
 
 
 def _messages(sizes: list[int], way: Method, repeats: int) -> list[tuple[int, int, float]]:
-    """Time the averaging of buckets of several sizes in bytes over all processes, in turns.
-
-    Returns bytes, processes and the median of the seconds of each size.
-    """
+    """Time the averaging of buckets by their bytes: bytes, processes, median seconds of each."""
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
     processes, warmup = dist.get_world_size(group), 2
@@ -145,10 +129,10 @@ def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tenso
     return inputs, targets
 
 
-def _trainer(job: Config, way: str) -> DataParallel:
+def _trainer(job: Config, way: str) -> adaptive.DataParallel:
     torch.manual_seed(job["seed"])
     model = building.build_model(job, 10, "cpu").train()
-    return DataParallel(
+    return adaptive.DataParallel(
         model,
         building.loss_of(job),
         building.build_optimizer(job, model),
@@ -165,7 +149,7 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
     trainers = {way: _trainer(job, way) for way in ways}
     for size in job["sizes"]:
         batch = _batch(job, size, job["seed"])
-        samples: dict[str, list[StepTiming]] = {way: [] for way in ways}
+        samples: dict[str, list[adaptive.StepTiming]] = {way: [] for way in ways}
         for turn in range(job["warmup"] + job["repeats"]):
             for way in ways if turn % 2 == 0 else reversed(ways):
                 trainer = trainers[way]
@@ -186,9 +170,11 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
     return steps
 
 
-def _mean(timings: list[StepTiming]) -> StepTiming:
+def _mean(timings: list[adaptive.StepTiming]) -> adaptive.StepTiming:
     names = ("total_s", "communication_s", "summation_s", "blocked_s")
-    return StepTiming(*(statistics.fmean(getattr(t, name) for t in timings) for name in names))
+    return adaptive.StepTiming(
+        *(statistics.fmean(getattr(t, name) for t in timings) for name in names)
+    )
 
 
 def _weights(job: Config) -> float:
@@ -202,15 +188,3 @@ def _weights(job: Config) -> float:
         trainer.close()
         trained.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     return max(float((weights - trained[0]).abs().max()) for weights in trained)
-
-
-def main() -> None:
-    """Let a module measure what a file asks for; rank 0 writes the answer to another."""
-    module, asked, answered = sys.argv[1:]
-    found = import_module(module).measure(json.loads(Path(asked).read_text(encoding="utf-8")))
-    if os.environ["RANK"] == "0":
-        Path(answered).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,73 +14,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.dualbatch import real_workers, runs
-from repro.experiments.dualbatch.cells import (
-    Line,
-    Lines,
-    artefact,
-    change,
-    compared,
-    final,
-    gain_text,
-    gains,
-    lines_over,
-    outcome,
-    section51,
-    whose,
-    with_colons,
-)
-from repro.experiments.dualbatch.runs import (
-    FACTORS,
-    IMAGENET,
-    PAPER,
-    SCHEMES,
-    WORKERS,
-    K,
-    mix,
-)
+from repro.experiments.dualbatch import cells, real_workers, runs
+from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import Summary
+from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNTUNED = "untuned (edge of the grid)"
+IMAGES = {"held_out": "images held out", "accuracy": "test images"}
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
-Groups = Mapping[str, Lines]  # by title, then by a name of `drawing.STYLES`
+Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
 
 
 def table(results: Results, of: Callable[[Results], Groups], columns: str) -> list[dict[str, Any]]:
     """Final test loss and accuracy of groups of lines, whose columns are named first."""
     group, name = columns.split(", ")
     return [
-        {group: title, name: each, **outcome(results, line)}
+        {group: title, name: each, **cells.outcome(results, line)}
         for title, lines in of(results).items()
         for each, line in lines.items()
     ]
 
 
-def draw(results: Results, of: Callable[[Results], Groups], over: str) -> "Figure":
-    """Draw gains over another training, and curves by epoch, a column for each group."""
+def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "Figure":
+    """Draw gains, and where they are `over` another training curves by epoch, by group."""
     from repro.experiments.dualbatch import drawing
 
     groups = of(results)
-    drawn = {title: gains(results, lines) for title, lines in groups.items()}
+    drawn = {title: cells.gains(results, lines) for title, lines in groups.items()}
     return drawing.draw_trainings(groups, drawn, over)
 
 
 # Table 3: the factor by which a worker's update counts.
 
 
-def by_factor(results: Results) -> dict[str, Lines]:
+def by_factor(results: Results) -> dict[str, cells.Lines]:
     """The trainings of Table 3 by mix and factor, compared with no factor."""
     groups = {}
     for paper in PAPER["table3"]:
         n = paper["n_small"]
-        cells = {name: (section51(results, K[1], n, f), paper[f]) for f, name in FACTORS.items()}
-        groups[mix(n)] = lines_over(cells, cells["none"])
+        trained = {
+            name: (cells.section51(results, K[1], n, f), paper[f]) for f, name in FACTORS.items()
+        }
+        groups[mix(n)] = cells.lines_over(trained, trained["none"])
     return groups
 
 
@@ -89,49 +69,39 @@ def factor_gains(results: Results) -> Cases:
     tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
     groups = by_factor(results)
     lines = {f"{FACTORS[f]}, n_S = {n}": groups[mix(n)][FACTORS[f]] for f, n in tried}
-    return compared(results, {name: (line.records, line.base) for name, line in lines.items()})
+    return cells.over_base(results, lines)
 
 
-TABLE3 = artefact(
+TABLE3 = cells.artefact(
     "table3",
-    partial(table, of=by_factor, columns="workers, factor"),
-    partial(draw, of=by_factor, over="no factor"),
+    rows=partial(table, of=by_factor, columns="workers, factor"),
+    draw=partial(draw, of=by_factor, over="no factor"),
     claims={"factor_gains": factor_gains},
 )
 
 # Table 5: the number of small-batch workers.
 
 
-def by_mix(results: Results, k: float, kept: bool = False) -> Lines:
-    """The trainings at one k by mix, compared with large batches alone; or with momentum kept."""
+def by_mix(results: Results, k: float) -> cells.Lines:
+    """The trainings at one k by mix, compared with large batches alone."""
     paper = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     paper[0] = PAPER["table5"]["baseline"]
-    cells = {}
-    for n in ALL:
-        again = results.ok("train", setting=runs.KEPT, n_small=n)
-        cells[mix(n)] = (again if kept else section51(results, k, n), paper[n])
-    return lines_over(cells, cells[mix(0)])
+    trained = {mix(n): (cells.section51(results, k, n), paper[n]) for n in ALL}
+    return cells.lines_over(trained, trained[mix(0)])
 
 
-def by_k(results: Results) -> dict[str, Lines]:
+def by_k(results: Results) -> dict[str, cells.Lines]:
     """The trainings of Table 5 by k."""
     return {f"k = {k:g}": by_mix(results, k) for k in K}
 
 
-def gained(results: Results) -> Cases:
-    """Each number from two on over the baseline, which all of them share."""
-    base = section51(results, 1.0, 0)
-    pairs = itertools.product(K, range(2, WORKERS + 1))
-    return compared(
-        results, {f"k = {k:g}, n_S = {n}": (section51(results, k, n), base) for k, n in pairs}
-    )
-
-
-def one_too_few(results: Results) -> Cases:
-    """One small-batch worker over three at each k."""
-    return compared(
-        results, {f"k = {k:g}": (section51(results, k, 1), section51(results, k, 3)) for k in K}
-    )
+def over_another(results: Results, mixes: Sequence[tuple[int, int]]) -> Cases:
+    """At each k, numbers of small-batch workers over others."""
+    pairs = {}
+    for k, (n, base) in itertools.product(K, mixes):
+        name = f"k = {k:g}" + f", n_S = {n}" * (len(mixes) > 1)
+        pairs[name] = (cells.section51(results, k, n), cells.section51(results, k, base))
+    return cells.compared(results, pairs)
 
 
 def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
@@ -140,24 +110,24 @@ def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     others = [n for n in ALL if n != wanted]
 
     def over(name: str, n: int) -> Estimate:
-        ours, other = (section51(results, names[name], m) for m in (wanted, n))
-        found = change(results, ours, other, metric)
+        ours, other = (cells.section51(results, names[name], m) for m in (wanted, n))
+        found = cells.change(results, ours, other, metric)
         label = f"{name}, n_S = {wanted} over {n}"
         return replace(found, candidates=len(others), label=label)
 
     def best(name: str) -> Estimate:
         return min((over(name, n) for n in others), key=lambda estimate: sign * estimate.mean)
 
-    return with_colons(cases(names, best))
+    return cases(names, best)
 
 
-TABLE5 = artefact(
+TABLE5 = cells.artefact(
     "table5",
-    partial(table, of=by_k, columns="k, workers"),
-    partial(draw, of=by_k, over=mix(0)),
+    rows=partial(table, of=by_k, columns="k, workers"),
+    draw=partial(draw, of=by_k, over=mix(0)),
     claims={
-        "gain": gained,
-        "one_too_few": one_too_few,
+        "gain": partial(over_another, mixes=[(n, 0) for n in range(2, WORKERS + 1)]),
+        "one_too_few": partial(over_another, mixes=[(1, 3)]),
         "three_best": partial(over_best, metric="accuracy", wanted=3, sign=1),
         "lowest_loss": partial(over_best, metric="test_loss", wanted=1, sign=-1),
     },
@@ -166,89 +136,81 @@ TABLE5 = artefact(
 # Tables 8 and 10: the resolution cycled as well.
 
 
-def _scheme(
-    results: Results, scheme: str, n_small: int, setting: str = runs.SECTION_5_2
-) -> list[Record]:
-    """The trainings of section 5.2 that ended: ``dual-batch`` or ``hybrid``."""
-    return results.ok("train", setting=setting, n_small=n_small, scheme=scheme)
-
-
-def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, Lines]:
+def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines]:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
     table, setting, base = (
         ("table10", runs.SECTION_5_2_3, "hybrid")
         if role == IMAGENET
         else ("table8", runs.SECTION_5_2, "dual-batch")
     )
-    cells = {
+    trained = {
         scheme: {
-            mix(n): (_scheme(results, scheme, n, setting), row)
+            mix(n): (results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
             for n, row in enumerate(PAPER[table][key])
         }
-        for scheme, key in SCHEMES.items()
+        for scheme, key in runs.SCHEMES.items()
     }
-    return {scheme: lines_over(of, cells[base][mix(0)]) for scheme, of in cells.items()}
+    return {scheme: cells.lines_over(of, trained[base][mix(0)]) for scheme, of in trained.items()}
 
 
 def scheme_table(results: Results, role: str) -> list[dict[str, Any]]:
     """Both schemes by the number of small-batch workers, and the time of real workers."""
     rows = table(results, partial(by_scheme, role=role), "scheme, workers")
-    return [*rows, *real_workers.saving_rows(results, role)]
+    return [*rows, real_workers.saving_row(results, role)]
 
 
-def _hybrid_over(results: Results, base: str) -> Cases:
-    """The hybrid scheme over another training, by the number of small-batch workers."""
+def hybrid_over(results: Results, base: str) -> Cases:
+    """The hybrid scheme over dual-batch learning, or over its own large batches alone."""
+    lines = by_scheme(results)
     pairs = {}
     for n in ALL[1:]:
-        other = _scheme(results, base, 0 if base == "hybrid" else n)
-        pairs[f"n_S = {n}"] = (_scheme(results, "hybrid", n), other)
-    return compared(results, pairs)
+        other = lines[base][mix(0 if base == "hybrid" else n)]
+        pairs[f"n_S = {n}"] = lines["hybrid"][mix(n)].records, other.records
+    return cells.compared(results, pairs)
 
 
 def hybrid_gain(results: Results) -> Cases:
     """The hybrid scheme with three small-batch workers over large batches alone."""
-    pair = _scheme(results, "hybrid", 3), _scheme(results, "dual-batch", 0)
-    return compared(results, {"n_S = 3": pair})
+    return cells.over_base(results, {"n_S = 3": by_scheme(results)["hybrid"][mix(3)]})
 
 
-TABLE8 = artefact(
+TABLE8 = cells.artefact(
     "table8",
-    partial(scheme_table, role=runs.CIFAR),
-    partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
+    rows=partial(scheme_table, role=runs.CIFAR),
+    draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
-        "accuracy": partial(_hybrid_over, base="dual-batch"),
+        "accuracy": partial(hybrid_over, base="dual-batch"),
         "gain": hybrid_gain,
-        "over_cyclic": partial(_hybrid_over, base="hybrid"),
+        "over_cyclic": partial(hybrid_over, base="hybrid"),
         "saving": partial(real_workers.saving, role=runs.CIFAR),
     },
 )
 
 
-def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
+def imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     """Both schemes over the paper's baseline, hybrid with n_S = 0."""
     if not results.ok("train", setting=runs.SECTION_5_2_3):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    pairs = {}
-    for (scheme, lines), n in itertools.product(by_scheme(results, IMAGENET).items(), numbers):
-        pairs[f"{scheme}, n_S = {n}"] = (lines[mix(n)].records, lines[mix(n)].base)
-    return compared(results, pairs)
+    pairs = itertools.product(by_scheme(results, IMAGENET).items(), numbers)
+    lines = {f"{scheme}, n_S = {n}": of[mix(n)] for (scheme, of), n in pairs}
+    return cells.over_base(results, lines)
 
 
-TABLE10 = artefact(
+TABLE10 = cells.artefact(
     "table10",
-    partial(scheme_table, role=IMAGENET),
-    real_workers.draw_saving,
+    rows=partial(scheme_table, role=IMAGENET),
+    draw=real_workers.draw_saving,
     claims={
         "saving": partial(real_workers.saving, role=IMAGENET),
-        "imagenet_accuracy": partial(_imagenet, numbers=(3, 4)),  # "more than two"
-        "imagenet_loss": partial(_imagenet, numbers=(1, 2)),
+        "imagenet_accuracy": partial(imagenet, numbers=(3, 4)),  # "more than two"
+        "imagenet_loss": partial(imagenet, numbers=(1, 2)),
     },
 )
 
-# The gains of dual batches on one picture; and is it the mix that gains, or more updates?
+# The gains of dual batches in one table; and is it the mix that gains, or more updates?
 
 
-def gain_groups(results: Results) -> dict[str, Lines]:
+def gain_groups(results: Results) -> dict[str, cells.Lines]:
     """The gains of Tables 5 and 8 over large batches alone."""
     groups = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
     hybrid = dict(by_scheme(results)["hybrid"])
@@ -256,19 +218,23 @@ def gain_groups(results: Results) -> dict[str, Lines]:
     return groups | {"resolution cycled as well (Table 8)": hybrid}
 
 
-def update_groups(results: Results) -> dict[str, Lines]:
-    """The gains of mixes over as many updates, and of all with momentum kept over large batches."""
-    groups = by_k(results) | {"momentum kept": by_mix(results, K[1], kept=True)}
-    return {f"{title}, over 4 small": _over_small(of) for title, of in groups.items()} | {
-        "momentum kept, over large batches": groups["momentum kept"]
-    }
+def update_groups(results: Results) -> dict[str, cells.Lines]:
+    """The gains of mixes over as many updates; with momentum kept, over large batches."""
+    groups = {f"{k}, over 4 small": _over_small(lines) for k, lines in by_k(results).items()}
+    kept = {}
+    for n, (name, line) in enumerate(by_mix(results, K[1]).items()):
+        if again := results.ok("train", setting=runs.KEPT, n_small=n):
+            kept[name] = (again, line.paper)
+    if mix(0) in kept:
+        groups["momentum kept, over large batches"] = cells.lines_over(kept, kept[mix(0)])
+    return groups
 
 
-def _over_small(lines: Lines) -> Lines:
+def _over_small(lines: cells.Lines) -> cells.Lines:
     """The mixes of both batch sizes, compared with four small-batch workers."""
     base, pure = lines[mix(WORKERS)], (mix(0), mix(WORKERS))
     return {
-        name: Line(line.records, line.paper, base.records, base.paper)
+        name: cells.Line(line.records, line.paper, base.records, base.paper)
         for name, line in lines.items()
         if name not in pure
     }
@@ -281,25 +247,19 @@ def gain_table(results: Results, of: Callable[[Results], Groups]) -> list[dict[s
             "trained with": title,
             "workers": name,
             "gain, paper (points)": f"{paper:+.1f}",
-            "gain (points)": gain_text(gain),
+            "gain (points)": str(gain or DASH),
             "n": len(lines[name].records),
         }
         for title, lines in of(results).items()
-        for name, (gain, paper) in gains(results, lines).items()
+        for name, (gain, paper) in cells.gains(results, lines).items()
     ]
 
 
-def draw_gains(results: Results, of: Callable[[Results], Groups]) -> "Figure":
-    """Draw gains by group and mix."""
-    from repro.experiments.dualbatch import drawing
-
-    panels = {title: gains(results, lines) for title, lines in of(results).items()}
-    return drawing.draw_gain_panels(panels, section51(results, 1.0, 0))
-
-
-GAINS, UPDATES = (
-    artefact(name, partial(gain_table, of=of), partial(draw_gains, of=of))
-    for name, of in (("gains", gain_groups), ("updates", update_groups))
+GAINS = cells.artefact("gains", rows=partial(gain_table, of=gain_groups))
+UPDATES = cells.artefact(
+    "updates",
+    rows=partial(gain_table, of=update_groups),
+    draw=partial(draw, of=update_groups),
 )
 
 # Does the gain stay at rates tuned for each mix?
@@ -312,13 +272,10 @@ def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
 def best_rate(results: Results, n: int) -> float | None:
     """The rate with the best mean accuracy on held-out images; None where not all were run."""
     held_out = {
-        rate: [
-            record.metrics["held_out"][-1]
-            for record in _at_rate(results, n, rate)
-            if record.seed in runs.SEARCH_SEEDS
-        ]
+        rate: [r.metrics["held_out"][-1] for r in _at_rate(results, n, rate)
+               if r.seed in runs.SEARCH_SEEDS]
         for rate in runs.rates_of(results.profile, n)
-    }
+    }  # fmt: skip
     if not all(held_out.values()):
         return None
     return max(held_out, key=lambda rate: float(np.mean(held_out[rate])))
@@ -332,8 +289,8 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
         records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
         edge = f"; {UNTUNED}" if rate in (tried[n][0], tried[n][-1]) else ""
         row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
-        for images, metric in (("images held out", "held_out"), ("test images", "accuracy")):
-            mean = Summary.of(final(results, records, metric)).text()
+        for metric, images in IMAGES.items():
+            mean = Summary.of(cells.final(results, records, metric)).text()
             row[f"accuracy on {images} (%)"] = mean
         rows.append(row | {"n": len(records)})
     return rows
@@ -344,14 +301,14 @@ def draw_rates(results: Results) -> "Figure":
     from repro.experiments.dualbatch import drawing
 
     tried = {n: runs.rates_of(results.profile, n) for n in runs.SEARCHED}
-    cells = {mix(n): {r: _at_rate(results, n, r) for r in rates} for n, rates in tried.items()}
-    ran = [record for line in cells.values() for records in line.values() for record in records]
+    trained = {mix(n): {r: _at_rate(results, n, r) for r in rates} for n, rates in tried.items()}
+    ran = cells.whose(results.ok("train", setting=runs.SEARCH))
     panels = {
-        f"accuracy on {images}\n{whose(ran)}; bars: ± 1 deviation": {
-            name: {rate: final(results, records, metric) for rate, records in line.items()}
-            for name, line in cells.items()
+        f"accuracy on {images}\n{ran}; bars: ± 1 deviation": {
+            name: {rate: cells.final(results, records, metric) for rate, records in line.items()}
+            for name, line in trained.items()
         }
-        for metric, images in (("held_out", "images held out"), ("accuracy", "test images"))
+        for metric, images in IMAGES.items()
     }
     figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
     for axis in axes:
@@ -360,4 +317,4 @@ def draw_rates(results: Results) -> "Figure":
     return figure
 
 
-RATE_SEARCH = artefact("rates", rates_table, draw_rates)
+RATE_SEARCH = cells.artefact("rates", rows=rates_table, draw=draw_rates)

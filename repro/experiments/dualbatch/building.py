@@ -13,26 +13,22 @@ from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, SubStage
 from repro.dualbatch.shares import resized
-from repro.experiments.captured import CapturedPasses
+from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
 Config = Mapping[str, Any]
 GATHERED_AT_ONCE = 2**28  # bytes of images
-LARGEST_ON_DEVICE = 8 * 2**30  # bytes of images; more stay in host memory
 STREAMED_STATISTICS = 5_000  # images of a set that stays encoded whose mean and deviation are taken
-_HEADS = ("classifier", "fc")
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """The model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
     options = dict(config["model"])
     model = models.build(options.pop("name"), num_classes=num_classes, **options)
-    for name in _HEADS:
-        if isinstance(head := getattr(model, name, None), nn.Linear):
-            setattr(model, name, nn.Sequential(nn.Dropout(0.0), head))
-            return model
-    raise ValueError(f"{config['model']['name']} has no last linear layer named {_HEADS}")
+    last = "fc" if hasattr(model, "fc") else "classifier"  # of torchvision, of ours
+    setattr(model, last, nn.Sequential(nn.Dropout(0.0), getattr(model, last)))
+    return model
 
 
 def plan_of(entry: Config) -> DualBatchPlan:
@@ -57,11 +53,7 @@ def schedule_of(config: Config) -> CyclicProgressiveSchedule:
 class TrainingData:
     """The images of a training on a device, as mini-batches of any share or for evaluation.
 
-    Args:
-        config: With ``augment``, ``test_samples`` and the plans' number of training samples. With
-            ``held_out`` the training images that the plans leave are measured, too.
-        data: Labelled images; grey ones are taken three times.
-        device: Where they lie and are augmented, if they are not too many.
+    With ``held_out`` the training images that the plans leave are measured, too.
 
     Raises:
         ValueError: Images are no squares, or smaller than a sub-stage's resolution.
@@ -150,17 +142,8 @@ class TrainingData:
             yield from TensorLoader(shown, labels[chosen], size, shuffle=False, mean=mean, std=std)
 
 
-def low_precision(config: Config) -> torch.dtype | None:
-    """The type of the forward pass under autocast, None for none."""
-    name = config["autocast"]
-    return None if name is None else getattr(torch, name)
-
-
 def compute_of(config: Config) -> dict[str, Any]:
-    """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state.
-
-    Where a configuration does not say whether workers keep their momentum, it restarts.
-    """
+    """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state."""
     low, last = low_precision(config), config["channels_last"]
     options = {"optimizer_state": config.get("optimizer_state", "restarted")}
     if not config.get("captured"):
@@ -170,10 +153,7 @@ def compute_of(config: Config) -> dict[str, Any]:
 
 
 def clock_of(config: Config) -> dict[str, Any]:
-    """How times vary on the local engine's clock; real processes have a clock of their own.
-
-    ``straggler`` is how many times as long the last worker, which has large batches, takes.
-    """
+    """How times vary on the virtual clock, on which ``straggler`` slows the last worker down."""
     if config.get("engine", "local") != "local":
         return {}
     plan = config["sub_stages"][-1]["plan"]
@@ -195,20 +175,10 @@ def step_of(
     images = images.contiguous(memory_format=layout)
     labels = torch.randint(config["classes"], (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    passes = CapturedPasses(
-        model,
-        nn.functional.cross_entropy,
-        low_precision(config),
-        config.get("captured", False),
-        config["channels_last"],
-    )
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        passes(images, labels)
-        optimizer.step()
-
-    return step
+    low, captured = low_precision(config), config.get("captured", False)
+    loss_fn, last = nn.functional.cross_entropy, config["channels_last"]
+    step = CapturedStep(model, loss_fn, optimizer, low, captured, last)
+    return partial(step, images, labels)
 
 
 def _three_channels(split: Split) -> Split:
@@ -220,6 +190,4 @@ def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     assert split.labels is not None
     if not isinstance(split.images, torch.Tensor):
         return split.images, split.labels  # decoded on the host, piece by piece
-    images = split.images.contiguous()
-    target = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
-    return images.to(target), split.labels.to(target)
+    return split.images.contiguous().to(device), split.labels.to(device)

@@ -6,20 +6,15 @@ data that stand in for the paper's.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from repro.experiments import design
-from repro.experiments.design import Artefact, Rows
+from repro.experiments import design, view
+from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, cases, difference
 from repro.experiments.query import Results
-from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Records = Sequence[Record]
 Row = Mapping[str, float]  # the paper's loss and accuracy
@@ -64,15 +59,15 @@ def final(results: Results, records: Records, metric: str) -> BySeed:
     return results.cell(records, read)
 
 
-def by_process(results: Results, records: Records, values: Sequence[float]) -> Cell:
-    """One value of each process with its number; of one process its rounds as they are."""
-    return values if len(records) < 2 else by_seed(results, records, values)
-
-
 def by_seed(results: Results, records: Records, values: Iterable[float]) -> BySeed:
     """Values in the order of the records, each with its record's seed."""
     of = dict(zip((record.seed for record in records), values, strict=True))
     return results.cell(records, lambda record: of[record.seed])
+
+
+def by_process(results: Results, records: Records, values: Sequence[float]) -> Cell:
+    """One value of each process with its number; of one process its rounds as they are."""
+    return values if len(records) < 2 else by_seed(results, records, values)
 
 
 def change(results: Results, records: Records, base: Records, metric: str = "accuracy") -> Estimate:
@@ -81,29 +76,26 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
     return difference(ours, others, *(("points", 2) if metric == "accuracy" else ("", 3)))
 
 
-def gains(results: Results, lines: Lines) -> Gains:
-    """The gain of every line that is compared with another, in points of accuracy."""
-    pairs = {name: line for name, line in lines.items() if line.paper_base is not None}
-    found = cases(pairs, lambda name: change(results, pairs[name].records, pairs[name].base))
-    return {
-        name: (
-            ours if isinstance(ours, Estimate) else None,
-            pairs[name].paper["accuracy"] - pairs[name].paper_base["accuracy"],  # type: ignore[index]
-        )
-        for name, ours in found.items()
-    }
-
-
 def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> Cases:
     """By case, the accuracy of trainings over that of others."""
-    return with_colons(cases(pairs, lambda name: change(results, *pairs[name])))
+    return cases(pairs, lambda name: change(results, *pairs[name]))
 
 
-def with_colons(found: Cases) -> Cases:
-    """The cases with a colon behind their labels, which end in numbers."""
+def over_base(results: Results, lines: Lines) -> Cases:
+    """By line, the accuracy over that of the trainings that it is compared with."""
+    return compared(results, {name: (line.records, line.base) for name, line in lines.items()})
+
+
+def gains(results: Results, lines: Lines) -> Gains:
+    """The gain of every line that is compared with another, in points of accuracy."""
+    found = over_base(results, lines)
     return {
-        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
-        for name, case in found.items()
+        name: (
+            ours if isinstance(ours := found[name], Estimate) else None,
+            line.paper["accuracy"] - line.paper_base["accuracy"],
+        )
+        for name, line in lines.items()
+        if line.paper_base is not None
     }
 
 
@@ -121,13 +113,8 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
         "n": len(accuracy),
     }
     for ours, paper in gains(results, {"": line}).values():
-        cells |= {"gain, paper": f"{paper:+.1f}", "gain": gain_text(ours)}
+        cells |= {"gain, paper": f"{paper:+.1f}", "gain": str(ours or DASH)}
     return cells
-
-
-def gain_text(ours: Estimate | NotRun | None) -> str:
-    """A gain with its interval as a cell, a dash where there is none."""
-    return str(ours) if isinstance(ours, Estimate) else DASH
 
 
 # Whose numbers they are.
@@ -148,49 +135,37 @@ def whose(records: Sequence[Record], more: str = "") -> str:
     first = records[0]
     config = first.config.get("parts", [first.config])[0]
     data = first.dataset["name"] if first.dataset else ""
-    return panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
-
-
-def _stand_ins(record: Record) -> Iterable[tuple[str, str]]:
-    """Yield networks and data of a record, each with the paper's."""
-    for config in record.config.get("parts", [record.config]):
-        if "model" in config:
-            yield network(config), ROLE
-    if record.dataset and "setting" in record.config:
-        name, wanted = record.dataset["name"], "CIFAR-100"
-        if record.config["setting"] == runs.SECTION_5_2_3:
-            wanted = "ImageNet"
-        own = name.startswith(wanted.lower().replace("-", ""))
-        synthetic = "SYNTHETIC " * (record.dataset["kind"] == "synthetic")
-        yield synthetic + (wanted if own else name), wanted
+    return view.panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
 
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield a caption's sentences on solved, simulated, synthetic and stand-in parts."""
+    """Yield a caption's sentences on simulated workers and stand-ins."""
     records = [record for record in results.records if record.status == "ok"] or results.records
-    kinds = {record.experiment for record in records}
-    if kinds & {"solve", "schemes"}:
-        yield "Solved, not measured."
     if any("setting" in r.config and r.config.get("engine", "local") == "local" for r in records):
         yield "SIMULATED workers, on one device."
-    if "memory" in kinds:
-        yield "SIMULATED limit."
-    if kinds & {"times", "memory"}:
-        yield "SYNTHETIC images."
-    if "wall" in kinds:
-        yield "Real workers on SYNTHETIC images."
-    pairs = [pair for record in records for pair in _stand_ins(record)]
-    stand_ins = dict.fromkeys(f"{ours} for {paper}" for ours, paper in pairs if ours != paper)
-    if stand_ins:
-        yield f"STAND-IN: {', '.join(stand_ins)}."
+    pairs = []
+    for record in records:
+        parts = [part for part in record.config.get("parts", [record.config]) if "model" in part]
+        pairs += [(network(part), ROLE) for part in parts]
+        if record.dataset and (setting := record.config.get("setting")):
+            data = "ImageNet" if setting == runs.SECTION_5_2_3 else "CIFAR-100"
+            synthetic = "SYNTHETIC " * (record.dataset["kind"] == "synthetic")
+            pairs.append((f"{synthetic}{record.dataset['name']}", data))
+    yield from view.stand_ins(pairs)
 
 
 def artefact(
-    name: str,
-    rows: Callable[[Results], Rows],
-    draw: "Callable[[Results], Figure] | None" = None,
-    **functions: Any,
+    name: str, claims: Mapping[str, Callable[[Results], Cases]] | None = None, **functions: Any
 ) -> Artefact:
     """An artefact with its runs, its texts in ``paper.toml`` and `facts`."""
-    made = partial(design.artefact, "dualbatch", name, facts=facts, plan=runs.RUNS[name])
-    return made(rows=rows, draw=draw, **functions)
+    colons = {key: _with_colons(numbers) for key, numbers in (claims or {}).items()}
+    plan = runs.RUNS[name]
+    return design.artefact("dualbatch", name, facts=facts, plan=plan, claims=colons, **functions)
+
+
+def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cases]:
+    """Put a colon behind the labels of a claim's cases, which end in numbers."""
+    return lambda results: {
+        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
+        for name, case in numbers(results).items()
+    }

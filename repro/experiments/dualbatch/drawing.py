@@ -1,7 +1,7 @@
 """One colour and marker for the same workers in every figure; gains and curves of trainings."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ STYLES |= {
     "dual batches": STYLES[mix(HALF)],
     "training loss": {"color": plots.INK, "marker": "o"},
     "test loss": {"color": plots.WITHOUT, "marker": "s"},
-    "ours": {"color": plots.OURS, "marker": "o", "ls": "none"},
 }
 
 
@@ -37,38 +36,22 @@ def titled(axis: Axes, text: str, characters: int = 42) -> None:
 
 
 def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over: str) -> Figure:
-    """Draw, a column for each group, gains over a training (`over`), and our curves by epoch."""
-    figure, axes = plots.new_axes(3, len(groups), 9.8, 7.4)
+    """Draw gains, a column for each group; `over` another training with our curves by epoch."""
+    figure, axes = plots.new_axes(3 if over else 1, max(1, len(groups)), 9.8, 7.4 if over else 3.9)
     ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
-    figure.suptitle(_both(whose(ran)), fontsize=9)
+    paper = f"paper (hollow): {ROLE}, CIFAR-100"
+    figure.suptitle(f"{paper}; {whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
     for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
         draw_gains(above, gains[title])
-        titled(above, f"paper and ours, {title}: gain over {over}")
-        for axis, metric in zip(below, ("accuracy", "test_loss"), strict=True):
+        titled(above, f"paper and ours, {title}{f': gain over {over}' if over else ''}")
+        for axis, metric in zip(below, ("accuracy", "test_loss"), strict=False):
             _draw_curves(axis, lines, metric)
     names = ("gain of accuracy (points)", "ours: accuracy (%)", "ours: test loss")
-    for row, name in zip(axes, names, strict=True):
+    for row, name in zip(axes, names, strict=False):
         row[0].set_ylabel(name)
         on_one_scale(row)
     plots.legend_below(figure, 6)
     return figure
-
-
-def draw_gain_panels(panels: Mapping[str, Gains], ran: Sequence[Any]) -> Figure:
-    """Draw gains by title and mix of workers; the title names the trainings that ran."""
-    figure, axes = plots.new_axes(1, len(panels), 9.8, 3.9)
-    for axis, (title, gains) in zip(axes[0], panels.items(), strict=True):
-        draw_gains(axis, gains)
-        titled(axis, f"paper and ours:\n{title}", 36)
-    axes[0, 0].set_ylabel("gain of accuracy (points)")
-    on_one_scale(axes[0])
-    figure.suptitle(_both(whose(ran)), fontsize=9)
-    plots.legend_below(figure, 2)
-    return figure
-
-
-def _both(ours: str) -> str:
-    return f"paper (hollow): {ROLE}, CIFAR-100; {ours} (solid; bars: 95 % interval)"
 
 
 def draw_gains(axis: Axes, gains: Gains) -> None:
@@ -91,13 +74,7 @@ def draw_gains(axis: Axes, gains: Gains) -> None:
 def draw_means(
     panels: Mapping[str, Mapping[str, Mapping[Any, Sequence[float]]]], xlabel: str, ylabel: str
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the mean of values against a position, with bars of one standard deviation.
-
-    Args:
-        panels: By title, then by line, a name of `STYLES`, values at each position.
-        xlabel: Of all panels.
-        ylabel: Of the first.
-    """
+    """Draw values by panel, line (of `STYLES`) and position: means with one standard deviation."""
     figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         for line, values in lines.items():
@@ -124,11 +101,9 @@ def _draw_curves(axis: Axes, lines: Lines, metric: str) -> None:
     axis.set_xlabel("epoch")
 
 
-def on_one_scale(axes: Iterable[Axes]) -> None:
+def on_one_scale(axes: Sequence[Axes]) -> None:
     """Give panels of one quantity the same y axis, so that they compare."""
-    panels = list(axes)
-    limits = [axis.get_ylim() for axis in panels if axis.get_lines()]
-    for number, axis in enumerate(panels):
-        if limits:
-            axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-        axis.tick_params(labelleft=number == 0)
+    for axis in axes[1:]:
+        axis.sharey(axes[0])
+        axis.tick_params(labelleft=False)
+        axis.autoscale_view()

@@ -1,15 +1,15 @@
 """Does a smaller batch end in a flatter minimum? (sections 2.1 and 2.2, Figure 1)"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.dualbatch.cells import artefact, whose, with_colons
+from repro.experiments.dualbatch.cells import artefact, whose
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, difference
+from repro.experiments.judge import Cases, Estimate, cases, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 JUDGED = 0.3  # of the perturbations
-SAME_VARIANCE = 0.1  # at a doubling of the batch
 Read = Callable[[Record], float]
 
 
@@ -52,108 +51,73 @@ def table(results: Results) -> list[dict[str, Any]]:
         f"rise by a step of {WORST:g} up": (_metric("worst_rise"), 3),
         "variance ∝ N to the": (exponent, 2),
     }
-    return [
-        {
-            "trained with": name,
-            **{
-                heading: Summary.of(map(read, _of(results, kind))).text(digits)
-                for heading, (read, digits) in columns.items()
-            },
-            "n": len(_of(results, kind)),
-        }
-        for kind, name in KINDS.items()
-    ]
+    rows = []
+    for kind, name in KINDS.items():
+        row: dict[str, Any] = {"trained with": name}
+        for heading, (read, digits) in columns.items():
+            row[heading] = Summary.of(map(read, _of(results, kind))).text(digits)
+        rows.append(row | {"n": len(_of(results, kind))})
+    return rows
 
 
 def draw(results: Results) -> "Figure":
     """Draw the rise of the training loss by the length of random perturbations."""
     from repro.experiments.dualbatch import drawing
 
-    of = {name: _of(results, kind) for kind, name in KINDS.items()}
-    ran = [record for records in of.values() for record in records]
     rises = {
-        name: {size: [rise(record, size) for record in records] for size in PERTURBED}
-        for name, records in of.items()
+        name: {size: [rise(record, size) for record in _of(results, kind)] for size in PERTURBED}
+        for kind, name in KINDS.items()
     }
-    title = f"rise of the training loss by random perturbations\n{whose(ran)}"
+    title = f"rise of the training loss by random perturbations\n{whose(results.ok('flatness'))}"
     xlabel = "length of the perturbation, as a share of each filter's"
     return drawing.draw_means({title: rises}, xlabel, "rise of the loss")[0]
 
 
-MEASURES: dict[str, tuple[str, Read]] = {
-    "random": (f"random, {JUDGED:g}", rise),
-    "a step up": (f"a step of {WORST:g} up", _metric("worst_rise")),
-}
+MINIMUM = {f"random, {JUDGED:g}": rise, f"a step of {WORST:g} up": _metric("worst_rise")}
+TEST_LOSS = {"test loss": _metric("test_loss")}
 
 
-def _over(results: Results, first: str, second: str, read: Read) -> Estimate:
-    ours, others = (results.cell(_of(results, kind), read) for kind in (first, second))
-    return difference(ours, others, "", 3)
+def over(results: Results, first: str, second: str, measures: Mapping[str, Read]) -> Cases:
+    """Measures of one end over another's."""
 
+    def of(name: str) -> Estimate:
+        ours, other = (results.cell(_of(results, kind), measures[name]) for kind in (first, second))
+        label = f"{name}, " * (len(measures) > 1) + f"{first} over {second}"
+        return replace(difference(ours, other, digits=3), label=label)
 
-def rises_over(results: Results, first: str, second: str) -> Cases:
-    """The rise of the training loss around one end over another's, by each measure."""
-
-    def over(name: str) -> Estimate:
-        label, read = MEASURES[name]
-        found = _over(results, first, second, read)
-        return replace(found, label=f"{label}, {first} over {second}")
-
-    return with_colons(cases(MEASURES, over))
-
-
-def test_loss(results: Results) -> Cases:
-    """The test loss after the last epoch, large batches over small."""
-    read = _metric("test_loss")
-    return with_colons(
-        cases(["large over small"], lambda _: _over(results, "large", "small", read))
-    )
-
-
-def variance(results: Results) -> tuple[bool, str]:
-    """Ask for the ratio of variances at a doubling of the batch size, at every end."""
-    exponents = {name: list(map(exponent, _of(results, kind))) for kind, name in KINDS.items()}
-    if not all(exponents.values()):
-        raise NotRun("no records")
-    doubled = {name: 2 ** float(np.mean(values)) for name, values in exponents.items()}
-    said = ", ".join(f"{name} ×{value:.3f}" for name, value in doubled.items())
-    return all(abs(2 * value - 1) <= SAME_VARIANCE for value in doubled.values()), said
+    return cases(measures, of)
 
 
 FLATNESS = artefact(
     "flatness",
-    table,
-    draw,
+    rows=table,
+    draw=draw,
     claims={
-        "sharper": partial(rises_over, first="large", second="small"),
-        "dual_flatter": partial(rises_over, first="dual", second="large"),
-        "test_loss": test_loss,
+        "sharper": partial(over, first="large", second="small", measures=MINIMUM),
+        "dual_flatter": partial(over, first="dual", second="large", measures=MINIMUM),
+        "test_loss": partial(over, first="large", second="small", measures=TEST_LOSS),
     },
-    checks={"variance": variance},
 )
-
-
-def _lines(results: Results, kind: str) -> dict[str, np.ndarray]:
-    """Training and test loss along a direction, each of shape (places, seeds)."""
-    lines = [record.metrics["line"] for record in _of(results, kind)]
-    return {which: np.array([line[which] for line in lines]).T for which in ("train", "test")}
 
 
 def figure1(results: Results) -> "Figure":
     """Draw training and test loss along one random direction through each end."""
     from repro.experiments.dualbatch import drawing
 
-    panels = {
-        f"{name}\n{whose(_of(results, kind))}": {
-            f"{which}{'ing' * (which == 'train')} loss": dict(zip(PLACES, losses, strict=False))
-            for which, losses in _lines(results, kind).items()
+    panels = {}
+    for kind, name in KINDS.items():
+        lines = [record.metrics["line"] for record in _of(results, kind)]
+        panels[f"{name}\n{whose(_of(results, kind))}"] = {
+            f"{which}{'ing' * (which == 'train')} loss": {
+                place: [line[which][number] for line in lines]
+                for number, place in enumerate(PLACES)
+            }
+            for which in ("train", "test")
         }
-        for kind, name in KINDS.items()
-    }
     figure, axes = drawing.draw_means(panels, "place along the direction", "loss")
     # On one scale, else every minimum looks as sharp as the next.
     drawing.on_one_scale(axes)
     return figure
 
 
-FIGURE1 = artefact("figure1", table, figure1)
+FIGURE1 = artefact("figure1", rows=table, draw=figure1)

@@ -1,14 +1,14 @@
 """Plans and schedules that are solved; times of steps, and memory, that are measured."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from repro.datasets import EpochTimes
-from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, EpochSetting, Stage, SubStage
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch.building import Config, build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
@@ -41,12 +41,11 @@ def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
         ]
         return Outcome({"rows": rows})
     subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
-    schemes = {"dual-batch": subs[-1:], "hybrid": subs}
-    rows = []
-    for scheme, sub_stages in schemes.items():
-        for row in _schedule_rows(PAPER[table]["stages"], sub_stages):
-            batches = dict(zip(("small_batch", "large_batch"), row.pop("batches"), strict=True))
-            rows.append({"scheme": scheme, "lr": row.pop("rate"), **row, **batches})
+    spans = _spans(PAPER[table]["stages"], {"dual-batch": subs[-1:], "hybrid": subs})
+    rows = [
+        {**row, "lr": at.lr, "small_batch": at.small_batch, "large_batch": at.large_batch}
+        for row, at in spans
+    ]
     return Outcome({"rows": rows})
 
 
@@ -58,18 +57,17 @@ def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
         "cyclic progressive learning": _sub_stages("cifar", 0),
         "hybrid scheme": both,
     }
-    stages = PAPER["table7"]["stages"][: config["stages"]]
-    rows = []
-    for scheme, sub_stages in subs.items():
-        for row in _schedule_rows(stages, sub_stages):
-            batches = [n for n in row["batches"] if n is not None]
-            rows.append({"scheme": scheme, **row, "batches": batches})
+    rows = [
+        {**row, "rate": at.lr, "batches": [n for n in (at.small_batch, at.large_batch) if n]}
+        for row, at in _spans(PAPER["table7"]["stages"][: config["stages"]], subs)
+    ]
     return Outcome({"rows": rows})
 
 
 def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     """The plans of Table 6 at each resolution, with the dropout of Table 7 or 9."""
-    table, dropouts = PAPER["table6"][part], PAPER[_SCHEDULES[part]]["dropouts"]
+    table = PAPER["table6"][part]
+    dropouts = PAPER["table7" if part == "cifar" else "table9"]["dropouts"]
     subs = []
     for side, large, dropout in zip(
         table["resolutions"], table["large_batches"], dropouts, strict=True
@@ -82,30 +80,17 @@ def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     return subs
 
 
-_SCHEDULES = {"cifar": "table7", "imagenet": "table9"}
-
-
-def _schedule_rows(
-    stages: Sequence[Sequence[float]], subs: Sequence[SubStage]
-) -> list[dict[str, Any]]:
-    """The settings of a schedule, a row for each span of epochs that have the same."""
-    schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
-    rows = []
-    for (stage, sub_stage), group in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
-        first, *others = group
-        rows.append(
-            {
-                "stage": stage,
-                "sub_stage": sub_stage,
-                "first": first.epoch,
-                "last": [first, *others][-1].epoch,
-                "rate": first.lr,
-                "batches": [first.small_batch, first.large_batch],
-                "resolution": first.resolution,
-                "dropout": first.dropout,
-            }
-        )
-    return rows
+def _spans(
+    stages: Sequence[Sequence[float]], schemes: Mapping[str, Sequence[SubStage]]
+) -> Iterator[tuple[dict[str, Any], EpochSetting]]:
+    """Yield each span of epochs that have the same settings, and those."""
+    for scheme, subs in schemes.items():
+        schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
+        for _, span in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
+            first, *others = span
+            names = ("stage", "sub_stage", "resolution", "dropout")
+            row = {"scheme": scheme} | {name: getattr(first, name) for name in names}
+            yield row | {"first": first.epoch, "last": [first, *others][-1].epoch}, first
 
 
 def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
@@ -118,17 +103,11 @@ def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
 
 
 def times(config: Config, seed: int, data: None, device: str) -> Outcome:
-    """Time steps, whole passes and workers' shares, and fit the time model (Figures 3, 4, Table 4).
-
-    Images are random numbers on the device. Runs that are compared are timed in turns, steps
-    several in a row as in training.
-    """
+    """Time steps, passes and shares on random images, and fit a line (Figures 3, 4, Table 4)."""
     torch.manual_seed(seed)
     repeats, samples = config["repeats"], config["samples"]
     sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
-    fits: list[dict[str, Any]] = []
-    passes: list[list[dict[str, Any]]] = []
-    timings: dict[str, Timing] = {}
+    fits, passes, timings = [], [], dict[str, Timing]()
     for side in config["resolutions"]:
         runs = {f"{n}, {samples}": _pass(config, side, n, samples, device) for n in sizes}
         fit, timed = fitted(config, side, runs, max(3, repeats // 2), device)

@@ -17,23 +17,16 @@ def gradient_variance(
 ) -> float:
     """The variance of a mini-batch's gradient, summed over all weights (section 2.2).
 
-    Args:
-        model: Left as it is.
-        pool: Images (N, C, H, W) and labels (N,) that mini-batches are drawn from.
-        batch: Samples of a mini-batch, drawn with replacement.
-        draws: Mini-batches, 2 at least.
-        generator: Draws them.
+    Mini-batches are drawn from images (N, C, H, W) and labels (N,) with replacement.
     """
     copied = copy.deepcopy(model).train()
     inputs, labels = pool
-    total: Tensor | None = None
-    squares = 0.0
+    total, squares = torch.zeros((), dtype=torch.double, device=labels.device), 0.0
     for _ in range(draws):
         chosen = torch.randint(len(labels), (batch,), generator=generator).to(labels.device)
         gradient = _gradient(copied, inputs[chosen], labels[chosen]).double()
-        total = gradient if total is None else total + gradient
+        total = total + gradient
         squares += float(gradient.square().sum())
-    assert total is not None
     return (squares - float(total.square().sum()) / draws) / (draws - 1)
 
 

@@ -7,20 +7,11 @@ them is trained, and two real workers time epochs (Tables 8 and 10, sections 3.2
 import math
 import statistics
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.dualbatch.cells import (
-    ROLE,
-    Line,
-    artefact,
-    by_process,
-    compared,
-    outcome,
-    section51,
-    whose,
-    with_colons,
-)
+from repro.experiments.dualbatch import cells
 from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
 from repro.experiments.judge import (
     BySeed,
@@ -47,19 +38,8 @@ PAPER_RATIOS = {
 }
 
 
-def kinds_of(results: Results, of: str) -> list[Kind]:
-    """The kinds of epoch of a task, or of our own plans; of several processes their medians."""
-    results.need("wall")
-    first, *others = (_kinds_of(record, of) for record in results.ok("wall"))
-    for number, kind in enumerate(first if others else ()):
-        same = [kind, *(process[number] for process in others)]
-        error = next((each["error"] for each in same if each["error"]), None)
-        medians = [] if error else [statistics.median(each["seconds"]) for each in same]
-        kind |= {"error": error, "seconds": medians}
-    return first
-
-
 def _kinds_of(record: Record, of: str) -> list[Kind]:
+    """The kinds of epoch of a task, or of our own plans; without a plan they have no seconds."""
     if not record.metrics["parts"]:
         raise NotRun(
             f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
@@ -76,37 +56,41 @@ def _kinds_of(record: Record, of: str) -> list[Kind]:
     return kinds
 
 
+def kinds_of(results: Results, of: str) -> list[Kind]:
+    """The kinds of epoch of a task, or of our own plans; of several processes their medians."""
+    results.need("wall")
+    first, *others = (_kinds_of(record, of) for record in results.ok("wall"))
+    for kind, *same in zip(first, *others, strict=True) if others else ():
+        each = [kind["seconds"], *(one["seconds"] for one in same)]
+        kind["seconds"] = list(map(statistics.median, each)) if all(each) else []
+    return first
+
+
 def epoch_seconds(kind: Kind) -> list[float]:
     """The wall seconds of an epoch by round, or by process."""
-    if kind["error"]:
-        raise NotRun(f"no plan for the times measured: {kind['error']}")
+    if not kind["seconds"]:
+        raise NotRun(f"no plan for the times measured: {kind['error'] or 'in some processes'}")
     seconds: list[float] = kind["seconds"]
     return seconds
 
 
 def rounds(results: Results) -> dict[str, list[float]]:
-    """Wall seconds of a round of epochs by our own times, by ``bsp`` and ``asp``.
-
-    Of several processes, each one's median.
-    """
+    """Wall seconds of rounds by our own times, by ``bsp`` and ``asp``; of processes medians."""
     results.need("wall")
-    records = results.ok("wall")
-    kinds = [_kinds_of(record, OWN) for record in records]
-    if len({tuple(kind["error"] is None for kind in of) for of in kinds}) > 1:
-        raise NotRun("not all processes found a plan for the times that they measured")
     found = []
-    for record, of in zip(records, kinds, strict=True):
-        epochs = [kind["seconds"] for kind in of if not kind["error"]]
-        bsp = list(map(sum, zip(*epochs, strict=True)))
-        found.append({"bsp": bsp, **record.metrics["parts"][0]["round_s"]})
+    for record in results.ok("wall"):
+        epochs = zip(*map(epoch_seconds, _kinds_of(record, OWN)), strict=True)
+        found.append({"bsp": list(map(sum, epochs)), **record.metrics["parts"][0]["round_s"]})
     if len(found) == 1:
         return found[0]
     return {sync: [statistics.median(one[sync]) for one in found] for sync in found[0]}
 
 
-def _time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
+def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
     """The ratio of real workers' times, process by process, or round by round of one."""
-    ours, theirs = (by_process(results, results.ok("wall"), values) for values in (first, second))
+    ours, theirs = (
+        cells.by_process(results, results.ok("wall"), values) for values in (first, second)
+    )
     if isinstance(ours, BySeed):
         return ratio(ours, theirs, digits, trials="processes")
     return paired_ratio(ours, theirs, digits)
@@ -121,40 +105,26 @@ def cycled(results: Results, role: str) -> Estimate:
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
     epochs = [sum(b - a + 1 for a, b in spans[n :: len(kinds)]) for n in range(len(kinds))]
     turns = list(zip(*map(epoch_seconds, kinds), strict=True))
-    if not turns:
-        raise NotRun("no round was ended by both workers")
     hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
     dual = [sum(epochs) * turn[-1] for turn in turns]
     sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
     label = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers"
-    return replace(_time_ratio(results, hybrid, dual), label=label)
+    return replace(time_ratio(results, hybrid, dual), label=label)
 
 
 def saving(results: Results, role: str) -> Cases:
     """The time of whole schedules, cycled over not, at the resolutions of a task."""
-    return with_colons({role: cycled(results, role)})
+    return {role: cycled(results, role)}
 
 
-def _timed_kinds(results: Results, of: str) -> list[Kind]:
-    try:
-        return kinds_of(results, of)
-    except NotRun:
-        return []
-
-
-def saving_rows(results: Results, role: str) -> list[dict[str, str]]:
-    """Rows of Table 8 or 10: epochs by resolution, and the saving of cycling it."""
-    rows = [
-        {
-            "scheme": f"an epoch at {kind['resolution']} px",
-            "real workers": f"{Summary.of(kind['seconds']).text(3)} s",
-        }
-        for kind in _timed_kinds(results, role)
-    ]
+def saving_row(results: Results, role: str) -> dict[str, str]:
+    """The last row of Table 8 or 10: the saving of cycling the resolution."""
     (ours,) = cases([role], lambda _: cycled(results, role)).values()
-    row = {"scheme": "time of hybrid over dual-batch", "paper": f"×{PAPER_RATIOS[role]:.2f}"}
-    row["real workers"] = f"not run: {ours}" if isinstance(ours, NotRun) else str(ours)
-    return [*rows, row]
+    return {
+        "scheme": "time of hybrid over dual-batch",
+        "paper": f"×{PAPER_RATIOS[role]:.2f}",
+        "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
+    }
 
 
 def draw_saving(results: Results) -> "Figure":
@@ -170,8 +140,8 @@ def draw_saving(results: Results) -> "Figure":
         rows.append((f"at {role}'s resolutions", PAPER_RATIOS[role], mean, interval))
     xlabel = "time of the hybrid scheme over dual-batch learning's (ratio)"
     figure = drawing.plots.effects(rows, xlabel, log=False)
-    ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
-    paper = f"paper: {ROLE}, four workers with a GPU each"
+    ran = cells.whose(results.ok("wall"), "two real workers, SYNTHETIC images")
+    paper = f"paper: {cells.ROLE}, four workers with a GPU each"
     drawing.titled(figure.axes[0], f"{ran}\n{paper}", 100)
     return figure
 
@@ -181,41 +151,35 @@ def draw_saving(results: Results) -> "Figure":
 PLANNED = {f"k = {k:g}": k for k in K}
 
 
-def coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The time model t = a x + b as cells of a table; none where a is None."""
-    a, b = entry["a"], entry["b"]
-    if a is None:
-        return {}
-    return {
-        "a (ms per sample)": f"{1e3 * a:.4f}",
-        "b (ms per step)": f"{1e3 * b:.2f}",
-        "b / a (samples)": f"{b / a:.1f}",
-    }
+def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The column of b / a of the time model t = a x + b; none where there is no model."""
+    return {"b / a (samples)": f"{entry['b'] / entry['a']:.1f}"} if entry["a"] else {}
 
 
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
     """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
-    base, paper = section51(results, 1.0, 0), PAPER["table5"]
+    base, paper = cells.section51(results, 1.0, 0), PAPER["table5"]
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
     ours, rows = _planned(results), []
     for plan, times, records in (
-        ("trained, the paper's b / a", PAPER["inferred"], section51(results, K[1], HALF)),
-        ("trained, times measured here", ours[0].metrics if ours else {"a": None, "b": None}, ours),
+        ("trained, the paper's b / a", PAPER["inferred"], cells.section51(results, K[1], HALF)),
+        ("trained, times measured here", ours[0].metrics if ours else {"a": None}, ours),
     ):
-        line = Line(records, row_5, base, paper["baseline"])
-        rows.append({"plan": plan, **coefficients(times), "k": K[1], **outcome(results, line)})
+        line = cells.Line(records, row_5, base, paper["baseline"])
+        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cells.outcome(results, line)})
     over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
-    for kind in _timed_kinds(results, OWN):
-        plan = f"two real workers, times measured here, {kind['resolution']} px"
-        row = {"plan": plan, "k": kind["k"], "B_L": kind["large_batch"], **coefficients(kind)}
-        if kind["error"]:
-            row["plan"] += f": no plan, {kind['error']}"
-        else:
-            row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
-            row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
-        if isinstance(found := over.get(f"k = {kind['k']:g}"), Estimate):
-            row["time over large batches"] = str(found)
-        rows.append(row)
+    with suppress(NotRun):
+        for kind in kinds_of(results, OWN):
+            plan = f"two real workers, times measured here, {kind['resolution']} px"
+            row = {"plan": plan, **_ratio_of(kind), "k": kind["k"]}
+            if kind["seconds"]:
+                row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
+                row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
+            else:
+                row["plan"] += f": no plan, {kind['error']}"
+            if isinstance(found := over.get(f"k = {kind['k']:g}"), Estimate):
+                row["time over large batches"] = str(found)
+            rows.append(row)
     return rows
 
 
@@ -228,7 +192,7 @@ def over_alone(results: Results, k: float) -> Estimate:
     """The wall time of an epoch with both batch sizes over that of large batches alone."""
     alone, *others = kinds_of(results, OWN)
     kind = next(kind for kind in others if kind["k"] == k)
-    return _time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
+    return time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
 
 
 def extra_time(results: Results) -> Cases:
@@ -239,7 +203,7 @@ def extra_time(results: Results) -> Cases:
         promised = math.log(PLANNED[name])
         return replace(over, mean=over.mean - promised, label=f"{name}, measured over promised")
 
-    return with_colons(cases(PLANNED, over_promised))
+    return cases(PLANNED, over_promised)
 
 
 def own_gain(results: Results) -> Cases:
@@ -247,11 +211,11 @@ def own_gain(results: Results) -> Cases:
     records, ours = results.ok("own_plan"), _planned(results)
     if records and not ours:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
-    return compared(results, {"own plan": (ours, section51(results, 1.0, 0))})
+    return cells.compared(results, {"own plan": (ours, cells.section51(results, 1.0, 0))})
 
 
-OWN_PLAN = artefact(
+OWN_PLAN = cells.artefact(
     "own_plan",
-    own_plan_table,
+    rows=own_plan_table,
     claims={"extra_time": extra_time, "gain": own_gain},
 )

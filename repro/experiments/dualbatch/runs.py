@@ -45,7 +45,6 @@ PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along a direc
 
 OWN = "own"  # epochs by plans for times measured here
 ALONE = 1.0  # k of large batches alone
-_PLAN = ("a", "b", "k", "n_small", "n_large", "large_batch", "samples", "rounding")
 
 
 def mix(n_small: int) -> str:
@@ -64,8 +63,12 @@ def _scaled(profile: str, batch: int) -> int:
     return max(2, round(batch * _scale(profile)["batches"]))
 
 
-def _pixels(profile: str, side: int) -> int:
-    return round(side * _scale(profile)["pixels"])
+def _plan(times: tuple[float, float], k: float, n_small: int, *sizes: int, rounding: str) -> Any:
+    """A plan to be solved: seconds a sample and a step, B_L and the samples of an epoch."""
+    workers = {"n_small": n_small, "n_large": WORKERS - n_small}
+    (a, b), (large, samples) = times, sizes
+    plan = {"a": a, "b": b, "k": k, **workers, "large_batch": large, "samples": samples}
+    return plan | {"rounding": rounding}
 
 
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
@@ -102,14 +105,14 @@ def _data(profile: str, role: str, name: str) -> dict[str, Any]:
     if role == IMAGENET:
         dataset["image_size"] = 288
         return {"dataset": dataset, "augment": {"padding": 32, "flip": True}}
-    side, real = _pixels(profile, 32), name not in ("digits", "synthetic")
+    scale = _scale(profile)
+    side, shift = (round(pixels * scale["pixels"]) for pixels in (32, 4))
     if side != {"digits": 8, "synthetic": None}.get(name, 32):
         dataset["image_size"] = side
-    if real and profile in ("quick", LONG):  # decodes no more than it takes
+    if name.startswith("cifar") and profile in ("quick", LONG):  # decodes no more than it takes
         classes = 100 if name == "cifar100" else 10
-        dataset["per_class"] = math.ceil(_scale(profile)["train_samples"] / classes)
-    augment = {"padding": _pixels(profile, 4), "flip": name != "digits"}
-    return {"dataset": dataset, "augment": augment}
+        dataset["per_class"] = math.ceil(scale["train_samples"] / classes)
+    return {"dataset": dataset, "augment": {"padding": shift, "flip": name != "digits"}}
 
 
 def _training(
@@ -141,8 +144,7 @@ def section51(
     large = _scaled(profile, PAPER["table2"]["large_batch"])
     rounding = "floor" if scale["batches"] == 1 else "nearest"
     times = (inferred["a"], inferred["b"] * scale["batches"])
-    values = (*times, k, n_small, WORKERS - n_small, large, samples, rounding)
-    plan = dict(zip(_PLAN, values, strict=True))
+    plan = _plan(times, k, n_small, large, samples, rounding=rounding)
     share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
     config = {
         "setting": SECTION_5_1,
@@ -163,8 +165,8 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     samples = _samples(profile, role, chosen[role], "train")
     sub_stages = []
     for stage in _scale(profile, role)["sub_stages"]:
-        sizes = (n_small, WORKERS - n_small, stage["large_batch"], samples)
-        plan = dict(zip(_PLAN, (stage["a"], stage["b"], k, *sizes, "nearest"), strict=True))
+        times, large = (stage["a"], stage["b"]), stage["large_batch"]
+        plan = _plan(times, k, n_small, large, samples, rounding="nearest")
         setting = {name: stage[name] for name in ("resolution", "dropout")}
         sub_stages.append(setting | {"plan": plan})
     config = {
@@ -195,10 +197,7 @@ def _table3(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def table5(profile: str, chosen: Chosen) -> list[Run]:
-    """The baseline and trainings by k and number of small-batch workers.
-
-    Some are trained again with momentum kept, where the profile begins it anew in each share.
-    """
+    """The baseline and trainings by k and mix, some again with momentum kept."""
     runs = [section51(profile, chosen, 1.0, 0)]
     runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
     again = PROFILES[profile].get("kept", {"n_small": ()})
@@ -229,10 +228,7 @@ def _rates(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def step_times(profile: str) -> Run:
-    """Times of steps and epochs at both resolutions, and of the shares of Table 4.
-
-    Under `long` those of quick, in more turns and by several processes.
-    """
+    """Times of steps and epochs at both resolutions, and of the shares of Table 4."""
     if profile == LONG:
         run = step_times("quick")
         return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
@@ -283,10 +279,7 @@ def synchronised(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
 
 
 def _synchronisation(profile: str, chosen: Chosen) -> list[Run]:
-    """A training by every synchronisation and merge rule, some with a slow worker; real workers.
-
-    Bounded staleness never binds where, by the plan, all workers take the same time.
-    """
+    """A training by every synchronisation and merge rule, some with a slow worker; real workers."""
     runs = [synchronised(profile, chosen, *way) for way in SYNCS]
     # Who is ahead of whom is no matter of size: long shows quick's.
     own = "quick" if profile == LONG else profile
@@ -335,7 +328,7 @@ def own_plan(profile: str, chosen: Chosen) -> list[Run]:
     config = _replanned(theirs.config, rounding="nearest")
     large = config["sub_stages"][0]["plan"]["large_batch"]
     config["measured"] = {
-        "resolution": _pixels(profile, PAPER["section3_2"]["resolution"]),
+        "resolution": round(PAPER["section3_2"]["resolution"] * _scale(profile)["pixels"]),
         "batch_sizes": sorted({max(2, round(share * large)) for share in (0.15, 0.3, 0.6, 1.0)}),
         "repeats": 5,
     }
@@ -346,11 +339,7 @@ def own_plan(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def wall(profile: str) -> Run:
-    """The timing of two real workers.
-
-    By plans for the times that the run measures, and, cycling the resolution, by plans for the
-    paper's ratio of times. Under `long` that of quick, by several processes.
-    """
+    """The timing of two real workers, by plans for their own times and for the paper's ratio."""
     if profile == LONG:
         return replace(wall("quick"), seeds=PROCESSES)
     wall_ = PROFILES[profile]["wall"]

@@ -5,21 +5,13 @@ the simulation train the same?
 """
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.dualbatch import runs
-from repro.experiments.dualbatch.cells import (
-    Records,
-    artefact,
-    by_process,
-    compared,
-    final,
-    whose,
-    with_colons,
-)
+from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.real_workers import rounds
 from repro.experiments.judge import Cases, Estimate, NotRun, ratio
 from repro.experiments.query import Results
@@ -40,48 +32,33 @@ def _of(results: Results, sync: str, merge: str) -> list[Record]:
     return results.ok("synchronise", sync=sync, merge=merge, straggler=None)
 
 
-def _shares(record: Record) -> list[tuple[int, float, float]]:
-    """Every share of a log: its worker, and when it was pulled and merged.
-
-    A worker pulls the newest version as soon as it may: its share begins when that was made.
-    """
-    metrics = record.metrics
-    times = [0.0, *metrics["commit_s"]]
-    pulls = [times[version] for version in metrics["pulled"]]
-    return list(zip(metrics["worker"], pulls, metrics["commit_s"], strict=True))
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
-    cells = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
+    ran = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
-        cells.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
+        ran.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
     rows: list[dict[str, Any]] = []
-    for name, merge, records in cells:
+    for name, merge, records in ran:
         if not records:
             continue
-        stale = [value for record in records for value in record.metrics["staleness"]]
-        losses = final(results, records, "test_loss")
+        losses = cells.final(results, records, "test_loss")
         finite = all(map(math.isfinite, losses))
         rows.append(
             {
                 "synchronisation": name,
                 "merge": merge,
-                "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
+                "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
                 "loss": Summary.of(losses).text(3) if finite else "not finite",
                 "n": len(records),
-                "staleness, mean": f"{np.mean(stale):.2f}",
+                "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
             }
         )
-    try:
-        timed = rounds(results)
-    except NotRun:
-        timed = {}
-    for sync, seconds in timed.items():
-        name = f"{_name(sync)}, two real workers, a round of epochs"
-        rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
+    with suppress(NotRun):
+        for sync, seconds in rounds(results).items():
+            name = f"{_name(sync)}, two real workers, a round of epochs"
+            rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
     return rows
 
 
@@ -90,41 +67,39 @@ def asp_faster(results: Results) -> Cases:
     seconds, records = rounds(results), results.ok("wall")
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
-    asp, bsp = (by_process(results, records, seconds[sync]) for sync in ("asp", "bsp"))
+    asp, bsp = (cells.by_process(results, records, seconds[sync]) for sync in ("asp", "bsp"))
     trials = "processes" if len(records) > 1 else "rounds"
-    return with_colons({"ASP over BSP": ratio(asp, bsp, trials=trials)})
+    return {"ASP over BSP": ratio(asp, bsp, trials=trials)}
 
 
 def asp_converges_worse(results: Results) -> Cases:
     """ASP over BSP by every merge rule but those by which neither learns anything."""
-    cells = {rule: (_of(results, "asp", rule), _of(results, "bsp", rule)) for rule in runs.RULES}
-    learned = {rule: pair for rule, pair in cells.items() if any(map(_learned, pair))}
+    ran = {rule: (_of(results, "asp", rule), _of(results, "bsp", rule)) for rule in runs.RULES}
+    learned = {rule: pair for rule, pair in ran.items() if any(map(_learned, pair))}
     if not learned:
         raise NotRun("by no merge rule did training learn anything")
-    found = dict(compared(results, learned))
+    found = dict(cells.compared(results, learned))
     *_, last = learned
-    if len(learned) < len(cells) and isinstance(case := found[last], Estimate):
-        idle = ", ".join(rule for rule in cells if rule not in learned)
+    idle = ", ".join(rule for rule in ran if rule not in learned)
+    if idle and isinstance(case := found[last], Estimate):
         found[last] = replace(case, note=f"left out, since neither learned anything: {idle}")
     return found
 
 
-def _learned(records: Records) -> bool:
+def _learned(records: cells.Records) -> bool:
     """Whether a training ended with a finite loss, and its accuracy ever changed.
 
     At chance, as where weights are no numbers, every image is taken for one class. None counts.
     """
-    curves = [
-        record.metrics["accuracy"]
+    return not records or any(
+        math.isfinite(record.metrics["test_loss"][-1]) and len(set(record.metrics["accuracy"])) > 1
         for record in records
-        if all(map(math.isfinite, record.metrics["test_loss"][-1:]))
-    ]
-    return not records or any(len(set(curve)) > 1 or len(curve) == 1 for curve in curves)
+    )
 
 
-SYNCHRONISATION = artefact(
+SYNCHRONISATION = cells.artefact(
     "synchronisation",
-    table,
+    rows=table,
     claims={"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse},
 )
 
@@ -137,54 +112,46 @@ def figure2(results: Results) -> "Figure":
     figure, axes = drawing.plots.new_axes(count, 1, 9.6, 1.4 * count + 0.6)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
-        drawing.titled(axis, f"{_name(sync)}: workers SIMULATED in turns; {whose(records)}", 120)
+        title = f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}"
+        drawing.titled(axis, title, 120)
         axis.set(xlabel="virtual time (s)", ylabel="worker")
-        for record in records[:1]:
-            for worker, pull, merge in _shares(record)[: _DRAWN_EPOCHS * runs.WORKERS]:
-                workers = drawing.SMALL if worker < runs.HALF else drawing.LARGE
-                colour, kind = drawing.STYLES[workers]["color"], workers.split()[1]
-                axis.barh(worker, merge - pull, left=pull, height=0.6, color=colour, ec="white")
-                label = f"{kind}-batch worker, from pull to push"
-                axis.plot([merge], [worker], ">", color=colour, mec="black", ms=6, label=label)
+        for metrics in (record.metrics for record in records[:1]):
+            # A share begins when the version that its worker pulled was made.
+            made = [0.0, *metrics["commit_s"]]
+            log = zip(metrics["worker"], metrics["pulled"], metrics["commit_s"], strict=True)
+            for worker, pulled, pushed in list(log)[: _DRAWN_EPOCHS * runs.WORKERS]:
+                of = drawing.SMALL if worker < runs.HALF else drawing.LARGE
+                span, lane = (made[pulled], pushed - made[pulled]), (worker - 0.3, 0.6)
+                label = f"a share of a {of.split()[1]}-batch worker, from pull to push"
+                colour = drawing.STYLES[of]["color"]
+                axis.broken_barh([span], lane, color=colour, ec="white", label=label)
         axis.set_yticks(range(runs.WORKERS))
         axis.set_ylim(runs.WORKERS - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
         axis.sharex(axes[0, 0])
         axis.label_outer()
-    drawing.plots.legend_below(figure, 4)
+    drawing.plots.legend_below(figure, 2)
     return figure
 
 
-FIGURE2 = artefact("figure2", table, figure2)
+FIGURE2 = cells.artefact("figure2", rows=table, draw=figure2)
 
 # Real processes and the simulation (our question, not the paper's).
 
 
 def engines_table(results: Results) -> list[dict[str, Any]]:
     """One training by both engines."""
-    rows = []
-    for record in results.select("train", workers=2):
-        row, metrics = {"engine": record.config["engine"]}, record.metrics
-        if record.status != "ok":
-            rows.append(row | {"accuracy (%)": record.status})
-            continue
-        same = {True: "yes", False: "NO", None: DASH}[metrics["same_weights"]]
-        measured = {
-            "accuracy (%)": f"{metrics['accuracy'][-1]:.2f}",
-            "staleness, mean": f"{np.mean(metrics['staleness']):.2f}",
-            "wall (s)": f"{metrics['wall_time_s'][-1]:.2f}",
-            "same weights in the same order": same,
+    same = {True: "yes", False: "NO", None: DASH}
+    return [
+        {
+            "engine": record.config["engine"],
+            "accuracy (%)": f"{record.metrics['accuracy'][-1]:.2f}",
+            "staleness, mean": f"{np.mean(record.metrics['staleness']):.2f}",
+            "wall (s)": f"{record.metrics['wall_time_s'][-1]:.2f}",
+            "same weights in the same order": same[record.metrics["same_weights"]],
         }
-        rows.append(row | measured)
-    return rows
+        for record in results.ok("train", workers=2)
+    ]
 
 
-def same_weights(results: Results) -> tuple[bool, str]:
-    """Ask for every bit of the weights of a training on Ray and of its repetition."""
-    metrics = results.need("train", workers=2, engine="ray").metrics
-    if metrics["same_weights"] is None:
-        raise NotRun("too large to train twice")
-    return metrics["same_weights"], f"{metrics['commits']} commits, every bit"
-
-
-ENGINES = artefact("engines", engines_table, checks={"same_weights": same_weights})
+ENGINES = cells.artefact("engines", rows=engines_table)

@@ -11,31 +11,13 @@ import torch
 from repro.datasets import ImageData, TensorLoader, dense
 from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
-from repro.experiments.dualbatch.building import (
-    Config,
-    TrainingData,
-    build_model,
-    clock_of,
-    compute_of,
-    plan_of,
-    schedule_of,
-)
-from repro.experiments.dualbatch.minima import (
-    Batch,
-    filter_normalised,
-    gradient_variance,
-    loss_at,
-    loss_of,
-    worst_rise,
-)
+from repro.experiments.dualbatch import building, minima
+from repro.experiments.dualbatch.building import Config, TrainingData, build_model, plan_of
 from repro.measure import Timing
 
 
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train by the baseline, dual-batch learning or the hybrid scheme (Tables 3, 5, 8, 10).
-
-    With ``verify`` it is trained again locally, in the same order of commits.
-    """
+    """Train (Tables 3, 5, 8, 10); with ``verify`` again locally, in the same order of commits."""
     result, _, again = _trained(config, seed, data, device)
     outcome = _outcome(config, result)
     same = None
@@ -76,16 +58,16 @@ def _trained(
         partial(build_model, config, data.num_classes),
         images,
         plan_of(config["sub_stages"][-1]["plan"]),
-        schedule_of(config),
+        building.schedule_of(config),
         sync=config["sync"],
         staleness=config.get("staleness"),
         merge=config.get("merge"),
         factor=config["factor"],
         seed=seed,
         device=device,
-        **compute_of(config),
+        **building.compute_of(config),
     )
-    options: dict[str, Any] = {"engine": config.get("engine", "local"), **clock_of(config)}
+    options: dict[str, Any] = {"engine": config.get("engine", "local"), **building.clock_of(config)}
     if options["engine"] == "ray":
         options["address"] = os.environ.get(RAY_ADDRESS) or None
     try:
@@ -140,10 +122,10 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
     train = _plain(images, (images.images, images.labels), config["loss_samples"])
     test = _plain(images, images.test, config["loss_samples"])
     drawn = torch.Generator().manual_seed(seed)
-    directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
-    at_rest = loss_of(model, train)
+    directions = [minima.filter_normalised(model, drawn) for _ in range(config["directions"])]
+    at_rest = minima.loss_of(model, train)
     rises = [
-        [loss_at(model, direction, size, train) - at_rest for direction in directions]
+        [minima.loss_at(model, direction, size, train) - at_rest for direction in directions]
         for size in config["sizes"]
     ]
     last = result.history[-1]
@@ -154,20 +136,22 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
             "train_loss": at_rest,
             "wall_time_s": last.wall_time_s,
             "variances": [
-                gradient_variance(model, train, n, config["draws"], drawn)
+                minima.gradient_variance(model, train, n, config["draws"], drawn)
                 for n in config["variance_batches"]
             ],
             "rises": rises,  # by size, then by direction
-            "worst_rise": worst_rise(model, train, config["worst_size"]),
+            "worst_rise": minima.worst_rise(model, train, config["worst_size"]),
             "line": {
-                name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
+                name: [
+                    minima.loss_at(model, directions[0], point, batch) for point in config["places"]
+                ]
                 for name, batch in (("train", train), ("test", test))
             },
         }
     )
 
 
-def _plain(images: TrainingData, of: Batch, count: int) -> Batch:
+def _plain(images: TrainingData, of: minima.Batch, count: int) -> minima.Batch:
     """Some of the images, the same for every seed, as the model is tested on them."""
     inputs, labels = of
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

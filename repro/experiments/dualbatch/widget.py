@@ -1,7 +1,6 @@
 """Any plan, live: its batch sizes and shares, and every worker's steps."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,36 +15,17 @@ from repro.measure import TimeModel
 
 # Ends of the widget's sliders, and of its axes, so that the plan alone moves.
 MOST_TIME, BATCHES = 1.5, (100, 1000)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The problem of a plan: times of a device, and samples of an epoch."""
-
-    name: str
-    times: TimeModel
-    samples: int
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds of the longest epoch that the sliders allow."""
-        return MOST_TIME * self.times.pass_time(BATCHES[0], round(self.samples / WORKERS))
-
-
-def paper_setting() -> Setting:
-    """The setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080."""
-    inferred = PAPER["inferred"]
-    times = TimeModel(inferred["a"], inferred["b"])
-    return Setting("ResNet-18, GTX 1080", times, PAPER["cifar_samples"])
+# The setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080.
+TIMES = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+SAMPLES: int = PAPER["cifar_samples"]  # of an epoch
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     """Return the widget, which needs no records."""
-    setting = paper_setting()
 
     def computed(k: float, n_small: int, large_batch: int) -> tuple[str, Figure]:
-        plan = solve(setting, k, n_small, large_batch)
-        return describe(plan), draw(setting, large_batch, plan)
+        plan = solve(k, n_small, large_batch)
+        return describe(plan), draw(large_batch, plan)
 
     most = round(100 * MOST_TIME) - 100
     longer = {f"{percent} %": 1 + percent / 100 for percent in range(1, most + 1)}
@@ -59,12 +39,11 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     return [Explorer("dualbatch", controls, computed)]
 
 
-def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBatchPlan | str:
+def solve(k: float, n_small: int, large_batch: int) -> DualBatchPlan | str:
     """The plan, or in words why there is none."""
+    sizes = (n_small, WORKERS - n_small, large_batch)
     try:
-        return DualBatchPlan.solve(
-            setting.times, k, n_small, WORKERS - n_small, large_batch, setting.samples, "floor"
-        )
+        return DualBatchPlan.solve(TIMES, k, *sizes, SAMPLES, "floor")
     except ValueError as error:
         return str(error)
 
@@ -85,14 +64,11 @@ def describe(plan: DualBatchPlan | str) -> str:
     )
 
 
-def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figure:
-    """Draw a plan among all others: on the left its workers' steps, on the right small batches.
-
-    Axes are the same for whatever the widget's sliders are set to.
-    """
+def draw(large_batch: int, plan: DualBatchPlan | str) -> Figure:
+    """Draw a plan's steps by worker, and the plan among all others, on axes that never change."""
     figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
-    _draw_workers(axes[0, 0], setting, large_batch, plan)
-    _draw_choices(axes[0, 1], setting, large_batch, plan)
+    _draw_workers(axes[0, 0], large_batch, plan)
+    _draw_choices(axes[0, 1], large_batch, plan)
     plots.legend_below(figure, 4)
     plots.sign(figure, "SIMULATED: arithmetic of equations 4 to 8; nothing was trained or timed.")
     return figure
@@ -110,11 +86,10 @@ def steps_of(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
     return spans
 
 
-def _draw_workers(
-    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
-) -> None:
-    titled(axis, f"predicted for the paper's device: {setting.name}", 60)
-    axis.set_xlim(0, 1.02 * setting.longest_s)
+def _draw_workers(axis: Axes, large_batch: int, plan: DualBatchPlan | str) -> None:
+    titled(axis, "predicted for the paper's device: ResNet-18, GTX 1080", 60)
+    longest = MOST_TIME * TIMES.pass_time(BATCHES[0], round(SAMPLES / WORKERS))
+    axis.set_xlim(0, 1.02 * longest)
     axis.set_ylim(WORKERS - 0.5, -0.5)
     axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
     axis.set_xlabel("time of one epoch (s)")
@@ -129,18 +104,16 @@ def _draw_workers(
             lane = (row - 0.36, 0.72)
             steps = steps_of(plan, row)
             axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
-    baseline = setting.times.pass_time(large_batch, round(setting.samples / WORKERS))
+    baseline = TIMES.pass_time(large_batch, round(SAMPLES / WORKERS))
     axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
 
 
-def _draw_choices(
-    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
-) -> None:
-    for n_small, points in choices(setting, large_batch).items():
-        ks, sizes = zip(*points, strict=True) if points else ((), ())
+def _draw_choices(axis: Axes, large_batch: int, plan: DualBatchPlan | str) -> None:
+    for n_small in range(1, WORKERS + 1):
+        ks, sizes = choices(n_small, large_batch)
         axis.plot(ks, sizes, lw=1.8, label=mix(n_small), color=STYLES[mix(n_small)]["color"])
-    chosen = [] if isinstance(plan, str) or not plan.small_batch else [(plan.k, plan.small_batch)]
-    ks, sizes = zip(*chosen, strict=True) if chosen else ((), ())
+    chosen = [] if isinstance(plan, str) or not plan.small_batch else [plan]
+    ks, sizes = [plan.k for plan in chosen], [plan.small_batch or 0 for plan in chosen]
     axis.plot(ks, sizes, "o", color="#b3261e", ms=9, label="this plan")
     titled(axis, f"every plan with large batches of {large_batch}", 60)
     axis.set(xlabel="time over that of large batches alone (k)", ylabel="small batch size")
@@ -152,15 +125,9 @@ def _draw_choices(
     axis.minorticks_off()
 
 
-def choices(setting: Setting, large_batch: int) -> Mapping[int, list[tuple[float, float]]]:
-    """The time k and the small batch size of every plan, by the number of small-batch workers."""
-    by_workers: dict[int, list[tuple[float, float]]] = {}
-    for n_small in range(1, WORKERS + 1):
-        top = largest_k(setting.times, n_small, WORKERS - n_small, large_batch)
-        by_workers[n_small] = []
-        for step in range(1, 61):
-            k = 1 + (min(MOST_TIME, top) - 1) * step / 60
-            plan = solve(setting, k, n_small, large_batch)
-            if isinstance(plan, DualBatchPlan) and plan.small_batch:
-                by_workers[n_small].append((k, float(plan.small_batch)))
-    return by_workers
+def choices(n_small: int, large_batch: int) -> tuple[list[float], list[int]]:
+    """The time k and the small batch size of every plan with so many small-batch workers."""
+    top = min(MOST_TIME, largest_k(TIMES, n_small, WORKERS - n_small, large_batch))
+    ks = [1 + (top - 1) * step / 60 for step in range(1, 61)]
+    plans = [plan for k in ks if not isinstance(plan := solve(k, n_small, large_batch), str)]
+    return [plan.k for plan in plans], [plan.small_batch or 0 for plan in plans]

@@ -12,17 +12,9 @@ from typing import Any
 
 import torch
 
+from repro import dualbatch
 from repro.datasets import ImageData
-from repro.dualbatch import (
-    Commit,
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Share,
-    Stage,
-    SubStage,
-    largest_k,
-    train_dual_batch,
-)
+from repro.dualbatch import DualBatchPlan, train_dual_batch
 from repro.dualbatch.shares import Batches
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
@@ -35,10 +27,7 @@ RATE = 0.01  # of trainings on random numbers, whose times alone count
 
 
 def train_own_plan(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Fit the time model to steps on this device, solve the plan with it, and train by the plan.
-
-    Where no such plan exists nothing is trained, and the reason is the result.
-    """
+    """Train by the plan for steps timed here; where there is none, the reason is the result."""
     assert data is not None
     torch.manual_seed(seed)
     setting = {**config, **config["measured"], "classes": data.num_classes}
@@ -78,9 +67,8 @@ def _solved(entry: Config, measured: Config) -> dict[str, Any]:
         return solution
     entry = {**entry, "a": measured["a"], "b": measured["b"]}
     if entry["b"] > 0:
-        model = TimeModel(entry["a"], entry["b"])
         sizes = (entry["n_small"], entry["n_large"], entry["large_batch"])
-        solution["k_max"] = largest_k(model, *sizes)
+        solution["k_max"] = dualbatch.largest_k(TimeModel(entry["a"], entry["b"]), *sizes)
     try:
         plan = plan_of(entry)
     except ValueError as error:
@@ -90,18 +78,13 @@ def _solved(entry: Config, measured: Config) -> dict[str, Any]:
 
 
 class RandomImages:
-    """Random numbers as the mini-batches of any share: one batch of each size, used again.
-
-    Args:
-        classes: Of the labels.
-        device: Where they are drawn.
-    """
+    """Random numbers as the mini-batches of any share: one batch of each size, used again."""
 
     def __init__(self, classes: int, device: str) -> None:
         self.classes, self.device = classes, device
         self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, share: Share) -> Batches:
+    def __call__(self, share: dualbatch.Share) -> Batches:
         """Yield the mini-batches of a share."""
         assert share.resolution is not None
         for piece in share.indices.split(share.batch_size):
@@ -177,7 +160,9 @@ def _part(
     metrics: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
     for sync, wanted in config["syncs"].items():
         chosen = [number for number in plans if config["epochs"][number]["in"] in wanted]
-        subs = [SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen]
+        subs = [
+            dualbatch.SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen
+        ]
         log = _run(config, subs, sync, seed, device, address)
         if sync == "bsp":
             seconds = share_seconds(log, len(subs))
@@ -195,16 +180,21 @@ def alone(large: int, samples: int) -> DualBatchPlan:
 
 
 def _run(
-    config: Config, subs: list[SubStage], sync: str, seed: int, device: str, address: str | None
-) -> list[Commit]:
-    stages = [Stage(len(subs), RATE)] * (1 + config["rounds"])
+    config: Config,
+    subs: list[dualbatch.SubStage],
+    sync: str,
+    seed: int,
+    device: str,
+    address: str | None,
+) -> list[dualbatch.Commit]:
+    stages = [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"])
     plan = subs[-1].plan
     assert plan is not None
     result = train_dual_batch(
         partial(build_model, config, config["classes"]),
         RandomImages(config["classes"], device),
         plan,
-        CyclicProgressiveSchedule(stages, subs),
+        dualbatch.CyclicProgressiveSchedule(stages, subs),
         sync=sync,
         engine="ray",
         seed=seed,
@@ -215,12 +205,11 @@ def _run(
     return result.log
 
 
-def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
-    """Seconds of shares from pull to merge: by kind of epoch, then by worker, each round's.
+def share_seconds(log: list[dualbatch.Commit], kinds: int) -> list[list[list[float]]]:
+    """Seconds of shares from pull to merge, of a training with a barrier.
 
-    Args:
-        log: Of a training with a barrier; a share begins when the version that it pulled was there.
-        kinds: So many epochs are a round; the first round is left out.
+    By kind of epoch, of which `kinds` are a round, then by worker, each round's but the first. A
+    share begins when the version that it pulled was there.
     """
     workers = 1 + max(commit.worker for commit in log)
     by_kind: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
@@ -231,12 +220,11 @@ def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
     return by_kind
 
 
-def round_seconds(log: list[Commit], kinds: int) -> list[float]:
-    """Seconds of every round but the first, of the worker that is the slower in all.
+def round_seconds(log: list[dualbatch.Commit], kinds: int) -> list[float]:
+    """Seconds of every round but the first, of a training without a barrier.
 
-    Args:
-        log: Of a training without a barrier, where each worker goes through rounds by itself.
-        kinds: So many shares of a worker are a round.
+    Each worker goes through rounds of `kinds` shares by itself; of the worker that is the slower in
+    all.
     """
     ends: dict[int, list[float]] = defaultdict(list)
     for commit in log:
