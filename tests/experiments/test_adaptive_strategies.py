@@ -110,6 +110,8 @@ class TestKeepsUp:
             assert "1 training diverged" in found.evidence
         best = judge(target, World(length=lost("best")))
         assert best.word == "not run" and "1 training diverged" in best.evidence
+        best = judge(target, World(length=lost("best", epochs=0, seeds=(0, 1, 2))))
+        assert best.word == "not run" and "diverged" in best.evidence
 
 
 def test_where_no_cost_saturated_nothing_is_said_of_the_decay():

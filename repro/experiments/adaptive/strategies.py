@@ -217,6 +217,8 @@ def compared(
 def keeps_up(results: Results, task: str, strategy: str) -> Cases:
     """Where a strategy ends less the best fixed batch."""
     read.has_learned(results, task)
+    if lost := read.diverged(results, task, "best"):  # to keep up with it would show nothing
+        raise NotRun(f"best fixed batch: {lost} training{'s' * (lost > 1)} diverged")
     gap = compared(results, task, strategy, "best")
     rates = [record.metrics["lr"] for record in read.trained(results, task, strategy)]
     if strategy == DECAY and all(own == sorted(own) for own in rates):
