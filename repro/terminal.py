@@ -95,8 +95,8 @@ def table(
     """Rows as a table that fits the terminal.
 
     Cells are folded between words. Where that is not enough, columns are left out, and a line under
-    the table names them. First stay the columns that tell the rows apart, then ours,
-    each with the paper's, then the others from the left.
+    the table names them. Those stay first that tell the rows apart, then ours with the paper's,
+    then the others from the left.
 
     Args:
         rows: By column, in the order of the first row that has it.
@@ -173,7 +173,7 @@ def _bounds(column: str, texts: Sequence[str], lines: int | None) -> tuple[int, 
 
     whole = [*dict.fromkeys(text.replace(" ± ", "\xa0±\xa0") for text in texts)]
     named = max(cell_len(word) for word in column.split(" "))
-    word = max(cell_len(word) for text in (*whole, "") for word in re.split("[ \n]", text))
+    word = max(cell_len(word) for text in (*whole, "") for word in re.split("[ \t\n]", text))
     least = min(max(word, named), _LONGEST)
     for text in whole if lines else ():
         sizes = range(least, max(least, len(text)) + 1)
