@@ -1,12 +1,12 @@
 """The command line: ``python -m repro list | run | show | verify | status | report | ...``."""
 
-# ruff: noqa: E402 (Ctrl-C is handled before slow imports)
+# ruff: noqa: E402 (Ctrl-C is seen to before all that takes time to import)
 
 import os
 import signal
 import sys
 
-# Threads that wait by spinning block each other for seconds on shared cores.
+# Threads that wait by spinning stop each other for seconds where cores are shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from repro import console
@@ -37,24 +37,26 @@ from repro.options import (
     option,
 )
 
+LOOK, RUN, MAINTAIN = "Look", "Run", "Maintain"
+
 app = typer.Typer(
     help="Reproduce five papers on batch size, memory and speed in CNN training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def doctor(
     device: Device = None,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Describe this machine, try every method on it, and list the runs that fit.
+    """Describe this machine, and try every method on it.
 
-    Run it first: it takes less than two minutes. The exit code is 1 if a self-test failed.
+    Run it first, for two minutes at most: it says which runs fit. Exit code 1: a self-test failed.
     """
     from repro.experiments import arguments
     from repro.experiments import doctor as physician
@@ -66,7 +68,7 @@ def doctor(
     raise typer.Exit(1 if physician.broken(findings) else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def advise(
     model: Annotated[str, option(help="torchvision/NAME, or a network of repro.models.")],
     batch: Annotated[int, typer.Option(help="Samples of the mini-batch.")],
@@ -77,9 +79,7 @@ def advise(
         str | None, option(help="cpu, cuda, ..., or a data sheet's: H100. It need not be here.")
     ] = None,
     optimizer: Annotated[str, option(help="sgd, adam or adamw.")] = "sgd",
-    method: Annotated[
-        str | None, option(help="Whose code is shown, instead of the best one's.")
-    ] = None,
+    method: Annotated[str | None, option(help="Whose code is shown, else the best's.")] = None,
     probe: Annotated[
         float, typer.Option(help="Seconds of measured steps where the device is here, or 0.")
     ] = 6.0,
@@ -87,9 +87,10 @@ def advise(
         bool, typer.Option("--measure", help="Time some steps of each method that fits, here.")
     ] = False,
 ) -> None:
-    """List the methods that train a batch within a memory, with their speed and code.
+    """Say which methods train a batch within a memory.
 
-    Based on one training step, recorded without content, and a data sheet or measured steps.
+    And how fast, and how to use them: from one training step, recorded without content, and a data
+    sheet or some measured steps.
     """
     from repro import advise as advising
     from repro.advise.advising import parse_memory, parse_sides
@@ -99,7 +100,7 @@ def advise(
         if method is not None and method not in advising.METHODS:
             known = ", ".join(advising.METHODS)
             raise advising.AdviceError(f"the method is {method!r}: choose {known}")
-        if sys.stderr.isatty():  # no bar, which would slow the measured steps
+        if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
             steps = "steps of each method" if measure else f"for {probe:g} s"
             typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
         advice = advising.advise(
@@ -118,7 +119,7 @@ def advise(
     typer.echo(advice.text(method))
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=LOOK)
 def list_(
     papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
 ) -> None:
@@ -140,7 +141,7 @@ def list_(
         typer.echo(f"{terminal.table(rows, title)}\n")
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     targets: Targets = None,
     profile: Profile = None,
@@ -155,9 +156,7 @@ def run(
     changes: Changes = None,
     stand_in: StandIn = False,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
-    address: Annotated[
-        str | None, option(help="Of a Ray cluster (auto finds this machine's).")
-    ] = None,
+    address: Annotated[str | None, option(help="Of Ray's cluster; auto: this machine's.")] = None,
     tried: Annotated[
         bool, typer.Option("--dry-run", help="Compute nothing; try the first steps of every run.")
     ] = False,
@@ -166,11 +165,11 @@ def run(
     hours: Hours = None,
     on: Annotated[str, option(help="With --dry-run: the device whose time is estimated.")] = "H100",
 ) -> None:
-    """Compute the missing records of artefacts.
+    """Compute the records of artefacts that are missing.
 
-    --dry-run needs neither data nor device: it takes the first two steps of every run on tensors
-    without content, so that a recipe that cannot start fails early, and estimates memory and time.
-    The exit code is 1 if a run fails.
+    --dry-run needs neither data nor device: the first two steps of every run are taken on tensors
+    without content, so that a recipe that cannot start fails there, and its memory and time are
+    estimated. The exit code is 1 where one fails.
     """
     from repro import terminal
     from repro.experiments import arguments, carrying_out
@@ -203,15 +202,11 @@ def run(
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def gpu(
-    minutes: Annotated[
-        float | None, typer.Option(help="That the GPU is at hand; nothing begins that ends later.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Nothing begins that ends later.")] = None,
     out: Annotated[str | None, option(help="Folder for the archive and the log.")] = None,
-    only: Annotated[
-        list[str] | None, option(help="A paper, an artefact or a letter of the list.")
-    ] = None,
+    only: Annotated[list[str] | None, option(help="A paper, artefact or letter of --list.")] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="Compute nothing; print the list and what is missing.")
     ] = False,
@@ -220,12 +215,12 @@ def gpu(
     device: Device = None,
     data: Data = None,
 ) -> None:
-    """Make the most of a GPU for some minutes: the doctor, then the most important records.
+    """Make the most of a GPU for some minutes.
 
-    Computes the runs that have no record, here or in results/reference, in the list's order. Every
-    record is saved as soon as its run ends, and --out has an archive of all of them at any time:
-    unpack it into results/local, then `pack` folds them in. The same command continues after an
-    interruption. $REPRO_COMMIT names the commit of a copy without git.
+    The doctor comes first, then the runs that have no record, here or in results/reference, in the
+    list's order. Every record is kept as soon as its run ends, and --out has an archive of all of
+    them at any time: unpack it into results/local, then `pack` folds them in. The same command goes
+    on where it was ended. $REPRO_COMMIT names the commit where a copy has no git.
     """
     from pathlib import Path
 
@@ -246,7 +241,7 @@ def gpu(
         raise arguments.UsageError("give --minutes and --out FOLDER, or --list")
     here = arguments.check_device(device or arguments.default_device())
     setting = running.Setting(profile=profile, device=here, root=data)
-    # SIGTERM announces that the machine is taken away: put the last records into the archive.
+    # A machine that is taken away says so by SIGTERM: the last records go into the archive.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     well = session.compute(
         chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line))
@@ -254,7 +249,7 @@ def gpu(
     raise typer.Exit(0 if well else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=MAINTAIN)
 def verify(
     papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
     everything: Annotated[
@@ -264,12 +259,11 @@ def verify(
     reference: Reference = None,
     data: Data = None,
 ) -> None:
-    """Compute reference records again and compare all but times (the golden rerun).
+    """Compute reference records again, and compare.
 
-    The comparison is exact on the kind of processor that made a record. On another kind a training
-    is compared by its first steps and its plan, and everything else completely, to 1e-5. Fails if a
-    result has changed. If the change is intended, raise the experiment's version and compute its
-    records anew.
+    All but times, to the bit on the kind of processor that made a record (the golden rerun). On
+    another kind the first steps and the plan of a training are compared, and everything else
+    completely, to 1e-5. Fails if a result has changed.
     """
     from repro.experiments import PAPERS, arguments, golden, load_paper
 
@@ -291,15 +285,15 @@ def verify(
     raise typer.Exit(1 if changed else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=MAINTAIN)
 def pack(
     papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
     profile: Profile = None,
 ) -> None:
-    """Fold this machine's records into the packed reference records of its device.
+    """Fold this machine's records into the reference records.
 
     Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device, and so do
-    single files in PAPER/ beside it. By default records of all profiles except smoke.
+    single files that lie in PAPER/ beside it. By default records of all profiles but smoke.
     """
     from repro.experiments import PAPERS, load_paper
     from repro.experiments.design import COMPUTING_PROFILES
@@ -314,7 +308,7 @@ def pack(
         typer.echo("There are no new records to pack.")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def show(
     target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/table4.")],
     profile: Profile = None,
@@ -327,10 +321,10 @@ def show(
         bool, typer.Option("--setup", help="Devices, data, stand-ins, and where records lie.")
     ] = False,
 ) -> None:
-    """Print the verdicts on an artefact, and the paper's values beside the measured ones.
+    """Print an artefact: verdicts, the paper's values and ours.
 
-    If a table is wider than the terminal, columns are left out, from the right, and a line under
-    the table names them. With --evidence cells are folded first.
+    A table that is wider than the terminal is folded. Where that is not enough, columns are left
+    out, and a line under the table names them.
     """
     from repro import terminal
     from repro.experiments import arguments, showing, summary
@@ -342,35 +336,36 @@ def show(
         typer.echo(f"{showing.setup(target, profile, reference)}\n")
         typer.echo(terminal.prose(summary.searched()))
     else:
-        typer.echo("--evidence: the numbers behind verdicts. --setup: devices, data, stand-ins.")
+        typer.echo("--evidence: all, and numbers of verdicts. --setup: devices, data, stand-ins.")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def figure(
     target: Annotated[
         str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3; or overview.")
     ],
     out: Annotated[str, option(help="Path of the file.")],
-    form: Annotated[
-        str | None, option("--format", help="svg, pdf or png; by default as the path ends.")
-    ] = None,
+    form: Annotated[str | None, option("--format", help="svg, pdf or png, else --out's.")] = None,
     profile: Profile = None,
     reference: Reference = None,
     changes: Changes = None,
 ) -> None:
-    """Write the figure of an artefact to a file, from the same records as show."""
+    """Write an artefact's figure to a file.
+
+    From the records that show would take.
+    """
     from repro.experiments import arguments, showing
 
     changed = [arguments.parse_choice(text) for text in changes or ()]
     typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def status(
     profile: Profile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List this machine's missing and failed records, or state that all are present."""
+    """Say which records of this machine are missing or failed."""
     from repro import terminal
     from repro.experiments import summary
 
@@ -384,13 +379,13 @@ def status(
         typer.echo(terminal.prose(summary.searched()))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     profile: Profile = None,
     reference: Reference = None,
     output: Annotated[str | None, option(help="Path of the Markdown file.")] = None,
 ) -> None:
-    """Count the verdicts; write every claim, table and figure as Markdown, and print its path."""
+    """Count verdicts; write claims, tables, figures as Markdown."""
     from repro import terminal
     from repro.experiments import showing, summary
 
@@ -403,7 +398,7 @@ def report(
     typer.echo(f"report: {path}")
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Names without .ipynb.")] = None,
     parameter: Annotated[
@@ -420,7 +415,7 @@ def notebooks(
         bool, typer.Option("--refresh", help="Instead, run them in place on reference records.")
     ] = False,
 ) -> None:
-    """Execute notebooks by papermill into results/local/notebooks, with an HTML copy of each."""
+    """Execute notebooks into results/local/notebooks, and as HTML."""
     from repro import notebooks as runner
     from repro.experiments import arguments
 
@@ -450,12 +445,12 @@ def notebooks(
     raise typer.Exit(1 if failures else 0)
 
 
-@app.command("data")
+@app.command("data", rich_help_panel=RUN)
 def data_(
     names: Annotated[list[str] | None, typer.Argument(help="Datasets; all by default.")] = None,
     data: Data = None,
 ) -> None:
-    """Download the datasets that the network allows, and report on each."""
+    """Download the datasets that the network allows."""
     from repro import datasets
     from repro.experiments import arguments
 
@@ -465,20 +460,20 @@ def data_(
 
 
 def _tell(line: str) -> None:
-    """Announce a slow action on a terminal."""
+    """Announce a long step, if a terminal is attached."""
     if sys.stderr.isatty():
         typer.echo(f"{line} ...", err=True)
 
 
 def _printable(text: str) -> str:
-    from repro.report import printable  # names of files and texts of records are arbitrary
+    from repro.report import printable  # names of files and texts of records may hold anything
 
     return printable(text)
 
 
 def main() -> NoReturn:
     """Run a command; bad input ends with one line and exit code 2, Ctrl-C with one and 130."""
-    # For example about a corrupt record: only the text, without the line of code.
+    # Such as of a corrupt record: the text alone, not the line of code that found it.
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {console.one_line(str(message))}\n"
     )
@@ -486,7 +481,7 @@ def main() -> NoReturn:
 
 
 def _command() -> int:
-    # Not `app()`, which on an interruption prints nothing or an empty line, by its version.
+    # Not `app()`, which says nothing of an interruption, or an empty line, by its version.
     command = typer.main.get_command(app)
     try:
         with command.make_context(PROGRAM, sys.argv[1:]) as context:

@@ -1,13 +1,17 @@
 """The terminal: nothing of a number or a name is cut, whatever the width."""
 
 import io
+import re
 import sys
 
 import pytest
 from commands import command_line
 
-from repro import terminal
-from repro.experiments import PAPERS, load_paper
+from repro import __main__ as cli
+from repro import paths, terminal
+from repro.experiments import PAPERS, load_paper, showing, summary
+from repro.experiments.design import claims_of
+from repro.experiments.judge import Estimate
 
 ROWS = [
     {"model": "ResNet-50", "ours (%)": "87.16 ± 0.33", "evidence": "one; " + "long " * 30, "n": 3},
@@ -39,10 +43,31 @@ class TestTable:
         columns(82)
         assert "Left out" not in terminal.table(wide)
         columns(61)
-        text = " ".join(terminal.table(wide).split())
+        text = " ".join(terminal.table(wide, advice="--evidence").split())
         assert "Left out at 61 columns: fourth. 82 columns show all" in text
+        assert text.endswith("less -S; --evidence.")
         columns(40)
         assert "Left out at 40 columns: third; fourth." in terminal.table(wide)
+
+    @pytest.mark.parametrize(("papers", "ours"), [
+        ("gain, paper (%)", "gain (%)"), ("paper (%)", "ours (%)"), ("paper: error", "ours: error")
+    ])  # fmt: skip
+    def test_a_papers_value_stays_with_ours(self, columns, papers, ours):
+        row = {"task": "a", papers: "4" * 14, "note": "5" * 14, ours: "6" * 14}
+        columns(40)
+        text = terminal.table([row])
+        assert "4" * 14 in text and "6" * 14 in text
+        assert "Left out at 40 columns: note." in text
+        text = terminal.table([row | {ours: "–"}])  # nothing of ours to compare
+        assert "5" * 14 in text
+
+    def test_cells_take_their_share_of_the_lines(self, columns):
+        rows = [{"what": "two words", "how": "1"}, {"what": "three more words", "how": "2"}]
+        columns(40)
+        rows = [row | {"long": "word " * 8} for row in rows]
+        assert "Left out at 40 columns: long" in terminal.table(rows, lines=2)
+        text = terminal.table(rows, lines=8)
+        assert "Left out" not in text and len(text.splitlines()) <= 2 + 8
 
     def test_prose_breaks_no_path(self, columns):
         columns(40)
@@ -51,7 +76,14 @@ class TestTable:
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, columns, results_folder):
+def reference(results_folder):
+    """The reference records, and none of this machine's."""
+    results_folder.mkdir()
+    (results_folder / "reference").symlink_to(paths.ROOT / "results" / "reference")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, columns, reference):
     columns(100)
     return command_line(monkeypatch, capsys)
 
@@ -64,9 +96,75 @@ class TestAt100Columns:
         code, out, err = run("show", paper, "--evidence", "--setup")
         assert (code, err) == (0, "")
         shown = [line for line in out.splitlines() if line.startswith(f"{paper}/")]
-        assert len(shown) == len(load_paper(paper).artefacts) and "reference records" in out
+        assert len(shown) == len(load_paper(paper).artefacts) and "Shown: reference records" in out
         assert "…" not in out and "\x1b" not in out
         assert [line for line in out.splitlines() if len(line) > 100] == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("paper", PAPERS)
+    def test_show_keeps_our_values_beside_the_papers(self, columns, reference, paper):
+        """Of every artefact, with its reference records."""
+        columns(100)
+        for source, artefact, results in showing.found(paper, None, None):
+            text = showing.text(source, artefact, results)
+            assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+            names = list(artefact.table(results).columns)
+            flat = " ".join(text.split())
+            listed = re.search(r"Left out at 100 columns: (.*?)\. \d+ columns show all(.*)", flat)
+            left_out = listed[1].split("; ") if listed else []
+            assert set(left_out) <= set(names) and (not listed or "--evidence" in listed[2])
+            shown = [name for name in names if name not in left_out]
+            for name in shown:
+                for partner in (name.replace(", paper", ""), name.replace("paper", "ours")):
+                    assert partner in shown or partner not in names, (artefact.name, name)
+            assert [name for name in shown[1:] if "paper" not in name], artefact.name
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("paper", PAPERS)
+    def test_show_has_a_whole_number_with_each_verdict(self, columns, reference, paper):
+        columns(100)
+        for source, artefact, results in showing.found(paper, None, None):
+            flat = " ".join(showing.text(source, artefact, results).split())
+            for row in summary.verdicts(source.paper, artefact, results):
+                written = claims_of(paper)[artefact.name][row["key"].rpartition(".")[2]]
+                _, verdict, used = summary.judged(artefact, written, results)
+                after = flat.partition(f": {' '.join(row['claim'].split())} ")[2]
+                if verdict.word == "not run":
+                    reason = re.split(r";| \[", verdict.evidence)[0]
+                    assert after.startswith(" ".join(reason.split()))
+                    continue
+                cases = artefact.claims[written.key](used).values()
+                numbers = [
+                    f"{case.shown(case.mean)} {case.unit}".strip()
+                    for case in cases if isinstance(case, Estimate)
+                ]  # fmt: skip
+                assert not numbers or after.startswith(tuple(numbers)), (row["key"], after[:80])
+                if used is not results:
+                    assert f"{used.records[0].device['name']}): {row['claim']}"[:50] in flat
+
+    @pytest.mark.slow
+    def test_show_fits_a_screen_and_leads_to_other_devices(self, run):
+        out = run("show", "mbs/table4")[1]
+        assert len(out.splitlines()) <= 60
+        assert "(another machine, NVIDIA H200): Dividing" in out
+        assert "The rows of NVIDIA H200: --profile gpu" in out
+        assert "The rows of NVIDIA H200: --profile gpu" in run("show", "microconv/figure9")[1]
+        out = run("show", "mbs/table4", "--profile", "gpu")[1]
+        assert re.search(r"ResNet-50 +1024 +16 .* 1 step fits", out)
+        assert re.search(r"ResNet-50 +16 +8 .* ×\d\.\d+ \[.*\], of a step", out)
+        assert "The rows of" not in out
+
+    @pytest.mark.parametrize("width", [100, 140])
+    def test_help_sums_up_each_command_in_a_line(self, run, columns, width):
+        columns(width)
+        out = run("--help")[1]
+        panels = [*re.findall(r"─ (\w+) ─", out)]
+        assert (
+            panels == ["Options", "Run", "Look", "Maintain"] and "..." not in out.partition("─")[2]
+        )
+        lines = dict(re.findall(r"^│ ([a-z]+) +(\S.*?) *│$", out, re.MULTILINE))
+        assert len(lines) == len(cli.app.registered_commands)
+        assert all(20 < len(line) <= 60 and line.endswith(".") for line in lines.values())
 
 
 class Terminal(io.StringIO):

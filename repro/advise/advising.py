@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -91,11 +92,6 @@ class Advice:
         def times(value: float | None, form: str = ".2f") -> str:
             return DASH if value is None else f"{value:{form}}"
 
-        def note(row: Prediction) -> str:
-            size = row.settings.get("micro_batch")
-            parts = [f"micro-batches of {size}" if size else "", row.reason]
-            return "; ".join(part for part in parts if part) or DASH
-
         def seconds(row: Prediction) -> dict[str, str]:
             if not any(row.measured_s for row in self.rows):
                 return {}
@@ -112,8 +108,9 @@ class Advice:
                 "at least": times(row.bound),
                 "host (GiB)": f"{row.host_bytes / GIB:.3g}" if row.host_bytes else DASH,
                 "largest batch": DASH if row.largest is None else f"{row.largest:,}",
+                "μ-batch": str(row.settings.get("micro_batch") or DASH),
                 "changes": CHANGES[row.method],
-                "note": note(row),
+                "note": row.reason or DASH,
             }
             for row in self.rows
         ]
@@ -155,17 +152,29 @@ class Advice:
         )
         sources = (
             f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
-            "inside comes on top. At least: no schedule of the method is faster."
+            "inside comes on top. At least: no schedule of the method is faster. μ-batch: samples "
+            "of a micro-batch."
         )
         if not any(row.measured_s for row in self.rows):
             sources += (
                 " Predicted times can be far off (`python -m repro show together/advice`): where "
                 "two are close, measure them (measure=True, --measure)."
             )
+        letters: dict[str, str] = {}  # of sentences, which would fold the table
+        rows, reasons = [], []
+        for row in self.table():
+            said, reason = row.pop("changes"), row.pop("note")
+            rows.append(row | {"note": letters.setdefault(said, ascii_lowercase[len(letters)])})
+            reasons += [f"{row['method']}: {reason}"] if reason != DASH else []
+        notes = [f"  {letter}: {said}" for said, letter in letters.items()]
         lines = [
             terminal.prose(self.answer()),
             "",
-            terminal.table(self.table(), title),
+            terminal.table(rows, title),
+            "",
+            terminal.prose(
+                "\n".join(["Changes in the mathematics, by note", *notes, *reasons]), "     "
+            ),
             "",
             terminal.prose(sources),
         ]

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,9 @@ def found(
         yield source, artefact, results
 
 
-MOST_ROWS = 30  # of a table, unless its evidence is asked for
+MOST_LINES = 60  # of an artefact with many rows, unless its evidence is asked for
+FEWEST_ROWS, FOLDED = 10, 40  # rows shown in any case, and lines over which few rows may fold
+_AROUND = 10  # lines: the head of a table, what is left out, and the hint at the end
 
 
 def text(source: Source, artefact: Artefact, results: Results, evidence: bool = False) -> str:
@@ -58,11 +59,16 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
         judged = summary.verdicts(paper, artefact, results)
     title = f"{paper.key}/{artefact.name}: {artefact.title}"
     if not evidence:
-        parts = [title, "\n".join(map(_in_short, judged))] if judged else [title]
-        parts.append(terminal.table(rows[:MOST_ROWS], folded=False))
-        if len(rows) > MOST_ROWS:
-            parts[-1] += f"\n{len(rows) - MOST_ROWS} more rows: --evidence"
-        return "\n\n".join([*parts, caption])
+        around = [title, "\n".join(map(_in_short, judged)), caption]
+        taken = sum(len(part.splitlines()) + 1 for part in around)
+        room = max(FEWEST_ROWS, MOST_LINES - _AROUND - taken)
+        table = terminal.table(rows[:room], lines=max(room, FOLDED), advice="--evidence folds more")
+        if len(rows) > room:
+            table += f"\n{len(rows) - room} more rows: --evidence"
+        if results.gpu is not None:
+            devices = report.printable(summary.devices(results.gpu))
+            table += f"\nThe rows of {devices}: --profile {results.gpu.profile}"
+        return "\n\n".join(filter(None, [*around[:2], table, caption]))
     parts = [terminal.table(rows, title), caption]
     if checked:
         parts.append(terminal.table(checked, "Checks: what no run here could change"))
@@ -78,13 +84,10 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
 
 def _in_short(row: Row) -> str:
-    """Return a verdict in two lines of the terminal at most: the word, the claim, one number."""
-    number = summary.one_number(row["evidence"])
-    end = "" if row["claim"].endswith("?") else "."
-    said = f"{row['verdict']} ({row['setting']}): {row['claim']}{end} {number}"
-    columns = terminal.width() or terminal.WIDE
-    said = report.printable(said)
-    return textwrap.fill(said, columns, max_lines=2, placeholder=" …", subsequent_indent="  ")
+    """Return a verdict: the word and the claim, then one number, whole, on a line of its own."""
+    where = ", ".join(filter(None, (row["setting"], row["device"])))
+    said = f"{row['verdict']} ({where}): {row['claim']}\n  {summary.one_number(row)}"
+    return terminal.prose(report.printable(said), indent="  ")
 
 
 def _where(row: Row) -> str:

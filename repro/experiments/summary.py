@@ -44,8 +44,8 @@ CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "setting", "expected", "ve
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's claims and verdicts, a row each, the paper's before our own questions.
 
-    Beside `CLAIM_COLUMNS` a row has its ``key``, whether it is our ``own``, and ``why_not`` where
-    the claim certainly fails.
+    Beside `CLAIM_COLUMNS` a row has its ``key``, whether it is our ``own``, the ``device`` of its
+    records where these are not the results shown, and ``why_not`` where the claim certainly fails.
     """
     rows = []
     written = claims_of(paper.key).get(artefact.name, {})
@@ -61,6 +61,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             "evidence": verdict.evidence + _named(used, results),
             "key": f"{paper.key}/{artefact.name}.{key}",
             "own": claim.own,
+            "device": "" if used is results else devices(used),
         }
         if verdict.word in (NOT_REPRODUCED, NOT_SEEN):
             row["why_not"] = _paragraph(artefact, claim, used)
@@ -84,10 +85,12 @@ def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim,
 
 def _named(used: Results, shown: Results) -> str:
     """Name the devices of records that are not those shown."""
-    if used is shown:
-        return ""
-    devices = dict.fromkeys(record.device["name"] for record in used.records)
-    return f"; {', '.join(devices)}, profile {used.profile}"
+    return "" if used is shown else f"; {devices(used)}, profile {used.profile}"
+
+
+def devices(results: Results) -> str:
+    """Return the names of the devices of records."""
+    return ", ".join(dict.fromkeys(record.device["name"] for record in results.records))
 
 
 def of_papers(rows: Sequence[Row]) -> list[Row]:
@@ -216,7 +219,7 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
             for side, judged_rows in sides.items():
                 found = {one["key"]: one for one in judged_rows}[f"{key}/{promise['claim']}"]
                 row[side] = f"{found['verdict']} ({found['setting']})"
-                row[f"{side}, number"] = one_number(found["evidence"])
+                row[f"{side}, number"] = one_number(found)
             rows.append(row)
     return rows
 
@@ -233,9 +236,21 @@ def _papers_number(source: Source, name: str) -> str:
     return report.DASH
 
 
-def one_number(evidence: str) -> str:
-    """Return the first number of a verdict's evidence, without its intervals."""
-    return re.sub(r" \[[^\]]*\]| \(90 %[^)]*\)", "", evidence.partition(";")[0])
+_INTERVALS = re.compile(r" \[[^\]]*\]| \(90 %[^)]*\)| \([^( ]+ of the \w+'s\)")
+_UNKNOWN = " (no spread known)"
+
+
+def one_number(row: Row) -> str:
+    """Return the first number of a verdict, without its interval, before the case that it is of."""
+    parts = _INTERVALS.sub("", row["evidence"]).split("; ")
+    for part in parts if row["verdict"] != "not run" else ():
+        whole, *papers = re.split(r", (?=(?:paper|prediction|margin) \S*\d)", part)
+        found = re.fullmatch(r"(?:(.*) )?([×+-]\d.*)", whole.replace(_UNKNOWN, ""))
+        if found:
+            notes = ", ".join(["no spread known"] * (_UNKNOWN in whole) + papers)
+            number = f"{found[2]} ({notes})" if notes else found[2]
+            return f"{number}: {found[1].rstrip(':,')}" if found[1] else number
+    return parts[0]
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:

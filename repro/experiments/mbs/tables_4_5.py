@@ -230,16 +230,21 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
             if "with" not in row and not streamed:
                 continue  # all samples as one, which nobody tries undivided
             records = cells.trainings(results, role, size, streamed)
-            if not records and not streamed:  # its steps that failed
-                steps = results.select("step", role=role, mini_batch=size, micro_batch=None)
-                records = [record for record in steps if record.status != "ok"]
             values = cells.best(results, records)
+            result = cells.status_or(records, Summary.of(values).text())
+            if not records:  # perhaps a step alone was tried
+                micro = row["micro_batch"] if streamed else None
+                records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
+                result = cells.status_or(records, "1 step fits")
             times = {} if isinstance(seconds, NotRun) else seconds
             epoch_s = Summary.of(times.get((size, streamed), []))
             compared = [
                 cells.told(cells.attempt(compare, results, role, size)) if streamed else DASH
                 for compare in (gain, epoch_ratio)
             ]
+            if streamed and size == INITIAL[role] and compared[1] == DASH:
+                step = cells.told(cells.attempt(halved_step_ratio, results, role))
+                compared[1] = DASH if step == DASH else f"{step}, of a step"
             rows.append(
                 {
                     "model": cells.ran_as(role, results.records),
@@ -247,7 +252,7 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
                     "μ-batch": row["micro_batch"] if streamed else DASH,
                     "MBS": way,
                     "paper (%)": mean_std(row.get(way)) if "with" in row else DASH,
-                    "ours (%)": cells.status_or(records, Summary.of(values).text()),
+                    "ours (%)": result,
                     "n": len(values) or len(records),
                     "ours, gain (points)": compared[0],
                     "paper (s/epoch)": mean_std(row.get(f"time_{way}")) if "with" in row else DASH,
