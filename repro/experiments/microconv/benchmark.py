@@ -107,8 +107,8 @@ def table(results: Results) -> list[dict[str, Any]]:
                 row[f"{name}: n"] = own[over].count()
                 row[name] = str(or_none(measured_gain, results, over, size, precision) or DASH)
             chosen = _pseudo_half(results, size) if precision == HALF else ()
-            row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if len(chosen) else DASH
-            row["paper: PSEUDO_HALF"] = f"{FIGURE['pseudo_half']} of 94" if size == "all" else DASH
+            told = f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
+            row["PSEUDO_HALF"] = (f"{sum(chosen)} of {len(chosen)}" if len(chosen) else DASH) + told
             rows.append(row)
     return rows
 
@@ -125,13 +125,11 @@ def layers_run(results: Results) -> Iterable[str]:
 
 def figure(results: Results) -> "Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
-    from repro.experiments.microconv.drawing import effect, effects
-
     precision = precisions_of(results)[0]
     means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
     groups = {
         title: [
-            effect(
+            measured.effect(
                 f"{size} (n = {layers(results, precision, size)[over].count()})",
                 papers.get(size),
                 or_none(measured_gain, results, over, size, precision),
@@ -143,9 +141,9 @@ def figure(results: Results) -> "Figure":
             (TORCH, "over torch's own, without a limit", {}),
         )
     }
-    told = next(iter(layers_run(results)), "not run").rstrip(".")
-    title = panel(told, data="SYNTHETIC inputs" * (told != "not run"))
-    return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
+    title = panel(next(iter(layers_run(results)), "not run").rstrip("."))
+    told = "mean speed-up; the paper's on V100, in half precision"
+    return measured.draw_effects(groups, told, title)
 
 
 def over_undivided(results: Results, size: str) -> Cases:

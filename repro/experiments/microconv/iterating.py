@@ -23,23 +23,22 @@ from repro.experiments.microconv.building import (
     build_network,
     difference,
     iteration,
-    own_difference,
     rounding,
     shared,
 )
+from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine
-from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, tune
+from repro.microconv import BenchmarkCache, WorkspaceLimitError, tune
 
 MIB = 2**20
-PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
-MORE = ", more rounds"
-_OURS = ("convolution", "data_gradient", "filter_gradient")
 _WATCHED = (
     "aten::convolution",
     "aten::convolution_backward",
-    *(f"repro_microconv::{name}" for name in _OURS),
+    "repro_microconv::convolution",
+    "repro_microconv::data_gradient",
+    "repro_microconv::filter_gradient",
 )
 
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
@@ -133,11 +132,7 @@ def benchmarking(limit: int | None) -> Iterator[None]:
 
 
 class _Workspace(TorchDispatchMode):
-    """Watch the allocations of convolutions on an accelerator besides their results.
-
-    Attributes:
-        largest: Bytes of the one that takes most.
-    """
+    """The largest allocation of a convolution on an accelerator besides its result, in bytes."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -198,8 +193,26 @@ def _timed(
                 continue
             if name != FREE or any(entry.division for entry in report.kernels):
                 forms[name] = model
-            if measured:
-                outcomes[name] = _described(report, model, plain, images, labels)
+            if not measured:
+                continue
+            loss_error, gradient_error = difference(model, plain, images, labels)
+            seen: int | None = None
+            if images.device.type == "cpu":
+                inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)
+                seen = max((taken for _, taken in inside), default=0)
+            outcomes[name] = {
+                "kernels": len(report.kernels),
+                "divided": sum(entry.division is not None for entry in report.kernels),
+                "needed": sum(entry.needed for entry in report.kernels),
+                "untied": len(report.untied),
+                "predicted_s": report.time_s,
+                "native_s": report.native_s,
+                "workspace_bytes": report.workspace_bytes,
+                "allocated_bytes": report.allocated_bytes,
+                "seen_bytes": seen,
+                "loss_error": loss_error,
+                "gradient_error": gradient_error,
+            }
         BenchmarkCache(path).take(cache)
         steps = {name: partial(iteration, model, images, labels) for name, model in forms.items()}
         timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
@@ -213,12 +226,9 @@ def _timed(
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
     """The options of `tune` for each form."""
+    free = config["algorithms"][: config["free"]]
     forms: dict[str, dict[str, Any]] = {
-        FREE: {
-            "strict": False,
-            "workspace_limit": 512 * MIB,
-            "algorithms": config["algorithms"][: config["free"]],
-        }
+        FREE: {"strict": False, "workspace_limit": 512 * MIB, "algorithms": free}
     }
     for mode, total, policy in config["ways"]:
         name = f"WR {policy}" if mode == "WR" else f"WD {total:g} MiB {policy}"
@@ -231,34 +241,3 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
             "min_gain": -1e-9,
         }
     return forms
-
-
-def _described(
-    report: TuningReport,
-    model: nn.Module,
-    plain: nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-) -> dict[str, Any]:
-    """The outcome of the kernels, and whether losses and gradients are the same."""
-    loss_error, gradient_error = difference(model, plain, images, labels)
-    seen: int | None = None
-    if images.device.type == "cpu":
-        inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)
-        seen = max((taken for _, taken in inside), default=0)
-    return {
-        "kernels": len(report.kernels),
-        "divided": sum(entry.division is not None for entry in report.kernels),
-        "needed": sum(entry.needed for entry in report.kernels),
-        "untied": len(report.untied),
-        "predicted_s": report.time_s,
-        "native_s": report.native_s,
-        "workspace_bytes": report.workspace_bytes,
-        "allocated_bytes": report.allocated_bytes,
-        "seen_bytes": seen,
-        "loss_error": loss_error,
-        "gradient_error": gradient_error,
-        "own_gradient_error": (
-            own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
-        ),
-    }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import gained, mib, ms, or_none, times, unfit
+from repro.experiments.microconv.measured import gained, mib, ms, need, or_none, times, unfit
 from repro.experiments.microconv.runs import (
     AMPLE,
     LIMITS_MIB,
@@ -22,10 +22,9 @@ from repro.experiments.microconv.runs import (
     PAPER,
     POLICIES,
     SMALL,
-    network,
+    Cell,
     network_name,
     policies,
-    told_limit,
 )
 from repro.experiments.query import Results
 from repro.records import Record
@@ -34,15 +33,10 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from repro.plots import Effect
+
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
-_RESNET50: tuple[tuple[str, int, str], ...] = (
-    ("WR", SMALL, "undivided"),
-    ("WR", SMALL, "powerOfTwo"),
-    ("WD", SMALL, "powerOfTwo"),
-    ("WR", RESNET_WR_MIB, "undivided"),
-    ("WD", RESNET_WD_MIB, "powerOfTwo"),
-)
 # The paper's comparisons: network, limit of each kernel of WR undivided, and WD's total, given
 # for each kernel.
 COMPARISONS = {
@@ -88,14 +82,13 @@ def _ran(
     found = []
     cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
-        options: dict[str, Any] = {"precision": precision, "caffe": caffe}
-        if record := or_none(measured.need, results, role, mode, limit, policy, **options):
+        cell = Cell(limit, policy, role, mode, precision, caffe)
+        if record := or_none(need, results, cell):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-            undivided = or_none(measured.need, results, role, "WR", against, "undivided", **options)
-            told = told_limit(results.profile, role, mode, limit, caffe)
-            told += " in all" if mode == "WD" else " each"
+            whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
+            told = cell.told(results.profile) + (" in all" if mode == "WD" else " each")
             paper = papers.get((role, limit, f"{mode} {policy}"))
-            found.append(Ran(record, told, undivided, paper))
+            found.append(Ran(record, told, or_none(need, results, whole), paper))
     return found
 
 
@@ -117,7 +110,7 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
                 "over torch's own": str(or_none(measured.over_torch, one.record) or DASH),
                 "convolutions (ms)": taken,
                 "workspace in all (MiB)": mib(workspace),
-                "left to ours": f"{sum(map(bool, map(measured.ours_alone, rows)))} of {len(rows)}",
+                "left to ours": f"{len(measured.left_to_ours(rows))} of {len(rows)}",
             }
         )
     return table
@@ -125,28 +118,27 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
 
 def figure(ran: Iterable[Ran]) -> "Figure":
     """Draw speed-ups over undivided and over torch's own by limit, in the first precision."""
-    from repro.experiments.microconv.drawing import Effect, effect, effects
-
     every = list(ran)
-    setting = every[0].record.config["setting"] if every else ""
-    ran = [one for one in every if one.record.config["setting"] == setting]
+    ran = [
+        one for one in every if one.record.config["setting"] == every[0].record.config["setting"]
+    ]
     groups: dict[str, list[Effect]] = {}
     for one in ran:
         config, missing = one.record.config, unfit(one.record)
         label = f"{config['mode']} {config['policy']}" + f": {missing} do not fit" * bool(missing)
         rows = groups.setdefault(f"within {one.limit}", [])
         if one.record is not one.undivided:
-            rows.append(effect(f"{label}, over WR undivided", one.paper, one.gain))
+            rows.append(measured.effect(f"{label}, over WR undivided", one.paper, one.gain))
         torchs = or_none(measured.over_torch, one.record)
-        rows.append(effect(f"{label}, over torch's own", None, torchs))
-    title = runs.title_of(ran[0].record if ran else None, runs.CAFFES)
-    return effects(groups, "speed-up of the convolutions; the paper's on P100", title)
+        rows.append(measured.effect(f"{label}, over torch's own", None, torchs))
+    title = runs.title_of(ran[0].record if ran else None)
+    return measured.draw_effects(groups, "speed-up of the convolutions; the paper's on P100", title)
 
 
 def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet at three limits with three policies."""
     return [
-        network(profile, "AlexNet", "WR", limit, policy, precision)
+        Cell(limit, policy, precision=precision).run(profile)
         for precision in runs.profile_of(profile)["precisions"]
         for limit in LIMITS_MIB
         for policy in policies(profile)
@@ -161,18 +153,10 @@ def figure9(results: Results) -> list[Ran]:
     return _ran(results, ["AlexNet"], LIMITS_MIB, papers)
 
 
-def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
-    return measured.need(results, "AlexNet", "WR", limit_mib, *wanted)
-
-
 def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
     """AlexNet undivided and divided, with all sizes as in the paper or else powers of two."""
-    undivided = _alexnet(results, limit_mib, "undivided")
-    return undivided, _alexnet(results, limit_mib, "all", "powerOfTwo")
-
-
-def _roomier(results: Results) -> Record | None:
-    return or_none(measured.need, results, "AlexNet", "WR", AMPLE, "undivided")
+    divided = Cell(limit_mib, "all"), Cell(limit_mib, "powerOfTwo")
+    return need(results, Cell(limit_mib)), need(results, *divided)
 
 
 def _gain(before: Record, after: Record, undivided: Record, divided: Record, label: str) -> Cases:
@@ -188,7 +172,7 @@ def _gain(before: Record, after: Record, undivided: Record, divided: Record, lab
 
 def _label(results: Results, divided: Record, *limits_mib: int) -> str:
     """The form that was timed, for the evidence; the limit of undivided comes last."""
-    within, *over = (told_limit(results.profile, "AlexNet", "WR", limit) for limit in limits_mib)
+    within, *over = (Cell(limit).told(results.profile) for limit in limits_mib)
     undivided = f" over undivided within {over[0]}" if over else ""
     return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{undivided}:"
 
@@ -196,16 +180,18 @@ def _label(results: Results, divided: Record, *limits_mib: int) -> str:
 def divided_faster(results: Results, limit_mib: int) -> Cases:
     """The gain of dividing within a limit; to fit only divided is a gain, too.
 
-    The moderate limit has to exclude an algorithm, the others to be no looser than the paper's.
+    The moderate limit has to exclude an algorithm, the others to be no looser than the paper's:
+    workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
     """
     undivided, divided = _both(results, limit_mib)
-    at_papers = runs.at_papers_batch(undivided)
+    config = undivided.config
+    at_papers = config["limit_mib"] * Cell(limit_mib).paper_batch / config["batch"]
     if limit_mib == MODERATE:
-        measured.need_binding(undivided, [_roomier(results), divided])
+        measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), divided])
     elif at_papers > limit_mib:
         raise NotRun(
-            f"no such limit was run: {limit_mib} MiB at a mini-batch of "
-            f"{undivided.config['batch']} are {at_papers:,.0f} at the paper's"
+            f"no such limit was run: {limit_mib} MiB at a mini-batch of {config['batch']} are "
+            f"{at_papers:,.0f} at the paper's"
         )
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
@@ -213,16 +199,10 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     return _gain(undivided, divided, undivided, divided, label)
 
 
-def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
-    """Undivided with ample workspace and divided with a moderate one, where that binds."""
-    large, (undivided, small) = _alexnet(results, AMPLE, "undivided"), _both(results, MODERATE)
-    measured.need_binding(undivided, [large, small])
-    return large, small
-
-
 def memory_cost(results: Results) -> Cases:
-    """The time that the smaller workspace costs."""
-    large, small = _moderate_for_ample(results)
+    """The time that a moderate workspace costs, divided, over an ample one undivided."""
+    large, (undivided, small) = need(results, Cell(AMPLE)), _both(results, MODERATE)
+    measured.need_binding(undivided, [large, small])
     label = f"time of {_label(results, small, MODERATE, AMPLE)}"
     return _gain(small, large, large, small, label)
 
@@ -231,20 +211,12 @@ def power_of_two_as_good(results: Results) -> Cases:
     """The time of powerOfTwo over that of all, at each limit that binds."""
 
     def cost(limit: str) -> Estimate:
-        undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
-        measured.need_binding(undivided, [_roomier(results), two, every])
+        undivided, two, every = (need(results, Cell(int(limit), policy)) for policy in POLICIES)
+        measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), two, every])
         return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
 
     found = cases(map(str, LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
-
-
-def less_workspace(results: Results) -> tuple[bool, str]:
-    """The bytes of all kernels together, divided over undivided."""
-    large, small = map(measured.fitting, _moderate_for_ample(results))
-    paper = PAPER["figure9"]["all_64_gib"] / PAPER["figure9"]["undivided_512_gib"]
-    share = small.workspace_bytes.sum() / max(1, large.workspace_bytes.sum())
-    return bool(share < 1), f"{times(share)} (paper {times(paper)})"
 
 
 FIGURE9 = runs.artefact(
@@ -259,7 +231,6 @@ FIGURE9 = runs.artefact(
         "memory_cost": memory_cost,
         "power_of_two_as_good": power_of_two_as_good,
     },
-    checks={"workspace": less_workspace},
 )
 
 
@@ -272,13 +243,13 @@ def _table5_role(profile: str, role: str) -> str:
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     """All three networks at 64 MiB for each kernel."""
     return [
-        network(profile, name, "WR", MODERATE, policy)
-        for name in (_table5_role(profile, role) for role in runs.ROLES)
-        for policy in policies(profile, name)
+        Cell(MODERATE, policy, role).run(profile)
+        for role in (_table5_role(profile, role) for role in runs.ROLES)
+        for policy in policies(profile, role)
     ]
 
 
-def table5(results: Results) -> list[Ran]:
+def table5(results: Results) -> list[dict[str, Any]]:
     """Three networks at 64 MiB for each kernel; the paper's speed-ups are of iterations."""
     papers = {
         (_table5_role(results.profile, role), MODERATE, f"WR {policy}"): row["undivided"] / time
@@ -286,19 +257,17 @@ def table5(results: Results) -> list[Ran]:
         for policy, time in row.items()
     }
     roles = dict.fromkeys(role for role, *_ in papers)
-    return _ran(results, roles, [MODERATE], papers)
+    return table(_ran(results, roles, [MODERATE], papers), caffes=False)
 
 
-TABLE5 = runs.artefact(
-    "table5", plan=table5_runs, rows=lambda results: table(table5(results), caffes=False)
-)
+TABLE5 = runs.artefact("table5", plan=table5_runs, rows=table5)
 
 
 def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
     widest = policies(profile)[-1]
     alexnet = [
-        network(profile, "AlexNet", mode, limit, policy)
+        Cell(limit, policy, mode=mode).run(profile)
         for limit in LIMITS_MIB
         for policy in policies(profile)
         for mode in MODES
@@ -307,7 +276,17 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
         or profile == "paper"
         or (limit, policy) in ((SMALL, "undivided"), (SMALL, widest), (MODERATE, widest))
     ]
-    return alexnet + [network(profile, "ResNet-50", *cell, caffe=True) for cell in _RESNET50]
+    resnet50 = (
+        (SMALL, "undivided", "WR"),
+        (SMALL, "powerOfTwo", "WR"),
+        (SMALL, "powerOfTwo", "WD"),
+        (RESNET_WR_MIB, "undivided", "WR"),
+        (RESNET_WD_MIB, "powerOfTwo", "WD"),
+    )
+    return alexnet + [
+        Cell(limit, policy, "ResNet-50", mode, caffe=True).run(profile)
+        for limit, policy, mode in resnet50
+    ]
 
 
 def figure11(results: Results) -> list[Ran]:
@@ -318,24 +297,20 @@ def figure11(results: Results) -> list[Ran]:
     return _ran(results, PAPER["figure11"]["kernels"], limits, papers, MODES, caffe=True)
 
 
-def figure11_alexnet(results: Results) -> list[Ran]:
-    """The same of AlexNet."""
-    return [one for one in figure11(results) if one.record.config["role"] == "AlexNet"]
-
-
 def wd_faster(results: Results) -> Cases:
     """How much faster WD is than WR undivided, with as much workspace in all or with less."""
 
     def faster(name: str) -> Estimate:
         role, each_mib, wd_each_mib = COMPARISONS[name]
-        undivided = measured.need(results, role, "WR", each_mib, "undivided", caffe=True)
-        wd = measured.need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
-        shared = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
+        apart = Cell(each_mib, role=role, caffe=True)
+        shared = Cell(wd_each_mib, "all", role, "WD", caffe=True)
+        undivided = need(results, apart)
+        wd = need(results, shared, replace(shared, policy="powerOfTwo"))
+        same = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
         limit = undivided.config["limit_mib"]
-        more = [r for r in results.ok("network", **shared) if r.config["limit_mib"] > limit]
+        more = [r for r in results.ok("network", **same) if r.config["limit_mib"] > limit]
         measured.need_binding(undivided, [*more, wd])
-        total = told_limit(results.profile, role, "WD", wd_each_mib, caffe=True)
-        apiece = told_limit(results.profile, role, "WR", each_mib, caffe=True)
+        total, apiece = (cell.told(results.profile) for cell in (shared, apart))
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
         gain = replace(gained(undivided, wd), label=label)
         return measured.judged(gain, measured.over_torch(wd), measured.entries(undivided))
@@ -347,6 +322,8 @@ FIGURE11 = runs.artefact(
     "figure11",
     plan=figure11_runs,
     rows=lambda results: table(figure11(results)),
-    draw=lambda results: figure(figure11_alexnet(results)),
+    draw=lambda results: figure(
+        one for one in figure11(results) if one.record.config["role"] == "AlexNet"
+    ),
     claims={"wd_faster": wd_faster},
 )

@@ -4,7 +4,6 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import mib, ms, tunings
@@ -15,19 +14,6 @@ from repro.report import DASH
 COST = runs.PAPER["optimisation"]
 RESNET50, RESNET152 = f"WD, {COST['resnet50'][0]} variables", "WD, 2500 variables"
 PAPER_MS = {RESNET50: COST["resnet50"][1], RESNET152: COST["resnet152_ms"]}
-
-
-def planned(profile: str, chosen: Chosen) -> list[Run]:
-    """The measurements of AlexNet from an empty cache, and the solver's programmes.
-
-    Under `long` those of quick, by several processes.
-    """
-    of = "quick" if profile == LONG else profile
-    wanted = dict.fromkeys(("powerOfTwo", runs.policies(of)[-1]))
-    measured = [run for policy in wanted for run in runs.alexnet_kernels(of, policy)]
-    if profile == LONG:
-        measured = [runs.repeated(run) for run in measured]
-    return [*measured, *runs.programmes(profile)]
 
 
 def tuning_s(record: Record) -> float:
@@ -117,7 +103,7 @@ def solver_resnet152(results: Results) -> Cases:
 
 OPTIMISATION = runs.artefact(
     "optimisation",
-    plan=planned,
+    plan=runs.optimisation,
     rows=table,
     claims={
         "power_of_two_saves": power_of_two_saves,
