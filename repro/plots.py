@@ -293,7 +293,7 @@ def effects(
     axis.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=9)
     for tick in axis.get_yticklabels():
         tick.set_fontweight("bold" if tick.get_text() in headings else "normal")
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.08)
     if log:

@@ -156,7 +156,7 @@ class TestRivals:
                 raise RuntimeError("no such function")
             return {"samples_s": [0.1, 0.2], "seen_bytes": len(asked)}
 
-        monkeypatch.setattr(iterating, "_in_a_process", answer)
+        monkeypatch.setattr(iterating, "in_a_process", answer)
         metrics = iterating.iterations(config, 0, None, "cpu").metrics
         assert [name for name, _ in asked] == [*every, *reversed(every)]
         capped = {"CUDNN_CONV_WSCAP_DBG": "64"}

@@ -1,12 +1,8 @@
 """Whole iterations of a network held to a workspace limit, each policy in turns, by processes."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
+from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
 from repro.experiments.microconv.building import (
     Config,
@@ -75,7 +72,7 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
         first, described = _timed(config, device, path, measured=True)
         samples = [first]
         for _ in range(config["processes"] - 1):
-            samples.append(_in_a_process("child", [dict(config), device, str(path)]))
+            samples.append(in_a_process(f"{__name__}:child", [dict(config), device, str(path)]))
     return Outcome(metrics={"forms": described, "samples_s": samples})
 
 
@@ -94,7 +91,9 @@ def _rivals(config: Config, device: str) -> Outcome:
             values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
             environment = {variable: values[variable] for variable in SETTINGS[name][1]}
             try:
-                answer = _in_a_process("rival", [dict(config), device, name], environment)
+                answer = in_a_process(
+                    f"{__name__}:rival", [dict(config), device, name], environment
+                )
             except RuntimeError as error:
                 if name == PLAIN:
                     raise
@@ -148,23 +147,6 @@ class _Workspace(TorchDispatchMode):
         inside -= accelerator.memory_allocated(self._device)
         self.largest = max(self.largest, inside)
         return result
-
-
-def _in_a_process(
-    function: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
-) -> Any:
-    """Call a function of this module in another process, and return its result."""
-    code = f"import json, sys\nfrom {__name__} import {function}\n"
-    code += f"print(json.dumps({function}(*json.loads(sys.argv[1]))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | (environment or {}),
-    )
-    if done.returncode:
-        raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def child(config: Config, device: str, path: str) -> dict[str, list[float]]:

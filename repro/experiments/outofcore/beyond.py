@@ -18,7 +18,6 @@ from repro.experiments.outofcore.points import (
     Interval,
     Point,
     Trained,
-    all_hold,
     artefact,
     inverse,
     throughput,
@@ -42,7 +41,6 @@ from repro.experiments.outofcore.runs import (
     SIMULATED,
     TABLE,
     TO_THE_LETTER,
-    faster,
     published,
 )
 from repro.experiments.query import Results
@@ -55,8 +53,6 @@ METHODS = {
     SIMULATED: (IN_CORE, "lms", *TO_THE_LETTER, SCHEDULE, CHUNKS, *PACKED_MODES, "bound"),
     MEASURED: (*MODES, *TO_THE_LETTER, *PEERS),
 }
-FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
-ROW = 0.1  # how far images/s may lie below the paper's
 # Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
 KEPT = {
     "512 with chunks": (512, CHUNKS),
@@ -183,118 +179,6 @@ def larger_than_peers(results: Results) -> Cases:
     return cases(tried, lambda mode: here.larger(CHUNKS, mode, 1.01))
 
 
-def fitted(results: Results) -> tuple[bool, str]:
-    """Simulated images/s in core, and the published ones that they are fitted to."""
-    papers, found = published(IN_CORE), {}
-    for batch, point in Trained(results, SIMULATED).trained(IN_CORE).items():
-        if batch in papers:
-            rate, paper = point.images_per_s, papers[batch]
-            found[f"{rate:.1f} for {paper:g} at {batch}"] = abs(rate / paper - 1) <= FIT
-    return all_hold(found)
-
-
-def simulated_reach(results: Results) -> tuple[bool, str]:
-    """The largest batch sizes with chunks over other methods'; LMS's is of the best distances."""
-    papers = {
-        IN_CORE: LARGEST_BATCH / IN_CORE_BATCH,
-        "lms": CLAIMS["over_lms"],
-        SCHEDULE: CLAIMS["over_schedule"],
-    }
-    pairs = [(CHUNKS, method, f"×{paper:.2f}") for method, paper in papers.items()]
-    return all_hold(Trained(results, SIMULATED).reaches(pairs))
-
-
-def simulated_rivals(results: Results) -> tuple[bool, str]:
-    """The speed that our LMS keeps, and the largest batch size of our schedule without chunks."""
-    v100 = Trained(results, SIMULATED)
-    _, point = v100.at(LMS_BATCH, "lms")
-    if point is None or point.relative is None:
-        return False, f"LMS trains no {LMS_BATCH} images"
-    kept, alone = point.relative, v100.largest(SCHEDULE)
-    near = abs(kept - CLAIMS["lms_speed_kept"]) <= 0.05
-    return all_hold(
-        {
-            f"LMS up to {v100.largest('lms')}, {kept:.1%} kept at {LMS_BATCH}": near,
-            f"scheduling alone up to {alone}": alone <= 1.03 * LMS_BATCH,
-        }
-    )
-
-
-def _over(v100: Trained, one: str, size: int, other: str, than: int, said: str) -> dict[str, bool]:
-    """Whether a method at a batch size is faster than another; nothing where one does not fit."""
-    ours, theirs = v100.at(size, one)[1], v100.at(than, other)[1]
-    if ours is None or theirs is None:
-        return {}
-    gap = v100.speed(ours, theirs)
-    return {f"{said} {gap}": gap.mean > 0}
-
-
-def _over_beyond(v100: Trained, other: str, said: str = "") -> dict[str, bool]:
-    """Whether scheduling alone is faster than another method, where both train beyond the core."""
-    found: dict[str, bool] = {}
-    for batch in v100.trained(other, beyond=True):
-        found |= _over(v100, SCHEDULE, batch, other, batch, f"{said}at {batch}")
-    return found
-
-
-def simulated_gains(results: Results) -> tuple[bool, str]:
-    """Images/s with chunks over without, and with our changes over the paper's schedule."""
-    v100 = Trained(results, SIMULATED)
-    with_chunks = f"with chunks at {LMS_BATCH}"
-    chunks = _over(v100, CHUNKS, LMS_BATCH, SCHEDULE, LMS_BATCH, with_chunks)
-    if not chunks:
-        return False, f"{LMS_BATCH} images ran out of memory"
-    return all_hold(chunks | _over_beyond(v100, "paper", "our changes "))
-
-
-def simulated_speed(results: Results) -> tuple[bool, str]:
-    """The share of the speed in core, and the most that any schedule keeps."""
-    v100, found = Trained(results, SIMULATED), {}
-    for batch, mode, share in (
-        (LARGEST_BATCH, CHUNKS, CLAIMS["speed_kept"]),
-        (LMS_BATCH, SCHEDULE, CLAIMS["speed_kept_928"]),
-    ):
-        _, point = v100.at(batch, mode)
-        best = v100.points("bound").get(batch)
-        kept = point.relative if point is not None else None
-        text = f"{batch} {LABELS[mode]}: " + ("out of memory" if kept is None else f"{kept:.0%}")
-        if best is not None and best.relative is not None:
-            text += f", no schedule more than {best.relative:.0%}"
-        found[text] = kept is not None and kept >= share
-    return all_hold(found)
-
-
-def simulated_over_lms(results: Results) -> tuple[bool, str]:
-    """Images/s of the schedule over LMS's."""
-    v100 = Trained(results, SIMULATED)
-    if v100.base is None:
-        raise NotRun("nothing fits in core")
-    said = f"at {LARGEST_BATCH} over LMS at {LMS_BATCH}"
-    largest = _over(v100, CHUNKS, LARGEST_BATCH, "lms", LMS_BATCH, said)
-    return all_hold(_over_beyond(v100, "lms") | largest)
-
-
-def rows_reached(results: Results) -> tuple[bool, str]:
-    """Our best over the paper's images/s, at the batch sizes where the bound allows as many."""
-    v100, found, beyond = Trained(results, SIMULATED), dict[str, bool](), []
-    best = v100.trained("bound")
-    for batch, point in v100.points(FITTED).items():
-        if batch not in best or batch not in published(CHUNKS):
-            continue
-        rate, most = faster(batch), best[batch].images_per_s
-        if most < rate * (1 - ROW):
-            beyond.append(f"{batch} (at best {most:.0f} for {rate:g})")
-        elif point is None:
-            found[f"x at {batch}"] = False
-        else:
-            over = point.images_per_s / rate - 1
-            found[f"{100 * over:+.1f} % at {batch}"] = over >= -ROW
-    holds, said = all_hold(found)
-    if beyond:
-        said += f"; no schedule reaches the paper's images/s at {', '.join(beyond)}"
-    return holds, said
-
-
 TABLE1 = artefact(
     "table1",
     plan=runs.table1,
@@ -307,14 +191,5 @@ TABLE1 = artefact(
         "alone_ends_here": alone_ends,
         "faster_with_chunks_here": faster_with_chunks,
         "larger_than_peers": larger_than_peers,
-    },
-    checks={
-        "fitted": fitted,
-        "reach": simulated_reach,
-        "rivals": simulated_rivals,
-        "gains": simulated_gains,
-        "speed": simulated_speed,
-        "lms": simulated_over_lms,
-        "rows": rows_reached,
     },
 )

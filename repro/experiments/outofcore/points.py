@@ -41,7 +41,7 @@ class Point:
         relative: The throughput over the largest in core; on a CPU that was timed in turns, on a
             GPU it is None.
         row: Bytes by name: ``budget_bytes``, ``reserved_bytes`` by the allocator, ``held_bytes`` of
-            tensors, ``internal_bytes`` lost inside chunks, ``host_bytes`` swapped out.
+            tensors, ``host_bytes`` swapped out.
         image_s: Seconds an image, of each iteration that was timed; none where simulated.
         paces: The same over the same round's reference, where that was timed in turns.
     """
@@ -84,10 +84,6 @@ def ran(records: Iterable[Record], role: str) -> str:
     return f"{other} (for {role})" if other else role
 
 
-def _by_batch(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.config["batch"])
-
-
 class Trained:
     """The speed and memory of one network at one place, by method and batch size.
 
@@ -100,7 +96,7 @@ class Trained:
     def __init__(self, results: Results, where: str, role: str = RESNET) -> None:
         self.where, self.role, self._results = where, role, results
         self.simulated = where == SIMULATED
-        self.records = _by_batch(results.select(where, role=role))
+        self.records = by_batch(results.select(where, role=role))
         self.ran = ran(self.records, role)
         self.batches = sorted({record.config["batch"] for record in self.records})
         kinds = {record.device["type"] for record in self.records}
@@ -121,7 +117,7 @@ class Trained:
         in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in own]
         base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
         if mode in PACKED_MODES:
-            own = _by_batch(self._results.ok(PACKED, role=self.role))
+            own = by_batch(self._results.ok(PACKED, role=self.role))
         found: Points = {}
         for record in own:
             batch, metrics = record.config["batch"], record.metrics
@@ -164,13 +160,9 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """Of a panel: the network that ran, and the parts that were simulated."""
-        configs = [record.config for record in self.records]
-        marks = ["SIMULATED V100"]
-        if not self.simulated:
-            marks = [self.place.removesuffix(" here"), *simulated_parts(configs)]
-        name = network_name(configs[0]) if configs else ""
-        return view.panel(self.role, name, ", ".join(marks))
+        """Of a panel: the network that ran, and whether it was simulated."""
+        name = network_name(self.records[0].config) if self.records else ""
+        return view.panel(self.role, name, self.place.removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
         """The point at a batch size of the paper, and that size here.
@@ -201,19 +193,12 @@ class Trained:
         return deterministic(1 / point.relative, log=True)
 
     def speed(self, ours: Point, other: Point) -> Estimate:
-        """The images/s of one method over those of another."""
-        if self.simulated:
-            return deterministic(ours.images_per_s / other.images_per_s, log=True)
+        """The images/s of one measured method over those of another."""
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
     def largest(self, mode: str) -> int:
-        """The largest batch size that a method trains, 0 for none.
-
-        Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
-        """
-        if self.simulated:
-            return int(self._results.need("reach", role=self.role).metrics[mode])
+        """The largest of the batch sizes that were tried which a method trains, 0 for none."""
         if not self.points(mode):
             raise NotRun("no records")
         return max(self.trained(mode), default=0)
@@ -221,24 +206,7 @@ class Trained:
     def end_is_open(self, mode: str) -> bool:
         """Whether a method may train more than it was tried with: nothing larger ran out."""
         found = self.points(mode)
-        return not self.simulated and (not found or found[max(found)] is not None)
-
-    def reach_over(self, one: str, other: str) -> tuple[int, int, Estimate]:
-        """The largest batch sizes that two methods train, and the first over the second."""
-        sizes = {mode: self.largest(mode) for mode in (one, other)}
-        for mode, size in sizes.items():
-            if not size:
-                raise NotRun(f"{LABELS[mode]} trains nothing to compare with")
-        return sizes[one], sizes[other], deterministic(sizes[one] / sizes[other], log=True)
-
-    def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
-        """Whether methods train more than others: by a text with the paper's ratio, as given."""
-        found = {}
-        for one, than, paper in pairs:
-            most, other, over = self.reach_over(one, than)
-            sizes = f"{most} {LABELS[one]} over {other} {LABELS[than]} {over}"
-            found[f"{self.ran}: {sizes}, paper {paper}"] = most > other
-        return found
+        return not found or found[max(found)] is not None
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
@@ -250,16 +218,22 @@ class Trained:
         first, second = self.largest(one), self.largest(other)
         if second and not first:
             return Exact(False, f"({first} {LABELS[one]}, {second} {LABELS[other]})")
+        if not second:
+            raise NotRun(f"{LABELS[other]} trains nothing to compare with")
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
-        gap = replace(self.reach_over(one, other)[-1], label=label)
         for mode, size, matters in (
-            (one, first, math.exp(gap.mean) < 0.999 * paper),
+            (one, first, first / second < 0.999 * paper),
             (other, second, first >= second),
         ):
             if matters and self.end_is_open(mode):
                 note = f"{size} is the largest that was tried {LABELS[mode]}"
                 return replace(unsure(first / second, log=True), label=label, note=note)
-        return gap
+        return replace(deterministic(first / second, log=True), label=label)
+
+
+def by_batch(records: Iterable[Record]) -> list[Record]:
+    """Records by their batch size."""
+    return sorted(records, key=lambda record: record.config["batch"])
 
 
 def inverse(gap: Estimate) -> tuple[float, Interval | None]:
@@ -279,12 +253,6 @@ def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained
     return found
 
 
-def simulated_parts(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The mark of measured runs: their limit is simulated, and the link where it is paced."""
-    paced = any("link_share" in c or "link_bytes_per_s" in c for c in configs)
-    return [f"SIMULATED memory limit{' and link' * paced}"] * bool(configs)
-
-
 def _marks(results: Results) -> Iterable[str]:
     measured = [record.config for record in results.records if record.experiment in MEASURING]
     if len(measured) < len(results.records):
@@ -292,18 +260,12 @@ def _marks(results: Results) -> Iterable[str]:
     if measured:
         published = MODELS["published"]
         other = {c["role"] for c in measured if c["model"] != published[c["role"]]["model"]}
-        parts = [f"STAND-IN network{'s' * (len(other) > 1)}"] * bool(other)
-        yield f"Measured: {', '.join([*parts, *simulated_parts(measured), 'SYNTHETIC images'])}."
+        stand_in = f"STAND-IN network{'s' * (len(other) > 1)}, " * bool(other)
+        link = " and link" * any("link_share" in c or "link_bytes_per_s" in c for c in measured)
+        yield f"Measured: {stand_in}SIMULATED memory limit{link}, SYNTHETIC images."
 
 
 artefact = partial(design.artefact, "outofcore", facts=_marks)
-
-
-def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:
-    """The result of a check: whether all of them hold."""
-    if not found:
-        raise NotRun("no records")
-    return all(found.values()), "; ".join(found)
 
 
 def throughput(found: Points, batch: int) -> str:

@@ -9,6 +9,7 @@ from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
+    ITERATIONS,
     Costs,
     Fitting,
     Make,
@@ -31,13 +32,12 @@ from repro.outofcore.plan import requests
 
 Config = Mapping[str, Any]
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
-_ITERATIONS = 3  # fragmentation settles in the first
 
 
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
     """The memory limit in bytes, the trace, and the costs of its functions and copies."""
-    trace, base = trace_at(config, config["batch"]), config["baseline"]
-    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+    trace = trace_at(config, config["batch"])
+    times = Rates.fit(config["baseline"]).times(trace)
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
     return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
 
@@ -57,8 +57,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     if trace.smallest_budget <= limit:
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
     torchs: Make = partial(best_fit, limit)
-    whole = in_core(trace, torchs)
-    if whole is not None:
+    if whole := in_core(trace, torchs):
         total = {"time_s": float(costs.times.sum())}
         rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
     for name, allocator in ALLOCATORS.items():
@@ -68,12 +67,9 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
             continue
         taken = costs if name == "schedule_va" else free
         rows[name] = modelled_row(tuned(fitting, limit, taken, config["tune"]), taken)
-        if config["tune"]:
-            paper = literal(trace, fitting.plan.budget_bytes, taken, make)
-            if paper is not None:
-                rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
-    theirs = lms(trace, limit, free, torchs) if config["lms"] else None
-    if theirs is not None:
+        if config["tune"] and (paper := literal(trace, fitting.plan.budget_bytes, taken, make)):
+            rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
+    if config["lms"] and (theirs := lms(trace, limit, free, torchs)):
         rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
@@ -144,9 +140,7 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
     limit, trace, costs = _setting(config)
     rows: dict[str, Any] = {}
     for mib in config["chunks_mib"]:
-        make: Make = partial(chunked, limit, int(mib * MIB))
-        fitting = largest_budget(trace, limit, make)
-        if fitting is not None:
+        if fitting := largest_budget(trace, limit, partial(chunked, limit, int(mib * MIB))):
             best = tuned(fitting, limit, costs, windows=False)
             rows[str(mib)] = modelled_row(best, costs)
     return Outcome({"limit_bytes": limit, "rows": rows})
@@ -169,30 +163,19 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
         for budget in budgets
         if budget >= trace.smallest_budget
     ]
-    sizes = fitted_chunks(trace, paper, config["largest_chunk"] * paper, least)
+    # Rounded up to the device's least chunk, of which all are multiples; the largest first.
+    sizes = {-(-size // least) * least for size in trace.sizes.values()}
+    most = config["largest_chunk"] * paper
+    larger = sorted((size for size in sizes if paper < size <= most), reverse=True)
     rows: dict[str, Any] = {}
-    for name, chunks in {"packed_va": [paper], "packed_fitted": [*sizes, paper]}.items():
+    for name, chunks in {"packed_va": [paper], "packed_fitted": [*larger, paper]}.items():
         makes: dict[Make, int] = {partial(chunked, limit, chunk): chunk for chunk in chunks}
-        best = costs.fastest(plans, makes)
-        if best is not None:
-            rows[name] = modelled_row(best, costs)
+        if best := costs.fastest(plans, makes):
             chunk = makes[best.make]
             slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper))
-            rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+            more = {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+            rows[name] = modelled_row(best, costs) | more
     return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})
-
-
-def fitted_chunks(trace: Trace, above: int, most: int, multiple: int) -> list[int]:
-    """The sizes that variables have, rounded up to multiples, the largest first.
-
-    Args:
-        trace: The iteration.
-        above: All are larger than it, in bytes.
-        most: None is larger.
-        multiple: The device's least chunk, of which all are multiples.
-    """
-    sizes = {-(-size // multiple) * multiple for size in trace.sizes.values()}
-    return sorted((size for size in sizes if above < size <= most), reverse=True)
 
 
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -208,7 +191,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
     for mode, budget in (("in_core", trace.peak_bytes), ("schedule", limit_bytes(config))):
         if budget < trace.smallest_budget:
             continue
-        events = requests(plan_swaps(trace, budget), _ITERATIONS)
+        events = requests(plan_swaps(trace, budget), ITERATIONS)
         torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
         rows[mode] = {
             "used_bytes": torchs["requested_bytes"],
