@@ -5,6 +5,7 @@ get most of a workspace that is shared out (WD).
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,57 +36,55 @@ if TYPE_CHECKING:
 # Figure 1: each layer's workspace and time, undivided.
 
 
-def _by_layer(results: Results) -> dict[str, list[Entry]]:
-    kernels = measured.entries(measured.alexnet(results))
-    return {k: list(own) for k, own in itertools.groupby(kernels, lambda entry: entry["layer"])}
+def _layers(results: Results) -> pd.DataFrame:
+    """AlexNet's layers, one a row: MiB of data and filters, MiB and ms of its kernels by limit.
 
-
-def _undivided(kernels: Sequence[Entry], limit_mib: float) -> tuple[float | None, float | None]:
-    """Bytes and seconds of the best undivided algorithms together, None where one does not fit."""
-    divisions = [divide(entry, limit_mib, "undivided") for entry in kernels]
-    fitting = [division for division in divisions if division]
-    if len(fitting) < len(divisions):
-        return None, None
-    return sum(d.workspace_bytes for d in fitting), sum(d.time_s for d in fitting)
-
-
-def _memory(kernels: Sequence[Entry]) -> tuple[int, int]:
-    """Bytes of a layer's data (which it reads and writes) and filters, gradients included."""
-    return 2 * kernels[0]["data_bytes"], 2 * kernels[0]["filter_bytes"]
+    Data is read and written, and both have gradients. NaN where a kernel does not fit undivided.
+    """
+    rows = []
+    for entry in measured.entries(measured.alexnet(results)):
+        row = {"layer": entry["layer"]}
+        row |= {name: 2 * entry[f"{name}_bytes"] / MIB for name in ("data", "filter")}
+        for cell in map(Cell, LIMITS_MIB):
+            told, best = (
+                cell.told(results.profile),
+                divide(entry, cell.limit_mib(results.profile), "undivided"),
+            )
+            row[f"{told}: workspace"] = best.workspace_bytes / MIB if best else math.nan
+            row[f"{told}: ms"] = 1e3 * best.time_s if best else math.nan
+        rows.append(row)
+    if not rows:
+        return pd.DataFrame()
+    sizes = dict.fromkeys(("data", "filter"), "first")
+    sums = {name: lambda own: own.sum(skipna=False) for name in list(rows[0])[3:]}
+    return pd.DataFrame(rows).groupby("layer").agg({**sizes, **sums})
 
 
 def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Workspace and time of the best undivided algorithms at each limit, by layer."""
-    rows = []
-    for layer, kernels in _by_layer(results).items():
-        data, filters = _memory(kernels)
-        row = {"layer": layer, "data (MiB)": mib(data), "filters (MiB)": mib(filters)}
-        for cell in map(Cell, LIMITS_MIB):
-            told, limit = cell.told(results.profile), cell.limit_mib(results.profile)
-            workspace, time = _undivided(kernels, limit)
-            row[f"{told}: workspace"] = "does not fit" if time is None else mib(workspace)
-            row[f"{told}: ms"] = ms(time)
-        rows.append(row)
-    return rows
+    frame = _layers(results).rename(columns={"data": "data (MiB)", "filter": "filters (MiB)"})
+    absent = {name: "does not fit" if name.endswith("workspace") else DASH for name in frame}
+    return [
+        {"layer": layer}
+        | {n: absent[n] if math.isnan(value) else f"{value:,.1f}" for n, value in row.items()}
+        for layer, row in frame.to_dict("index").items()
+    ]
 
 
 def figure1(results: Results) -> "Figure":
     """Each layer's memory and time at every limit; no bar where a kernel does not fit."""
     from repro import plots
 
-    layers = _by_layer(results)
-    memory = pd.DataFrame(map(_memory, layers.values()), list(layers), ["data", "filters"])
-    time = pd.DataFrame(index=list(layers))
-    for cell in map(Cell, LIMITS_MIB):
-        told, limit = cell.told(results.profile), cell.limit_mib(results.profile)
-        best = [_undivided(kernels, limit) for kernels in layers.values()]
-        memory[f"best within {told}"] = [size for size, _ in best]
-        time[f"best within {told}"] = [seconds for _, seconds in best]
     figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
     figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
-    colours = ("#d3d8df", "#8a93a0", *measured.LIMITS)
-    measured.draw_bars(axes[0, 0], memory.astype(float) / MIB, colours)
-    measured.draw_bars(axes[0, 1], 1e3 * time.astype(float), measured.LIMITS)
+    frame, colours = _layers(results), ("#d3d8df", "#8a93a0", *measured.LIMITS)
+    for axis, quantity, own in zip(
+        axes[0], ("workspace", "ms"), (colours, measured.LIMITS), strict=True
+    ):
+        names = {n: f"best within {n.split(':')[0]}" for n in frame if n.endswith(quantity)}
+        shown = {"data": "data", "filter": "filters"} if quantity == "workspace" else {}
+        shown |= names
+        measured.draw_bars(axis, frame[list(shown)].rename(columns=shown), own)
     axes[0, 0].set(title="data, filters and workspace", ylabel="MiB")
     axes[0, 1].set(title="time, forward and backward", ylabel="ms")
     plots.legend_below(figure, 5)
@@ -94,16 +93,17 @@ def figure1(results: Results) -> "Figure":
 
 def workspace_as_large(results: Results) -> Cases:
     """The workspace of all fastest undivided kernels over data and filters of all layers."""
-    told, ample = Cell(AMPLE).told(results.profile), Cell(AMPLE).limit_mib(results.profile)
-    layers = _by_layer(results).values()
-    if not layers:
+    frame, cell = _layers(results), Cell(AMPLE)
+    if frame.empty:
         raise NotRun("no records")
-    needs = [_undivided(kernels, ample)[0] for kernels in layers]
-    if None in needs:
-        raise NotRun(f"not every kernel fits into {ample} MiB undivided")
-    taken, kept = sum(need or 0 for need in needs), sum(sum(_memory(own)) for own in layers)
-    text = f"{mib(taken)} MiB of workspace within {told}, for {mib(kept)} of data and filters:"
-    return {"AlexNet": replace(deterministic(max(1, taken) / kept, log=True), label=text)}
+    told = cell.told(results.profile)
+    taken = frame[f"{told}: workspace"].sum(skipna=False)
+    if math.isnan(taken):
+        raise NotRun(f"not every kernel fits into {cell.limit_mib(results.profile)} MiB undivided")
+    kept = frame[["data", "filter"]].sum().sum()
+    text = f"{taken:,.1f} MiB of workspace within {told}, for {kept:,.1f} of data and filters:"
+    over = max(taken, 1 / MIB) / kept  # a byte, where none is taken
+    return {"AlexNet": replace(deterministic(over, log=True), label=text)}
 
 
 def fast_needs_more(results: Results) -> Cases:
@@ -385,13 +385,6 @@ def assignment(results: Results) -> "list[tuple[Entry, Division]]":
     return list(zip(kernels, share_out(kernels, _total_mib(results)), strict=False))
 
 
-def middle_share(chosen: "Sequence[tuple[Entry, Division]]") -> float:
-    """The share that conv2 and conv3 have of the workspace that is taken, in percent."""
-    whole = sum(division.workspace_bytes for _, division in chosen)
-    main = sum(d.workspace_bytes for e, d in chosen if e["layer"] in ("conv2", "conv3"))
-    return 100 * main / max(1, whole)
-
-
 def figure12_table(results: Results) -> list[dict[str, Any]]:
     """The workspace that WD assigns to each kernel of AlexNet."""
     total = _total_mib(results) * MIB
@@ -410,14 +403,9 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
 
 def figure12(results: Results) -> "Figure":
     """The workspace of every kernel, by WR at the small limit and by WD."""
-    record = measured.alexnet(results)
-    each = Cell(SMALL).limit_mib(results.profile)
-    drawn = draw_shares(measured.entries(record), each, _total_mib(results))
-    title = runs.title_of(record)
-    if chosen := assignment(results):
-        paper, share = FIGURE12_PAPER["conv2_conv3_percent"], middle_share(chosen)
-        title += f"\nWD gives conv2 and conv3 {share:.1f} % of its total; the paper's {paper} %"
-    drawn.suptitle(title, fontsize=11)
+    record, each_mib = measured.alexnet(results), Cell(SMALL).limit_mib(results.profile)
+    drawn = draw_shares(measured.entries(record), each_mib, _total_mib(results))
+    drawn.suptitle(runs.title_of(record), fontsize=11)
     return drawn
 
 
@@ -474,7 +462,9 @@ def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
 
 def middle_layers_most(results: Results) -> Cases:
     """The share of the workspace that conv2 and conv3 have, over a half."""
-    share = middle_share(_shared_out(results))
+    needs = [(entry["layer"], d.workspace_bytes) for entry, d in _shared_out(results)]
+    middle = sum(need for layer, need in needs if layer in ("conv2", "conv3"))
+    share = 100 * middle / max(1, sum(need for _, need in needs))
     text = f"conv2 and conv3 hold {share:.1f} %; over a half:"
     return {"AlexNet": replace(unsure(share - 50, unit="points", digits=1), label=text)}
 

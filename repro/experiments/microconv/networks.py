@@ -5,10 +5,10 @@ nothing, dividing has nothing to gain, and claims that it gains are not judged.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
@@ -46,19 +46,13 @@ COMPARISONS = {
 }
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A network's record, its limit in words, WR undivided's record, and the paper's speed-up."""
+class Ran(NamedTuple):
+    """A network's record, its limit in words, and speed-ups over WR undivided: ours, the paper's."""
 
     record: Record
     limit: str
-    undivided: Record | None
+    gain: Estimate | None
     paper: float | None
-
-    @property
-    def gain(self) -> Estimate | None:
-        """The speed-up over undivided."""
-        return or_none(gained, self.undivided, self.record) if self.undivided else None
 
 
 def _ran(
@@ -71,13 +65,8 @@ def _ran(
 ) -> list[Ran]:
     """The networks that ran within limits, by precision, limit, policy and mode.
 
-    Args:
-        results: Of an artefact.
-        roles: The networks.
-        limits: Those of the paper, for each kernel.
-        papers: Its speed-ups by network, limit and ``MODE POLICY``.
-        modes: WR, WD or both.
-        caffe: Whether the mini-batches are Figure 11's.
+    `papers` has the paper's speed-ups by network, limit and ``MODE POLICY``; `caffe` says whether
+    the mini-batches are Figure 11's.
     """
     found = []
     cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
@@ -86,10 +75,16 @@ def _ran(
         if record := or_none(need, results, cell):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
             whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
+            undivided = or_none(need, results, whole)
+            gain = or_none(gained, undivided, record) if undivided else None
             told = cell.told(results.profile) + (" in all" if mode == "WD" else " each")
-            paper = papers.get((role, limit, f"{mode} {policy}"))
-            found.append(Ran(record, told, or_none(need, results, whole), paper))
+            found.append(Ran(record, told, gain, papers.get((role, limit, f"{mode} {policy}"))))
     return found
+
+
+def _widest(results: Results) -> str:
+    """The policy of the most micro-batch sizes that was run, for which the paper's numbers are."""
+    return "all" if results.first("network", policy="all") else "powerOfTwo"
 
 
 def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
@@ -116,18 +111,16 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
     return table
 
 
-def figure(ran: Iterable[Ran]) -> "Figure":
+def figure(ran: Sequence[Ran]) -> "Figure":
     """Draw speed-ups over undivided and over torch's own by limit, in the first precision."""
-    every = list(ran)
-    ran = [
-        one for one in every if one.record.config["setting"] == every[0].record.config["setting"]
-    ]
     groups: dict[str, list[Effect]] = {}
     for one in ran:
         config, missing = one.record.config, unfit(one.record)
+        if config["setting"] != ran[0].record.config["setting"]:
+            continue
         label = f"{config['mode']} {config['policy']}" + f": {missing} do not fit" * bool(missing)
         rows = groups.setdefault(f"within {one.limit}", [])
-        if one.record is not one.undivided:
+        if (config["mode"], config["policy"]) != ("WR", "undivided"):
             rows.append(measured.effect(f"{label}, over WR undivided", one.paper, one.gain))
         torchs = or_none(measured.over_torch, one.record)
         rows.append(measured.effect(f"{label}, over torch's own", None, torchs))
@@ -148,33 +141,14 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def figure9(results: Results) -> list[Ran]:
     """AlexNet at three limits with three policies."""
-    best = ("AlexNet", MODERATE, f"WR {policies(results.profile)[-1]}")
-    papers = {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
-    return _ran(results, ["AlexNet"], LIMITS_MIB, papers)
+    best = "AlexNet", MODERATE, f"WR {_widest(results)}"
+    return _ran(results, ["AlexNet"], LIMITS_MIB, {best: PAPER["figure9"]["speedup_64"]["P100"][1]})
 
 
 def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
     """AlexNet undivided and divided, with all sizes as in the paper or else powers of two."""
     divided = Cell(limit_mib, "all"), Cell(limit_mib, "powerOfTwo")
     return need(results, Cell(limit_mib)), need(results, *divided)
-
-
-def _gain(before: Record, after: Record, undivided: Record, divided: Record, label: str) -> Cases:
-    """How much faster AlexNet is after than before, of which one is divided."""
-
-    def faster(_: str) -> Estimate:
-        gain = replace(gained(before, after), label=label)
-        torchs = measured.over_torch(divided)
-        return measured.judged(gain, torchs, measured.entries(undivided))
-
-    return cases(["AlexNet"], faster)
-
-
-def _label(results: Results, divided: Record, *limits_mib: int) -> str:
-    """The form that was timed, for the evidence; the limit of undivided comes last."""
-    within, *over = (Cell(limit).told(results.profile) for limit in limits_mib)
-    undivided = f" over undivided within {over[0]}" if over else ""
-    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{undivided}:"
 
 
 def divided_faster(results: Results, limit_mib: int) -> Cases:
@@ -195,16 +169,27 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
         )
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
-    label = _label(results, divided, limit_mib)
-    return _gain(undivided, divided, undivided, divided, label)
+    label = f"{_told(results, divided, limit_mib)}:"
+    return _judged(gained(undivided, divided), label, undivided, divided)
+
+
+def _told(results: Results, divided: Record, limit_mib: int) -> str:
+    within = Cell(limit_mib).told(results.profile)
+    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}"
+
+
+def _judged(gain: Estimate, label: str, undivided: Record, divided: Record) -> Cases:
+    torchs, rows = measured.over_torch(divided), measured.entries(undivided)
+    return {"AlexNet": measured.judged(replace(gain, label=label), torchs, rows)}
 
 
 def memory_cost(results: Results) -> Cases:
     """The time that a moderate workspace costs, divided, over an ample one undivided."""
     large, (undivided, small) = need(results, Cell(AMPLE)), _both(results, MODERATE)
     measured.need_binding(undivided, [large, small])
-    label = f"time of {_label(results, small, MODERATE, AMPLE)}"
-    return _gain(small, large, large, small, label)
+    ample = Cell(AMPLE).told(results.profile)
+    label = f"time of {_told(results, small, MODERATE)} over undivided within {ample}:"
+    return _judged(gained(small, large), label, large, small)
 
 
 def power_of_two_as_good(results: Results) -> Cases:
@@ -291,7 +276,7 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def figure11(results: Results) -> list[Ran]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
-    best = ("AlexNet", SMALL, f"WD {policies(results.profile)[-1]}")
+    best = "AlexNet", SMALL, f"WD {_widest(results)}"
     papers = {best: PAPER["figure11"]["alexnet_120"][1]}
     limits = (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE)
     return _ran(results, PAPER["figure11"]["kernels"], limits, papers, MODES, caffe=True)
@@ -323,7 +308,7 @@ FIGURE11 = runs.artefact(
     plan=figure11_runs,
     rows=lambda results: table(figure11(results)),
     draw=lambda results: figure(
-        one for one in figure11(results) if one.record.config["role"] == "AlexNet"
+        [one for one in figure11(results) if one.record.config["role"] == "AlexNet"]
     ),
     claims={"wd_faster": wd_faster},
 )
