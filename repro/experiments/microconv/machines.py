@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from repro.plots import Effect
 
-Split = dict[str, tuple[int, float]]  # by device: batch size and seconds
 FIGURE = PAPER["figure13"]
 
 # One fast device is the baseline, as one GK210 is in the paper, which adds another and a K20Xm.
@@ -39,40 +38,31 @@ COMBINATIONS = {
 }
 
 
-def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
-    """The best split of each combination of devices, and an even one, None where it is no size.
+def splits(results: Results) -> list[tuple[str, str, float, float, float | None]]:
+    """By combination of devices: shares, seconds, gain over the better one, loss by even shares.
 
-    The best one's slowest device is the fastest; idle devices are left out.
+    Of the best split, the slowest device of which is the fastest; idle devices are left out. The
+    loss is None where even shares are no size that was timed.
     """
     from repro.microconv import split_batch
 
-    found = {}
+    rows: list[tuple[str, str, float, float, float | None]] = []
     for record in results.ok("cluster")[:1]:
-        batch, measured = record.config["batch"], record.metrics["times"]
+        batch = record.config["batch"]
+        times = {
+            device: {int(size): seconds for size, seconds in sizes.items()}
+            for device, sizes in record.metrics["times"].items()
+        }
+        alone = min(sizes[batch] for sizes in times.values())
         for name, devices in COMBINATIONS.items():
-            seconds = {
-                device: {int(size): s for size, s in measured[device.partition(" ")[0]].items()}
-                for device in devices
-            }
-            sizes = split_batch(batch, seconds)
-            best = {device: (size, seconds[device][size]) for device, size in sizes.items()}
+            own = {device: times[device.partition(" ")[0]] for device in devices}
+            best = split_batch(batch, own)
+            slowest = max(own[device][size] for device, size in best.items())
             share, rest = divmod(batch, len(devices))
-            even = None
-            if not rest and all(share in sizes for sizes in seconds.values()):
-                even = {device: (share, sizes[share]) for device, sizes in seconds.items()}
-            found[name] = best, even
-    return found
-
-
-def slowest(split: Split) -> float:
-    """Seconds of the slowest device."""
-    return max(seconds for _, seconds in split.values())
-
-
-def gains(results: Results) -> dict[str, float]:
-    """The speed-up of each combination over the better device alone."""
-    best = {name: slowest(split) for name, (split, _) in splits(results).items()}
-    return {name: min(best["fast"], best["slow"]) / seconds for name, seconds in best.items()}
+            timed = not rest and all(share in sizes for sizes in own.values())
+            loss = max(sizes[share] for sizes in own.values()) / slowest if timed else None
+            rows.append((name, _sizes(best), slowest, alone / slowest, loss))
+    return rows
 
 
 def _sizes(split: Mapping[str, int]) -> str:
@@ -81,16 +71,12 @@ def _sizes(split: Mapping[str, int]) -> str:
 
 def figure13_table(results: Results) -> list[dict[str, Any]]:
     """Mini-batches shared out among unequal devices, ours and then the paper's."""
-    rows = []
-    for name, (best, even) in splits(results).items():
-        sizes = _sizes({device: size for device, (size, _) in best.items()})
-        slower = slowest(even) / slowest(best) if even else None
-        rows.append([name, sizes, ms(slowest(best)), times(gains(results)[name]), times(slower)])
-    k80, every, even_ = (
+    rows = [[*one, ms(s), times(gain), times(even)] for *one, s, gain, even in splits(results)]
+    split = _sizes(FIGURE["split_k80_k20"])
+    k80, every, even = (
         times(FIGURE[key]) for key in ("speedup_k80_k20", "speedup_all", "even_slowdown")
     )
-    rows.append(["the paper's 750Ti + K20Xm", DASH, DASH, DASH, even_])
-    split = _sizes(FIGURE["split_k80_k20"])
+    rows.append(["the paper's 750Ti + K20Xm", DASH, DASH, DASH, even])
     rows.append(["the paper's K80 (two GK210) + K20Xm", split, DASH, k80, DASH])
     rows.append(["all of the paper's GPUs", DASH, DASH, every, DASH])
     heads = ("devices", "batch sizes", "slowest (ms)", "over the best one", "even is slower by")
@@ -100,15 +86,14 @@ def figure13_table(results: Results) -> list[dict[str, Any]]:
 def figure(results: Results) -> "Figure":
     """The gain of devices together, and the cost of an even split."""
     together: list[Effect] = []
-    even: list[Effect] = []
-    for name, (best, split) in splits(results).items():
+    evenly: list[Effect] = []
+    for name, sizes, _, gain, even in splits(results):
         if len(COMBINATIONS[name]) > 1:
             paper = FIGURE["speedup_k80_k20"] if name == ALL else None
-            sizes = _sizes({device: size for device, (size, _) in best.items()})
-            together.append((f"{name} ({sizes})", paper, gains(results)[name], None))
-        if split and len(split) > 1:
-            even.append((name, FIGURE["even_slowdown"], slowest(split) / slowest(best), None))
-    groups = {"speed-up over the better device alone": together, "time of an even split": even}
+            together.append((f"{name} ({sizes})", paper, gain, None))
+            if even:
+                evenly.append((name, FIGURE["even_slowdown"], even, None))
+    groups = {"speed-up over the better device alone": together, "time of an even split": evenly}
     title, told = title_of(results.first("cluster"), "ResNet-18"), "over the better device alone"
     return measured.draw_effects(groups, f"{told}, or over the best split", title)
 

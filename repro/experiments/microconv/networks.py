@@ -47,7 +47,7 @@ COMPARISONS = {
 
 
 class Ran(NamedTuple):
-    """A network's record, its limit in words, and speed-ups over WR undivided: ours, the paper's."""
+    """A network's record, its limit in words, and our and the paper's gain over WR undivided."""
 
     record: Record
     limit: str
