@@ -12,18 +12,8 @@ import torch
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.microconv.building import (
-    Config,
-    Named,
-    build_network,
-    iteration,
-    layers,
-    make_bench,
-    network_kernels,
-    rounding,
-    share,
-    shared,
-)
+from repro.experiments.microconv import building
+from repro.experiments.microconv.building import Config, Named, rounding, shared
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
 from repro.measure.machine import machine
@@ -59,9 +49,9 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
     Starts from nothing, as a first tuning; other experiments then use its times.
     """
     with machine(config, device):
-        named = network_kernels(config, device)
+        named = building.network_kernels(config, device)
         cache = BenchmarkCache(None)
-        bench = make_bench(config, device, cache)
+        bench = building.make_bench(config, device, cache)
         native_workspace.cache_clear()
         start = time.perf_counter()
         measured = _measure(bench, named, config["policy"])
@@ -71,7 +61,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         optimise_s = time.perf_counter() - start
         checked: list[dict[str, Any]] = []
         if not config.get("layer") or is_accelerator(device):
-            share(config, device, cache)
+            building.share(config, device, cache)
         if config.get("layer"):
             (_, kernel, batch), *_ = named
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
@@ -178,12 +168,12 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
     iterations are `iterating.iterations`.
     """
     with machine(config, device), rounding(config, device):
-        named = network_kernels(config, device)
-        bench = make_bench(config, device, shared(config, device))
+        named = building.network_kernels(config, device)
+        bench = building.make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
         if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
-            share(config, device, shared(config, device))
+            building.share(config, device, shared(config, device))
         start = time.perf_counter()
         limit = int(config["limit_mib"] * MIB)
         held, solved = _hold(config["mode"], named, measured, limit)
@@ -243,8 +233,8 @@ def _hold(
 def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide the forward passes of DeepBench's layers under a limit, and run them."""
     with machine(config, device), rounding(config, device):
-        bench = make_bench(config, device, BenchmarkCache(None))
-        chosen, left_out = layers(config)
+        bench = building.make_bench(config, device, BenchmarkCache(None))
+        chosen, left_out = building.layers(config)
         rows: dict[Any, dict[str, Any]] = {}
         for conv, batch in dict.fromkeys(chosen):
             kernel = Kernel("forward", conv, config["dtype"], device, math=config["math"])
@@ -275,7 +265,9 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     metrics: dict[str, dict[str, Any]] = {"times": {}, "devices": {}, "divided": {}}
     for name, where, threads in (("fast", device, fast), ("slow", "cpu", slow)):
         with machine({"threads": threads}, where):
-            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, where)
+            model, images, labels = building.build_network(
+                dict(config) | {"dtype": "float32"}, where
+            )
             algorithms = [
                 algorithm
                 for algorithm in config["tuned_with"]
@@ -284,7 +276,8 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
             limit, policy, cache = config["limit_mib"] * MIB, config["policy"], BenchmarkCache(None)
             report = tune(model, images, limit, policy, algorithms=algorithms, cache=cache)
             steps = {
-                str(size): partial(iteration, model, images[:size], labels[:size]) for size in sizes
+                str(size): partial(building.iteration, model, images[:size], labels[:size])
+                for size in sizes
             }
             timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=where)
             count = torch.get_num_threads()
@@ -318,8 +311,8 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
-        named = network_kernels(config, device)
-        bench = make_bench(config, device, shared(config, device))
+        named = building.network_kernels(config, device)
+        bench = building.make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
         fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}

@@ -15,14 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from repro.datasets import ImageData
 from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
-from repro.experiments.microconv.building import (
-    Config,
-    build_network,
-    difference,
-    iteration,
-    rounding,
-    shared,
-)
+from repro.experiments.microconv import building
+from repro.experiments.microconv.building import Config, iteration, rounding
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
@@ -68,7 +62,7 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
         return _rivals(config, device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.sqlite"
-        BenchmarkCache(path).take(shared(config, device))
+        BenchmarkCache(path).take(building.shared(config, device))
         first, described = _timed(config, device, path, measured=True)
         samples = [first]
         for _ in range(config["processes"] - 1):
@@ -108,7 +102,7 @@ def _rivals(config: Config, device: str) -> Outcome:
 def rival(config: Config, device: str, name: str) -> dict[str, Any]:
     """The seconds of torch's own iterations under a setting, and the workspace seen."""
     with machine(config, device), rounding(config, device), benchmarking(SETTINGS[name][0]):
-        step = partial(iteration, *build_network(config, device))
+        step = partial(iteration, *building.build_network(config, device))
         step()  # chooses the plans
         with _Workspace(device) as seen:
             step()
@@ -159,7 +153,7 @@ def _timed(
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
-        plain, images, labels = build_network(config, device)
+        plain, images, labels = building.build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.
         cache = BenchmarkCache(None)
         cache.take(BenchmarkCache(path))
@@ -177,7 +171,7 @@ def _timed(
                 forms[name] = model
             if not measured:
                 continue
-            loss_error, gradient_error = difference(model, plain, images, labels)
+            loss_error, gradient_error = building.difference(model, plain, images, labels)
             seen: int | None = None
             if images.device.type == "cpu":
                 inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)

@@ -14,17 +14,7 @@ from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, or_none, times
-from repro.experiments.microconv.runs import (
-    AGAIN,
-    CAFFE,
-    FREE,
-    ITERATED,
-    MORE,
-    PAPER,
-    PLAIN,
-    TRIED,
-    network_name,
-)
+from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PAPER, PLAIN, network_name
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -39,13 +29,13 @@ UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
 
 def planned(profile: str, chosen: Chosen) -> list[Run]:
     """The networks, and torch's own convolutions under other settings."""
-    roles = [role for role in TRIED if role in runs.profile_of(profile)["iterated"]]
+    roles = [role for role in runs.TRIED if role in runs.profile_of(profile)["iterated"]]
     return [*(runs.iterations(profile, role) for role in roles), *runs.rivals(profile)]
 
 
 def _ran(results: Results) -> dict[str, Record]:
     """The networks' records by role."""
-    found = {role: results.first("iterations", role=role, rivals=None) for role in TRIED}
+    found = {role: results.first("iterations", role=role, rivals=None) for role in runs.TRIED}
     return {role: record for role, record in found.items() if record}
 
 
@@ -119,7 +109,7 @@ def published(role: str) -> float:
     """The paper's speed-up of an iteration with powerOfTwo over undivided."""
     if role == "ResNet-18":
         return float(PAPER["abstract"]["resnet18"])
-    if role == CAFFE:
+    if role == runs.CAFFE:
         return float(PAPER["figure9"]["speedup_64"]["P100"][0])  # with all
     row = PAPER["table5"][role]
     return float(row["undivided"] / row["powerOfTwo"])
@@ -128,7 +118,7 @@ def published(role: str) -> float:
 def table(results: Results) -> list[dict[str, Any]]:
     """The time of an iteration in each form over torch's own and undivided."""
     ran, rows = _ran(results), []
-    for role in TRIED:
+    for role in runs.TRIED:
         if record := ran.get(role):
             rows += [_row(record, name) for name in (AGAIN, *record.metrics["forms"])]
         for rival in results.ok("iterations", role=role):
@@ -202,12 +192,12 @@ def divided_faster(results: Results) -> Cases:
         return over_undivided(results, role)
 
     wanted = runs.profile_of(results.profile)["iterated"]
-    return cases([name for name in ITERATED if name in wanted], faster)
+    return cases([name for name in runs.ITERATED if name in wanted], faster)
 
 
 def wd_over_wr(results: Results) -> Cases:
     """AlexNet's iterations with WD over WR by the same policy, its total WR's limit times 15."""
-    for record in filter(None, map(_ran(results).get, (CAFFE, "AlexNet"))):
+    for record in filter(None, map(_ran(results).get, (runs.CAFFE, "AlexNet"))):
         total = record.config["limit_mib"] * PAPER["figure11"]["kernels"]["AlexNet"]
         for _, _, policy in (way for way in record.config["ways"] if way[:2] == ["WD", total]):
             wd = f"WD {total:g} MiB {policy}"

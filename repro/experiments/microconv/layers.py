@@ -25,6 +25,7 @@ from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
 from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
 from repro.experiments.query import Results
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -235,43 +236,38 @@ FIGURE10_LIMITS = (SMALL, PAPER["figure10"]["limit_mib"])
 Ran = tuple[int, str]  # limit in MiB, policy
 
 
-def _ran(metrics: dict[str, Any]) -> dict[Ran, dict[str, Any]]:
-    return {(row["limit_mib"], row["policy"]): row for row in metrics["checked"]}
+def _ran(record: Record) -> dict[Ran, dict[str, Any]]:
+    return {(row["limit_mib"], row["policy"]): row for row in record.metrics["checked"]}
 
 
-def conv2_cells(results: Results) -> dict[Ran, dict[str, Any] | None]:
-    """The divisions of conv2 by limit and policy, None where nothing fits.
+def conv2_cells(results: Results) -> list[tuple[Ran, dict[str, Any], str, Estimate | None]]:
+    """Divisions of conv2 by limit and policy: numbers (none where it does not fit), words, gain.
 
     A record says nothing of policies whose micro-batch sizes it does not hold.
     """
-    record = results.first("candidates", layer="conv2")
-    if record is None:
-        return {}
-    tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
-    found = _ran(record.metrics)
-    return {cell: found.get(cell) for cell in itertools.product(FIGURE10_LIMITS, tried)}
+    from repro.microconv import Division
+
+    rows = []
+    for record in results.ok("candidates", layer="conv2")[:1]:
+        tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
+        for cell in itertools.product(FIGURE10_LIMITS, tried):
+            found, told = _ran(record).get(cell, {}), "does not fit"
+            if found:
+                told = str(Division(0.0, 0, [(size, name) for size, name in found["parts"]]))
+            rows.append((cell, found, told, or_none(conv2_gain, results, cell)))
+    return rows
 
 
 def conv2_gain(results: Results, cell: Ran) -> Estimate:
     """How much faster conv2 runs than undivided, each in turns with torch's own, by processes."""
     gains = []
     for record in results.ok("candidates", layer="conv2"):
-        ran = _ran(record.metrics)
-        divided, undivided = ran.get(cell), ran.get((cell[0], "undivided"))
+        divided, undivided = _ran(record).get(cell), _ran(record).get((cell[0], "undivided"))
         if divided is None or undivided is None:
             raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
         before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
         gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
     return deterministic(1.0, log=True) if set(gains) == {1.0} else mean_of(gains, log=True)
-
-
-def _division(cell: dict[str, Any] | None) -> str:
-    """A division that was run, in words."""
-    from repro.microconv import Division
-
-    if not cell:
-        return "does not fit"
-    return str(Division(0.0, 0, [(int(size), str(name)) for size, name in cell["parts"]]))
 
 
 def figure10_table(results: Results) -> list[dict[str, Any]]:
@@ -282,35 +278,30 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
         "powerOfTwo": f"{published['power_of_two_mib']} MiB, 32s",
         "all": times(published["speedup_all"]),
     }
-    rows = []
-    for (limit, policy), found in conv2_cells(results).items():
-        cell = found or {}
-        gain = or_none(conv2_gain, results, (limit, policy)) if cell else None
-        rows.append(
-            {
-                "limit (MiB)": limit,
-                "policy": policy,
-                "paper": paper[policy] if limit == published["limit_mib"] else DASH,
-                "division": _division(cell),
-                "workspace (MiB)": mib(cell.get("workspace_bytes")),
-                "time (ms)": ms(cell.get("time_s")),
-                "torch's own (ms)": ms(cell.get("native_s")),
-                "over undivided": str(gain or DASH),
-            }
-        )
-    return rows
+    return [
+        {
+            "limit (MiB)": limit,
+            "policy": policy,
+            "paper": paper[policy] if limit == published["limit_mib"] else DASH,
+            "division": told,
+            "workspace (MiB)": mib(found.get("workspace_bytes")),
+            "time (ms)": ms(found.get("time_s")),
+            "torch's own (ms)": ms(found.get("native_s")),
+            "over undivided": str(gain or DASH),
+        }
+        for (limit, policy), found, told, gain in conv2_cells(results)
+    ]
 
 
 def figure10(results: Results) -> "Figure":
     """The speed-ups of conv2's divisions over undivided within the same limit."""
     groups: dict[str, list[Effect]] = {}
     cells = conv2_cells(results)
-    for (limit, policy), cell in cells.items():
+    for cell, _, told, gain in cells:
         # The paper's is with all sizes: ours is with the most that ran.
-        paper = PAPER["figure10"]["speedup_all"] if (limit, policy) == list(cells)[-1] else None
-        gain = or_none(conv2_gain, results, (limit, policy))
-        rows = groups.setdefault(f"within {limit} MiB", [])
-        rows.append(measured.effect(f"{policy}: {_division(cell)}", paper, gain))
+        paper = PAPER["figure10"]["speedup_all"] if cell == cells[-1][0] else None
+        rows = groups.setdefault(f"within {cell[0]} MiB", [])
+        rows.append(measured.effect(f"{cell[1]}: {told}", paper, gain))
     told = "speed-up of conv2, forward, over undivided"
     return measured.draw_effects(groups, told, _conv2_title(results))
 
@@ -318,7 +309,7 @@ def figure10(results: Results) -> "Figure":
 def _bound_cell(results: Results) -> tuple[Ran, dict[str, Any], Entry]:
     """The cell of conv2 at the largest limit that excludes the fastest undivided algorithm."""
     record = results.need("candidates", layer="conv2")
-    entry, ran = measured.entries(record)[0], _ran(record.metrics)
+    entry, ran = measured.entries(record)[0], _ran(record)
     policy = "all" if any(name == "all" for _, name in ran) else "powerOfTwo"
     fastest = divide(entry, AMPLE, "undivided")
     need = fastest.workspace_bytes / MIB if fastest else AMPLE

@@ -7,17 +7,9 @@ DeepBench.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.microconv import benchmark, measured
+from repro.experiments.microconv import benchmark, measured, runs
 from repro.experiments.microconv.measured import ms, times
-from repro.experiments.microconv.runs import (
-    CONTENT,
-    HALF,
-    NETWORK_TYPES,
-    PAPER,
-    artefact,
-    cluster,
-    title_of,
-)
+from repro.experiments.microconv.runs import CONTENT, PAPER, cluster
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -94,11 +86,14 @@ def figure(results: Results) -> "Figure":
             if even:
                 evenly.append((name, FIGURE["even_slowdown"], even, None))
     groups = {"speed-up over the better device alone": together, "time of an even split": evenly}
-    title, told = title_of(results.first("cluster"), "ResNet-18"), "over the better device alone"
+    title, told = (
+        runs.title_of(results.first("cluster"), "ResNet-18"),
+        "over the better device alone",
+    )
     return measured.draw_effects(groups, f"{told}, or over the best split", title)
 
 
-FIGURE13 = artefact(
+FIGURE13 = runs.artefact(
     "figure13",
     plan=lambda profile, chosen: [cluster(profile)],
     rows=figure13_table,
@@ -114,7 +109,7 @@ def table(results: Results) -> list[dict[str, Any]]:
     found = [record.metrics["devices"].items() for record in results.ok("cluster")]
     devices = [f"{name}: {device}" for named in found for name, device in named]
     here = _configurations(results) | _machine(results) | CONTENT["planned"]
-    here |= {name: _told(**counted(name)) for name in NETWORK_TYPES}
+    here |= {name: _told(**counted(name)) for name in runs.NETWORK_TYPES}
     here |= {"devices": ", ".join(devices)}
     return [
         {
@@ -135,7 +130,7 @@ def _configurations(results: Results) -> dict[str, str]:
         for row in record.metrics["layers"]:
             for algorithm in measured.algorithms(row.get("divided", {})):
                 half = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
-                name = half if record.config["setting"] == HALF else "FLOAT"
+                name = half if record.config["setting"] == runs.HALF else "FLOAT"
                 taken.setdefault(name, set()).add(algorithm)
     return {name: _listed(sorted(own)) for name, own in taken.items()}
 
@@ -172,7 +167,7 @@ def _told(kernels: list[str], batches: list[int], layers: int) -> str:
     return f"{layers} layers: {_listed(kernels)}; batch size {_listed(batches)}"
 
 
-TABLES = artefact(
+TABLES = runs.artefact(
     "tables",
     plan=lambda profile, chosen: [*benchmark.planned(profile, chosen), cluster(profile)],
     rows=table,

@@ -123,16 +123,12 @@ def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
 
 
 def compared(mean: float, weight: float, rows: Iterable[Mapping[str, Any]]) -> Estimate:
-    """The logarithm of a ratio that is made of comparisons with torch's own.
+    """A ratio made of comparisons with torch's own, given its logarithm.
 
     Where a division is torch's own convolution undivided, its time and torch's are two medians of
-    the same thing: they differ by the scatter of a comparison alone.
-
-    Args:
-        mean: The logarithm.
-        weight: Of the scatter in the error: the root of the sum of the comparisons' squared
-            shares; 0 where nothing that was compared differs.
-        rows: Kernels as they ran, which tell the scatter; each measurement counts once.
+    the same thing: they differ by the scatter of a comparison alone. `rows` are kernels as they
+    ran; each measurement counts once. `weight` is the root of the sum of the comparisons' squared
+    shares, 0 where nothing that was compared differs.
     """
     if not weight:
         return deterministic(math.exp(mean), log=True)
@@ -162,13 +158,10 @@ def left_to_ours(rows: Iterable[Mapping[str, Any]]) -> list[set[str]]:
 def judged(
     gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
 ) -> Estimate:
-    """A gain over undivided, with notes on its fallbacks and torch's own speed.
+    """A gain over undivided, with notes on its fallbacks and on torch's own speed.
 
-    Args:
-        gain: Of dividing.
-        torchs: The speed of the divisions over torch's own, which no limit holds.
-        rows: The undivided kernels.
-        noun: Names them.
+    `torchs` is the speed of the divisions over torch's own, which no limit holds; `rows` are the
+    undivided kernels, or what `noun` says.
     """
     left = left_to_ours(rows)
     note = f"divided is {torchs} of torch's own speed without a limit"
@@ -244,13 +237,9 @@ def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None
 def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
     """Check that the limit excludes an undivided algorithm worth having of some kernel.
 
-    Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
-    division takes another algorithm, which would need more for the whole mini-batch, a workspace
-    being taken as proportional to the batch (but that of `IMPLICIT`, which is always the same).
-
-    Args:
-        undivided: The network undivided within a limit for each kernel.
-        others: The same network undivided with a larger limit, or divided.
+    Nothing undivided fits; or `others`, undivided with a larger limit or divided, take another
+    algorithm, which would need more than the limit for the whole mini-batch: a workspace is in
+    proportion to the batch, but for that of `IMPLICIT`, which is always the same.
     """
     if unfit(undivided):
         return

@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import gained, mib, ms, need, or_none, times, unfit
-from repro.experiments.microconv.runs import (
-    AMPLE,
-    LIMITS_MIB,
-    MODERATE,
-    MODES,
-    PAPER,
-    POLICIES,
-    SMALL,
-    Cell,
-    network_name,
-    policies,
-)
+from repro.experiments.microconv.measured import gained, mib, ms, need, or_none, unfit
+from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell, network_name
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -69,7 +58,7 @@ def _ran(
     the mini-batches are Figure 11's.
     """
     found = []
-    cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
+    cells = itertools.product(roles, runs.precisions_of(results), limits, runs.POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
         cell = Cell(limit, policy, role, mode, precision, caffe)
         if record := or_none(need, results, cell):
@@ -100,7 +89,7 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
                 "setting": config["setting"],
                 "limit": one.limit,
                 "policy": f"{config['mode']} {config['policy']}",
-                "paper": times(one.paper),
+                "paper": measured.times(one.paper),
                 "over undivided": str(one.gain or DASH),
                 "over torch's own": str(or_none(measured.over_torch, one.record) or DASH),
                 "convolutions (ms)": taken,
@@ -133,8 +122,8 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     return [
         Cell(limit, policy, precision=precision).run(profile)
         for precision in runs.profile_of(profile)["precisions"]
-        for limit in LIMITS_MIB
-        for policy in policies(profile)
+        for limit in runs.LIMITS_MIB
+        for policy in runs.policies(profile)
         if precision == "fp32" or policy != "all"
     ]
 
@@ -142,7 +131,9 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
 def figure9(results: Results) -> list[Ran]:
     """AlexNet at three limits with three policies."""
     best = "AlexNet", MODERATE, f"WR {_widest(results)}"
-    return _ran(results, ["AlexNet"], LIMITS_MIB, {best: PAPER["figure9"]["speedup_64"]["P100"][1]})
+    return _ran(
+        results, ["AlexNet"], runs.LIMITS_MIB, {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
+    )
 
 
 def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
@@ -196,11 +187,13 @@ def power_of_two_as_good(results: Results) -> Cases:
     """The time of powerOfTwo over that of all, at each limit that binds."""
 
     def cost(limit: str) -> Estimate:
-        undivided, two, every = (need(results, Cell(int(limit), policy)) for policy in POLICIES)
+        undivided, two, every = (
+            need(results, Cell(int(limit), policy)) for policy in runs.POLICIES
+        )
         measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), two, every])
         return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
 
-    found = cases(map(str, LIMITS_MIB), cost)
+    found = cases(map(str, runs.LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
 
 
@@ -230,7 +223,7 @@ def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     return [
         Cell(MODERATE, policy, role).run(profile)
         for role in (_table5_role(profile, role) for role in runs.ROLES)
-        for policy in policies(profile, role)
+        for policy in runs.policies(profile, role)
     ]
 
 
@@ -250,12 +243,12 @@ TABLE5 = runs.artefact("table5", plan=table5_runs, rows=table5)
 
 def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
-    widest = policies(profile)[-1]
+    widest = runs.policies(profile)[-1]
     alexnet = [
         Cell(limit, policy, mode=mode).run(profile)
-        for limit in LIMITS_MIB
-        for policy in policies(profile)
-        for mode in MODES
+        for limit in runs.LIMITS_MIB
+        for policy in runs.policies(profile)
+        for mode in runs.MODES
         # WD with more than it can use, or between the two ends, says little: spared.
         if mode == "WR"
         or profile == "paper"
@@ -279,7 +272,7 @@ def figure11(results: Results) -> list[Ran]:
     best = "AlexNet", SMALL, f"WD {_widest(results)}"
     papers = {best: PAPER["figure11"]["alexnet_120"][1]}
     limits = (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE)
-    return _ran(results, PAPER["figure11"]["kernels"], limits, papers, MODES, caffe=True)
+    return _ran(results, PAPER["figure11"]["kernels"], limits, papers, runs.MODES, caffe=True)
 
 
 def wd_faster(results: Results) -> Cases:

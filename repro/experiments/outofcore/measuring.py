@@ -16,14 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.datasets import ImageData
 from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
+from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.building import Step, training_step
-from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
-    Make,
-    chunk_bytes,
-    fit,
-    largest_budget,
-)
+from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.experiments.saving import save_pinned
 from repro.measure import (
@@ -163,10 +158,10 @@ class _Swapping:
         if self.make is not None:
             # The plan that runs may differ from the one that was fitted, in copies of views.
             assert block.plan is not None
-            fitting = fit(block.plan, self.make)
-            if fitting is None:
+            served = fit(block.plan, self.make)
+            if served is None:
                 raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
-            metrics["reserved_bytes"] = fitting.peaks["reserved_bytes"]
+            metrics["reserved_bytes"] = served.peaks["reserved_bytes"]
         elif self.installed is not None:  # gives nothing back while it trains: the most of this try
             peak = metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
         else:
@@ -237,17 +232,17 @@ def _swapped(config: Config, device: str) -> Outcome:
     name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
     trace = trace_at(config, config["batch"])
     make: Make = partial(ALLOCATORS[name], limit)
-    fitting = largest_budget(trace, limit, make)
-    if fitting is None:
+    best = fitting.largest_budget(trace, limit, make)
+    if best is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    budget = fitting.plan.budget_bytes
+    budget = best.plan.budget_bytes
     if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
         return _Swapping(config, device, trace, limit, make).shrinking(budget)
     real = max(limit, least_limit(device))
     if name == "schedule":
         with accelerator.limited(device, real):
             return _Swapping(config, device, trace, real).shrinking(budget)
-    installed = install(chunk_bytes(limit), real)
+    installed = install(fitting.chunk_bytes(limit), real)
     return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
 
 

@@ -7,20 +7,9 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, NotRun, cases, mean_of
-from repro.experiments.outofcore import runs
+from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.panels import Panel, draw, line_of
-from repro.experiments.outofcore.points import (
-    NO_LINK,
-    PLACES,
-    Interval,
-    Point,
-    Trained,
-    artefact,
-    inverse,
-    ran,
-    throughput,
-    with_allocators,
-)
+from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
 from repro.experiments.query import Results
 
 if TYPE_CHECKING:
@@ -43,12 +32,17 @@ def table(results: Results) -> list[dict[str, Any]]:
         for where, place in PLACES.items():
             at = Trained(results, where, role)
             for batch in at.batches:
-                add(at.ran, place, batch, [throughput(at.points(m), batch) for m in runs.MODES])
+                add(
+                    at.ran,
+                    place,
+                    batch,
+                    [points.throughput(at.points(m), batch) for m in runs.MODES],
+                )
         paper = [f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"]
         add(role, "paper, V100", "largest", [*paper, f"{LEAST:g} to {MOST:g}× that"])
         for record in results.ok("reach", role=role):
             sizes = [f"N = {record.metrics[mode]}" for mode in runs.MODES]
-            add(ran([record], role), PLACES[runs.SIMULATED], "largest", sizes)
+            add(points.ran([record], role), PLACES[runs.SIMULATED], "largest", sizes)
     return rows
 
 
@@ -65,12 +59,12 @@ def _rate(point: Point) -> tuple[float, Interval | None]:
     """Images/s, measured ones as the geometric mean of the rounds with its interval."""
     if not point.image_s:
         return point.images_per_s, None
-    return inverse(mean_of(point.image_s, log=True, trials="rounds"))
+    return points.inverse(mean_of(point.image_s, log=True, trials="rounds"))
 
 
 def larger(results: Results, mode: str, than: str, paper: dict[str, float]) -> Cases:
     """Each network's largest batch sizes by a method over those by another."""
-    at = with_allocators(results, runs.OTHERS)
+    at = points.with_allocators(results, runs.OTHERS)
     return cases(runs.OTHERS, lambda role: at[role].larger(mode, than, paper[role]))
 
 
@@ -99,7 +93,7 @@ def gains_speed(results: Results) -> Cases:
     """
     here = Trained(results, runs.MEASURED, runs.PIX2PIXHD)
     if here.on_cpu:
-        raise NotRun(NO_LINK)
+        raise NotRun(points.NO_LINK)
     beyond = here.trained(runs.CHUNKS, beyond=True)
     gaps = {batch: here.slowdown(point) for batch, point in beyond.items()}
     if not gaps:

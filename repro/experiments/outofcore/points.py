@@ -10,19 +10,8 @@ import numpy as np
 
 from repro.experiments import design, view
 from repro.experiments.judge import Estimate, Exact, NotRun, deterministic, mean_of, ratio, unsure
-from repro.experiments.outofcore.runs import (
-    IN_CORE,
-    IN_CORE_BATCH,
-    LABELS,
-    MEASURED,
-    MEASURING,
-    MODELS,
-    PACKED,
-    PACKED_MODES,
-    RESNET,
-    SIMULATED,
-    network_name,
-)
+from repro.experiments.outofcore import runs
+from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
@@ -80,7 +69,7 @@ def point_of(record: Record) -> Point:
 
 def ran(records: Iterable[Record], role: str) -> str:
     """The network that ran: ``DenseNet-121 (for DenseNet)``, or the paper's name of it."""
-    other = " and ".join(sorted({network_name(record.config) for record in records} - {role}))
+    other = " and ".join(sorted({runs.network_name(record.config) for record in records} - {role}))
     return f"{other} (for {role})" if other else role
 
 
@@ -116,8 +105,8 @@ class Trained:
         own = [record for record in self.records if record.status == "ok"]
         in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in own]
         base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
-        if mode in PACKED_MODES:
-            own = by_batch(self._results.ok(PACKED, role=self.role))
+        if mode in runs.PACKED_MODES:
+            own = by_batch(self._results.ok(runs.PACKED, role=self.role))
         found: Points = {}
         for record in own:
             batch, metrics = record.config["batch"], record.metrics
@@ -161,7 +150,7 @@ class Trained:
     @property
     def title(self) -> str:
         """Of a panel: the network that ran, and whether it was simulated."""
-        name = network_name(self.records[0].config) if self.records else ""
+        name = runs.network_name(self.records[0].config) if self.records else ""
         return view.panel(self.role, name, self.place.removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
@@ -173,7 +162,7 @@ class Trained:
         if any("base_batch" in record.config for record in self.records):
             if self.base is None:
                 raise NotRun("no records of what fits in core")
-            wanted = self.base * batch / IN_CORE_BATCH
+            wanted = self.base * batch / runs.IN_CORE_BATCH
         near = min(found, key=lambda size: abs(math.log(size / wanted)), default=0)
         if abs(near / wanted - 1) > 0.1:
             raise NotRun(f"no records of {batch} images")
@@ -254,11 +243,11 @@ def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained
 
 
 def _marks(results: Results) -> Iterable[str]:
-    measured = [record.config for record in results.records if record.experiment in MEASURING]
+    measured = [record.config for record in results.records if record.experiment in runs.MEASURING]
     if len(measured) < len(results.records):
         yield "V100: SIMULATED."
     if measured:
-        published = MODELS["published"]
+        published = runs.MODELS["published"]
         other = {c["role"] for c in measured if c["model"] != published[c["role"]]["model"]}
         stand_in = f"STAND-IN network{'s' * (len(other) > 1)}, " * bool(other)
         link = " and link" * any("link_share" in c or "link_bytes_per_s" in c for c in measured)

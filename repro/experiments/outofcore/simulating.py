@@ -7,22 +7,8 @@ from typing import Any
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
-    ITERATIONS,
-    Costs,
-    Fitting,
-    Make,
-    best_fit,
-    can_train,
-    chunked,
-    in_core,
-    largest_budget,
-    literal,
-    lms,
-    lms_can_train,
-    tuned,
-)
+from repro.experiments.outofcore import fitting
+from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
 from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
@@ -56,31 +42,32 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     }
     if trace.smallest_budget <= limit:
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
-    torchs: Make = partial(best_fit, limit)
-    if whole := in_core(trace, torchs):
+    torchs: Make = partial(fitting.best_fit, limit)
+    if whole := fitting.in_core(trace, torchs):
         total = {"time_s": float(costs.times.sum())}
         rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
-        fitting = largest_budget(trace, limit, make)
-        if fitting is None:
+        if not (best := fitting.largest_budget(trace, limit, make)):
             continue
         taken = costs if name == "schedule_va" else free
-        rows[name] = modelled_row(tuned(fitting, limit, taken, config["tune"]), taken)
-        if config["tune"] and (paper := literal(trace, fitting.plan.budget_bytes, taken, make)):
+        rows[name] = modelled_row(fitting.tuned(best, limit, taken, config["tune"]), taken)
+        if config["tune"] and (
+            paper := fitting.literal(trace, best.plan.budget_bytes, taken, make)
+        ):
             rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
-    if config["lms"] and (theirs := lms(trace, limit, free, torchs)):
+    if config["lms"] and (theirs := fitting.lms(trace, limit, free, torchs)):
         rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
 
-def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
+def modelled_row(served: Fitting, costs: Costs) -> dict[str, Any]:
     """A plan's iteration; each chunk is mapped or unmapped on the compute stream."""
-    plan = fitting.plan
+    plan = served.plan
     alone = taken = costs.simulate(plan)
     mapped = 0
     if costs.map_s:
-        by_function = fitting.mapping()
+        by_function = served.mapping()
         mapped, taken = int(by_function.sum()), costs.simulate(plan, by_function)
     return {
         "budget_bytes": plan.budget_bytes,
@@ -92,8 +79,8 @@ def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
         "held_bytes": alone.peak_bytes,
-        "reserved_bytes": fitting.peaks["reserved_bytes"],
-        "internal_bytes": fitting.peaks["internal_fragmentation_bytes"],
+        "reserved_bytes": served.peaks["reserved_bytes"],
+        "internal_bytes": served.peaks["internal_fragmentation_bytes"],
         "map_operations": mapped,
     }
 
@@ -101,18 +88,21 @@ def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
 def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Look for the largest batch sizes whose traces the allocators serve within a limit."""
     limit = limit_bytes(config)
-    torchs: Make = partial(best_fit, limit)
-    known = largest_batch(lambda batch: in_core(trace_at(config, batch), torchs) is not None)
+    torchs: Make = partial(fitting.best_fit, limit)
+    known = largest_batch(
+        lambda batch: fitting.in_core(trace_at(config, batch), torchs) is not None
+    )
     metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": known}
     for name, allocator in ALLOCATORS.items():
 
         def swapped(batch: int, make: Any = allocator) -> bool:
-            return can_train(trace_at(config, batch), limit, partial(make, limit))
+            return fitting.can_train(trace_at(config, batch), limit, partial(make, limit))
 
         known = metrics[name] = largest_batch(swapped, known)
     if config["lms"]:
         metrics["lms"] = largest_batch(
-            lambda batch: lms_can_train(trace_at(config, batch), limit, torchs), metrics["in_core"]
+            lambda batch: fitting.lms_can_train(trace_at(config, batch), limit, torchs),
+            metrics["in_core"],
         )
     return Outcome(metrics)
 
@@ -140,9 +130,9 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
     limit, trace, costs = _setting(config)
     rows: dict[str, Any] = {}
     for mib in config["chunks_mib"]:
-        if fitting := largest_budget(trace, limit, partial(chunked, limit, int(mib * MIB))):
-            best = tuned(fitting, limit, costs, windows=False)
-            rows[str(mib)] = modelled_row(best, costs)
+        make: Make = partial(fitting.chunked, limit, int(mib * MIB))
+        if best := fitting.largest_budget(trace, limit, make):
+            rows[str(mib)] = modelled_row(fitting.tuned(best, limit, costs, windows=False), costs)
     return Outcome({"limit_bytes": limit, "rows": rows})
 
 
@@ -169,7 +159,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     larger = sorted((size for size in sizes if paper < size <= most), reverse=True)
     rows: dict[str, Any] = {}
     for name, chunks in {"packed_va": [paper], "packed_fitted": [*larger, paper]}.items():
-        makes: dict[Make, int] = {partial(chunked, limit, chunk): chunk for chunk in chunks}
+        makes: dict[Make, int] = {partial(fitting.chunked, limit, chunk): chunk for chunk in chunks}
         if best := costs.fastest(plans, makes):
             chunk = makes[best.make]
             slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper))
@@ -191,7 +181,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
     for mode, budget in (("in_core", trace.peak_bytes), ("schedule", limit_bytes(config))):
         if budget < trace.smallest_budget:
             continue
-        events = requests(plan_swaps(trace, budget), ITERATIONS)
+        events = requests(plan_swaps(trace, budget), fitting.ITERATIONS)
         torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
         rows[mode] = {
             "used_bytes": torchs["requested_bytes"],
