@@ -2,6 +2,7 @@
 
 import made_microconv as made
 import pytest
+import torch
 from made_microconv import iterations, judge, table
 
 from repro.experiments.microconv import iterating, runs
@@ -164,6 +165,11 @@ class TestRivals:
         assert dict(asked)[every[4]] == capped | {"TORCH_CUDNN_V8_API_DISABLED": "1"}
         assert "no such function" in metrics["rivals"][every[4]]["error"]
         assert [len(sample) for sample in metrics["samples_s"]] == [4, 4]
+
+    @pytest.fixture(autouse=True)
+    def settings_are_put_back(self, monkeypatch):
+        for name in ("benchmark", "benchmark_limit"):
+            monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
 
     def test_a_rival_runs_on_a_cpu(self):
         config = runs.iterations("smoke", runs.CAFFE).config

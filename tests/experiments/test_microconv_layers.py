@@ -222,14 +222,6 @@ class TestReading:
 
 
 class TestWidget:
-    def test_the_chosen_point_is_the_best_division(self):
-        kernel = entry(batch=7, slow_mib=0.5)
-        assert widget.limits_mib(kernel) == (0.5, 14.0)
-        assert widget.chosen_point(kernel, 0.4) is None
-        for limit in (*(d.workspace_bytes / MIB for d in measured.front(kernel)), 3.3, 1e4):
-            chosen = measured.front(kernel)[widget.chosen_point(kernel, limit)]
-            assert chosen == measured.divide(kernel, limit)
-
     def test_what_a_limit_does(self):
         # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
         told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
@@ -241,14 +233,15 @@ class TestWidget:
 
     def test_the_drawing_marks_the_chosen_point_on_axes_that_stay(self):
         kernel, limits = entry() | {"device": "a toy"}, set()
-        for limit, chosen in ((0.0, 1), (9.5, 5), (1000.0, 6)):
+        for limit in (0.0, 9.5, 1000.0):
             drawn = widget.draw(kernel, limit)
             FigureCanvasAgg(drawn).draw()
             assert "times measured on a toy, SYNTHETIC" in drawn.texts[-1].get_text()
             curve, _ = drawn.axes
             (mark,) = [line for line in curve.get_lines() if line.get_label() == "chosen"]
-            division = measured.front(kernel)[chosen - 1]
+            division = measured.divide(kernel, limit)
             assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
+            assert mark.get_ydata()[0] == pytest.approx(1e3 * division.time_s)
             limits.add((curve.get_xlim(), curve.get_ylim()))
         assert len(limits) == 1
 

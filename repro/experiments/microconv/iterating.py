@@ -2,8 +2,6 @@
 
 import copy
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,28 +98,19 @@ def _rivals(config: Config, device: str) -> Outcome:
 
 
 def rival(config: Config, device: str, name: str) -> dict[str, Any]:
-    """The seconds of torch's own iterations under a setting, and the workspace seen."""
-    with machine(config, device), rounding(config, device), benchmarking(SETTINGS[name][0]):
+    """The seconds of torch's own iterations under a setting, and the workspace seen.
+
+    It leaves the setting as it is: for a process of its own.
+    """
+    limit, cudnn = SETTINGS[name][0], torch.backends.cudnn
+    cudnn.benchmark, cudnn.benchmark_limit = limit is not None, limit or 0
+    with machine(config, device), rounding(config, device):
         step = partial(iteration, *building.build_network(config, device))
         step()  # chooses the plans
         with _Workspace(device) as seen:
             step()
         timed = time_interleaved({"": step}, warmup=1, repeats=config["repeats"], device=device)
         return {"samples_s": list(timed[""].samples_s), "seen_bytes": seen.largest}
-
-
-@contextmanager
-def benchmarking(limit: int | None) -> Iterator[None]:
-    """Have torch try so many plans for each new shape, 0 for all; None leaves the choice to it."""
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark = limit is not None
-    if limit is not None:
-        cudnn.benchmark_limit = limit
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 class _Workspace(TorchDispatchMode):

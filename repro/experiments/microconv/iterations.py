@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.design import Chosen, Run
+from repro.experiments.design import Chosen, Run, claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, or_none, times
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from repro.plots import Effect
 
 UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
+# With the paper's speed-ups of an iteration over undivided.
+CLAIM = claims_of("microconv")["iterations"]["divided_faster"]
 
 
 def planned(profile: str, chosen: Chosen) -> list[Run]:
@@ -105,16 +107,6 @@ def over_undivided(results: Results, role: str) -> Estimate:
     return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
 
 
-def published(role: str) -> float:
-    """The paper's speed-up of an iteration with powerOfTwo over undivided."""
-    if role == "ResNet-18":
-        return float(PAPER["abstract"]["resnet18"])
-    if role == runs.CAFFE:
-        return float(PAPER["figure9"]["speedup_64"]["P100"][0])  # with all
-    row = PAPER["table5"][role]
-    return float(row["undivided"] / row["powerOfTwo"])
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """The time of an iteration in each form over torch's own and undivided."""
     ran, rows = _ran(results), []
@@ -147,7 +139,7 @@ def _row(record: Record, name: str) -> dict[str, Any]:
         "network": network_name(record),
         "form": f"torch's own, {name}" if rival else name,
         "limit (MiB)": limit,
-        "paper": times(published(record.config["role"])) if name == DIVIDED else DASH,
+        "paper": times(CLAIM.effect_of(record.config["role"])) if name == DIVIDED else DASH,
         "over undivided": str(or_none(gain, record, UNDIVIDED, name) or DASH),
         "over torch's own": str(over_torch or DASH),
         "iteration (ms)": taken,
@@ -170,7 +162,7 @@ def figure(results: Results) -> "Figure":
         rows: list[Effect] = []
         if limit := record.config["limit_mib"]:
             faster = or_none(over_undivided, results, role)
-            rows.append(measured.effect("divided over undivided", published(role), faster))
+            rows.append(measured.effect("divided over undivided", CLAIM.effect_of(role), faster))
         for name, label in shown.items():
             if found := or_none(gain, record, *_most_rounds(record, PLAIN, name)):
                 rows.append(measured.effect(label, None, found))

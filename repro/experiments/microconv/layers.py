@@ -177,15 +177,11 @@ def figure6(results: Results) -> "Figure":
 
 
 def draw_front(
-    entry: Entry | None,
-    divisions: "Sequence[Division]",
-    limit_mib: float | None = None,
-    chosen: int | None = None,
+    entry: Entry | None, divisions: "Sequence[Division]", limit_mib: float | None = None
 ) -> "Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
-    The axes are those of the whole front, whatever the limit. The limit is a line, and a ring marks
-    the chosen point, whose number counts from 0.
+    The axes are those of the whole front. A limit is a line, with a ring around the point chosen.
     """
     from repro import plots
 
@@ -200,12 +196,12 @@ def draw_front(
         curve.plot(*own, "s", color=plots.INK, ms=8, label="torch's own")
         wide, high = (1.1 * max(ends) for ends in zip(own, *points, strict=True))
         curve.set(xlim=(-0.03 * wide, max(wide, 1e-9)), ylim=(0, high))
-    mark: dict[str, Any] = {"color": "#9a4a22"}
     if limit_mib is not None:
+        mark: dict[str, Any] = {"color": "#9a4a22"}
         curve.axvline(limit_mib, linestyle="--", linewidth=1.5, label="limit", **mark)
-    if chosen is not None:
-        mark |= {"fillstyle": "none", "markeredgewidth": 2}
-        curve.plot(*points[chosen], "o", markersize=14, label="chosen", **mark)
+        if fitting := [point for point in points if point[0] <= limit_mib]:
+            mark |= {"fillstyle": "none", "markeredgewidth": 2}
+            curve.plot(*fitting[-1], "o", markersize=14, label="chosen", **mark)
     curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
     looks = plots.styles(sorted({name for division in divisions for _, name in division.parts}))
     for row, division in enumerate(divisions):

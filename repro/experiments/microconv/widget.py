@@ -69,19 +69,12 @@ def limits_mib(entry: Entry) -> tuple[float, float]:
     return points[0].workspace_bytes / MIB, points[-1].workspace_bytes / MIB
 
 
-def chosen_point(entry: Entry, limit_mib: float) -> int | None:
-    """The number of the front's point that WR chooses, from 0; None where nothing fits."""
-    fitting = sum(division.workspace_bytes <= limit_mib * MIB for division in front(entry))
-    return fitting - 1 if fitting else None
-
-
 def describe(entry: Entry, limit_mib: float) -> str:
     """In one line the effect of a limit on a kernel."""
-    number = chosen_point(entry, limit_mib)
-    if number is None:
+    division = divide(entry, limit_mib)
+    if division is None:
         least = limits_mib(entry)[0]
         return f"{limit_mib:.2f} MiB: nothing fits; the smallest division needs {least:.2f} MiB"
-    division = front(entry)[number]
     against = "no undivided algorithm fits"
     if undivided := divide(entry, limit_mib, "undivided"):
         against = f"{undivided.time_s / division.time_s:.2f}× over {undivided}"
@@ -94,7 +87,7 @@ def describe(entry: Entry, limit_mib: float) -> str:
 
 def draw(entry: Entry, limit_mib: float) -> "Figure":
     """Draw a kernel's front, the limit, and the division that is chosen."""
-    figure = draw_front(entry, front(entry), limit_mib, chosen_point(entry, limit_mib))
+    figure = draw_front(entry, front(entry), limit_mib)
     return _signed(figure, panel(f"{label(entry)}, mini-batch {entry['batch']}"), entry["device"])
 
 
