@@ -9,7 +9,7 @@ would have to be, or how many bytes fewer the variables would have to have; the 
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Line, Panel, draw, plain
+from repro.experiments.outofcore.panels import Line, Panel, draw
 from repro.experiments.outofcore.points import artefact, by_batch
 from repro.experiments.query import Results
 from repro.experiments.view import panel
@@ -63,8 +63,8 @@ def link_figure(results: Results) -> "Figure":
                     for row in rows
                     if (row["batch"], row["share"]) == wanted
                 }
-                lines.append(Line(method, plain(found), f"{name}, {share:.0%} of the bytes", whose))
-        paper = plain({runs.RATE / 1e9: runs.faster(batch) / IN_CORE_RATE})
+                lines.append(Line(method, found, f"{name}, {share:.0%} of the bytes", whose))
+        paper = {runs.RATE / 1e9: runs.faster(batch) / IN_CORE_RATE}
         lines.append(Line(runs.CHUNKS, paper, "paper", "paper"))
         ylabel = "images/s over the\nlargest in core"
         panels.append(Panel(f"{batch:,} images\n{_WHOSE}", lines, ylabel))
@@ -104,11 +104,11 @@ def chunk_figure(results: Results) -> "Figure":
         for key in ("unmapped_s", "time_s")
     )
     rates = [
-        Line(runs.CHUNKS, plain(free), "with chunks, were mapping free", "budget"),
-        Line(runs.CHUNKS, plain(speed), "with chunks"),
+        Line(runs.CHUNKS, free, "with chunks, were mapping free", "budget"),
+        Line(runs.CHUNKS, speed, "with chunks"),
     ]
     title = f"{CHUNK_BATCH} images\n{_WHOSE}"
-    lines = [Line(runs.CHUNKS, plain(lost), "with chunks")]
+    lines = [Line(runs.CHUNKS, lost, "with chunks")]
     panels = [
         Panel(f"lost inside chunks, {title}", lines, "memory (GiB)"),
         Panel(f"speed, {title}", rates, "images/s"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, deterministic, unsure
 from repro.experiments.outofcore import points, runs
-from repro.experiments.outofcore.panels import Curve, Line, Panel, draw, line_of, plain
+from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
 from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
 from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
@@ -79,12 +79,12 @@ def figure(results: Results) -> "Figure":
             shares = {
                 b / runs.IN_CORE_BATCH: rate / best for b, rate in runs.published(method).items()
             }
-            lines.append(Line(method, plain(shares), "paper", "paper"))
-        ceiling: Curve = ()
+            lines.append(Line(method, shares, "paper", "paper"))
+        ceiling: Heights = {}
         with suppress(NotRun):  # of several machines nothing compares
             lines = [line_of(at, method, share, at.base or 1) for method in methods] + lines
             if at.simulated:
-                ceiling = line_of(at, "bound", share, at.base or 1).curve
+                ceiling = line_of(at, "bound", share, at.base or 1).heights
         ylabel = "images/s over the\nlargest in core"
         return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
 

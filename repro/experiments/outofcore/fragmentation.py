@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Line, Panel, draw, plain
+from repro.experiments.outofcore.panels import Line, Panel, draw
 from repro.experiments.outofcore.points import PLACES, Point, Trained, artefact, with_allocators
 from repro.experiments.query import Results
 from repro.report import DASH
@@ -49,10 +49,10 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
             points, label = at.trained(mode), runs.LABELS[mode]
             use = {b: p.taken / unit for b, p in points.items() if p.taken}
             budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
-            lines.append(Line(mode, plain(use), label))
-            lines.append(Line(mode, plain(budget), f"{label}: budget", "budget"))
+            lines.append(Line(mode, use, label))
+            lines.append(Line(mode, budget, f"{label}: budget", "budget"))
         if role == runs.RESNET and where == runs.SIMULATED and at.limit:
-            paper = plain({runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]})
+            paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
         panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
     return draw(panels, max(2, len(roles)))
