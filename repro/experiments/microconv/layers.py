@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from repro.experiments.judge import (
-    Cases,
-    Estimate,
-    Exact,
-    NotRun,
-    deterministic,
-    mean_of,
-    unsure,
-)
+from repro.experiments import judge
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
 from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
@@ -44,26 +37,22 @@ def _layers(results: Results) -> pd.DataFrame:
     """
     rows = []
     for entry in measured.entries(measured.alexnet(results)):
-        row = {"layer": entry["layer"]}
-        row |= {name: 2 * entry[f"{name}_bytes"] / MIB for name in ("data", "filter")}
+        sizes = {"data": entry["data_bytes"], "filters": entry["filter_bytes"]}
+        row = {"layer": entry["layer"]} | {name: 2 * size / MIB for name, size in sizes.items()}
         for cell in map(Cell, LIMITS_MIB):
-            told, best = (
-                cell.told(results.profile),
-                divide(entry, cell.limit_mib(results.profile), "undivided"),
-            )
+            best = divide(entry, cell.limit_mib(results.profile), "undivided")
+            told = cell.told(results.profile)
             row[f"{told}: workspace"] = best.workspace_bytes / MIB if best else math.nan
             row[f"{told}: ms"] = 1e3 * best.time_s if best else math.nan
         rows.append(row)
-    if not rows:
-        return pd.DataFrame()
-    sizes = dict.fromkeys(("data", "filter"), "first")
-    sums = {name: lambda own: own.sum(skipna=False) for name in list(rows[0])[3:]}
-    return pd.DataFrame(rows).groupby("layer").agg({**sizes, **sums})
+    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["layer", "data", "filters"])
+    sums = dict.fromkeys(frame.columns[3:], lambda own: own.sum(skipna=False))
+    return frame.groupby("layer").agg({"data": "first", "filters": "first", **sums})
 
 
 def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Workspace and time of the best undivided algorithms at each limit, by layer."""
-    frame = _layers(results).rename(columns={"data": "data (MiB)", "filter": "filters (MiB)"})
+    frame = _layers(results).rename(columns={"data": "data (MiB)", "filters": "filters (MiB)"})
     absent = {name: "does not fit" if name.endswith("workspace") else DASH for name in frame}
     return [
         {"layer": layer}
@@ -78,16 +67,14 @@ def figure1(results: Results) -> "Figure":
 
     figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
     figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
-    frame, colours = _layers(results), ("#d3d8df", "#8a93a0", *measured.LIMITS)
-    for axis, quantity, own in zip(
-        axes[0], ("workspace", "ms"), (colours, measured.LIMITS), strict=True
-    ):
-        names = {n: f"best within {n.split(':')[0]}" for n in frame if n.endswith(quantity)}
-        shown = {"data": "data", "filter": "filters"} if quantity == "workspace" else {}
-        shown |= names
-        measured.draw_bars(axis, frame[list(shown)].rename(columns=shown), own)
-    axes[0, 0].set(title="data, filters and workspace", ylabel="MiB")
-    axes[0, 1].set(title="time, forward and backward", ylabel="ms")
+    frame, (left, right) = _layers(results), axes[0]
+    limits = {name: f"best within {name.partition(':')[0]}" for name in frame.columns[2:]}
+    memory, time = frame.filter(regex="data|filters|workspace"), frame.filter(like=": ms")
+    colours = ("#d3d8df", "#8a93a0", *measured.LIMITS)
+    measured.draw_bars(left, memory.rename(columns=limits), colours)
+    measured.draw_bars(right, time.rename(columns=limits), measured.LIMITS)
+    left.set(title="data, filters and workspace", ylabel="MiB")
+    right.set(title="time, forward and backward", ylabel="ms")
     plots.legend_below(figure, 5)
     return figure
 
@@ -101,7 +88,7 @@ def workspace_as_large(results: Results) -> Cases:
     taken = frame[f"{told}: workspace"].sum(skipna=False)
     if math.isnan(taken):
         raise NotRun(f"not every kernel fits into {cell.limit_mib(results.profile)} MiB undivided")
-    kept = frame[["data", "filter"]].sum().sum()
+    kept = frame[["data", "filters"]].sum().sum()
     text = f"{taken:,.1f} MiB of workspace within {told}, for {kept:,.1f} of data and filters:"
     over = max(taken, 1 / MIB) / kept  # a byte, where none is taken
     return {"AlexNet": replace(deterministic(over, log=True), label=text)}
@@ -263,7 +250,7 @@ def conv2_gain(results: Results, cell: Ran) -> Estimate:
             raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
         before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
         gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
-    return deterministic(1.0, log=True) if set(gains) == {1.0} else mean_of(gains, log=True)
+    return deterministic(1.0, log=True) if set(gains) == {1.0} else judge.mean_of(gains, log=True)
 
 
 def figure10_table(results: Results) -> list[dict[str, Any]]:
