@@ -280,7 +280,6 @@ Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy
 SLOW = {"name": "slow", "whole": True, "mib": 0.1}
 FAST = {"mib": 60.0}
 TINY = {"mib": 0.1}  # fits undivided into any limit
-UNFIT = "unfit"  # in place of a time
 
 
 def world(cells: Mapping[Cell, Any], scatter: float | None = 0.01) -> Maker:
@@ -294,8 +293,6 @@ def world(cells: Mapping[Cell, Any], scatter: float | None = 0.01) -> Maker:
         if cell not in cells:
             return None
         value = cells[cell]
-        if value == UNFIT:
-            return network(None, scatter=scatter)
         relative, options = value if isinstance(value, tuple) else (value, {})
         # Each run met another speed of the machine: only ratios to torch's own count.
         native_s = 0.001 * (1 + config["limit_mib"]) * (1 + 0.1 * len(config["policy"]))
