@@ -4,7 +4,6 @@ DeepBench's convolutions, forward, at four times their batch size, each by itsel
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,19 +106,14 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def layers_run(results: Results) -> Iterable[str]:
-    """How many layers the records of the first precision have."""
-    records = results.ok("deepbench", setting=precisions_of(results)[0])
-    if records:
+def figure(results: Results) -> "Figure":
+    """The mean speed-up of each kernel size with its interval, in the first precision."""
+    precision, ran = precisions_of(results)[0], "not run"
+    if records := results.ok("deepbench", setting=precision):
         run = sum(len(record.metrics["layers"]) for record in records)
         every = run + sum(record.metrics["left_out"] for record in records)
         factor = records[0].config["factor"]
-        yield f"{run} of DeepBench's {every} layers at {factor} times their batch size."
-
-
-def figure(results: Results) -> "Figure":
-    """The mean speed-up of each kernel size with its interval, in the first precision."""
-    precision = precisions_of(results)[0]
+        ran = f"{run} of DeepBench's {every} layers at {factor} times their batch size"
     means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
     groups = {
         title: [
@@ -135,9 +129,8 @@ def figure(results: Results) -> "Figure":
             (TORCH, "over torch's own, without a limit", {}),
         )
     }
-    title = panel(next(iter(layers_run(results)), "not run").rstrip("."))
     told = "mean speed-up; the paper's on V100, in half precision"
-    return measured.draw_effects(groups, told, title)
+    return measured.draw_effects(groups, told, panel(ran))
 
 
 def over_undivided(results: Results, size: str) -> Cases:
@@ -168,7 +161,6 @@ FIGURE8 = runs.artefact(
     plan=planned,
     rows=table,
     draw=figure,
-    facts=layers_run,
     claims={
         "layers_faster": partial(over_undivided, size="all"),
         "three_by_three": partial(over_undivided, size="3×3"),

@@ -59,12 +59,12 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
     if config.get("rivals"):
         return _rivals(config, device)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "times.sqlite"
-        BenchmarkCache(path).take(building.shared(config, device))
-        first, described = _timed(config, device, path, measured=True)
-        samples = [first]
+        path = f"{folder}/times.sqlite"
+        BenchmarkCache(Path(path)).take(building.shared(config, device))
+        first, described = timed_forms(config, device, path, measured=True)
+        samples, own = [first], [dict(config), device, path, False]
         for _ in range(config["processes"] - 1):
-            samples.append(in_a_process(f"{__name__}:child", [dict(config), device, str(path)]))
+            samples.append(in_a_process(f"{__name__}:timed_forms", own)[0])
     return Outcome(metrics={"forms": described, "samples_s": samples})
 
 
@@ -132,20 +132,15 @@ class _Workspace(TorchDispatchMode):
         return result
 
 
-def child(config: Config, device: str, path: str) -> dict[str, list[float]]:
-    """The seconds of each form's iterations in another process."""
-    return _timed(config, device, Path(path), measured=False)[0]
-
-
-def _timed(
-    config: Config, device: str, path: Path, measured: bool
+def timed_forms(
+    config: Config, device: str, path: str, measured: bool
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
         plain, images, labels = building.build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.
         cache = BenchmarkCache(None)
-        cache.take(BenchmarkCache(path))
+        cache.take(BenchmarkCache(Path(path)))
         forms: dict[str, nn.Module] = {PLAIN: plain, AGAIN: copy.deepcopy(plain)}
         outcomes: dict[str, Any] = {}
         for name, options in _forms(config).items():
@@ -178,7 +173,7 @@ def _timed(
                 "loss_error": loss_error,
                 "gradient_error": gradient_error,
             }
-        BenchmarkCache(path).take(cache)
+        BenchmarkCache(Path(path)).take(cache)
         steps = {name: partial(iteration, model, images, labels) for name, model in forms.items()}
         timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
         samples = {name: list(timing.samples_s) for name, timing in timed.items()}

@@ -147,12 +147,11 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
     """The desirable divisions of conv2, forward."""
     return [
         {
-            "point": number,
             "workspace (MiB)": f"{division.workspace_bytes / MIB:,.2f}",
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for number, division in enumerate(_conv2_front(results)[1], 1)
+        for division in _conv2_front(results)[1]
     ]
 
 
@@ -361,12 +360,10 @@ def assignment(results: Results) -> "list[tuple[Entry, Division]]":
 
 def figure12_table(results: Results) -> list[dict[str, Any]]:
     """The workspace that WD assigns to each kernel of AlexNet."""
-    total = _total_mib(results) * MIB
     return [
         {
             "kernel": measured.label(entry),
             "workspace (MiB)": mib(division.workspace_bytes),
-            "share of the limit": f"{100 * division.workspace_bytes / total:.1f} %",
             "time (ms)": ms(division.time_s),
             "torch's own (ms)": ms(entry["native_s"]),
             "division": str(division),

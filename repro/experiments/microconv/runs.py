@@ -1,6 +1,6 @@
 """The runs of each profile, from the tables in ``paper.toml``, and the names of networks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -247,11 +247,7 @@ def title_of(record: Record | None, role: str = CAFFES, part: str = "") -> str:
     return panel(role, f"{part}{_own_network(record)}, mini-batch {record.config['batch']},")
 
 
-def artefact(
-    name: str,
-    facts: Callable[[Results], Iterable[str]] = lambda results: (),
-    **functions: Any,
-) -> Artefact:
+def artefact(name: str, **functions: Any) -> Artefact:
     """An artefact of ``paper.toml``; its caption names networks that are not the paper's."""
     own = CONTENT["artefacts"][name]
 
@@ -265,7 +261,6 @@ def artefact(
             yield f"Shown: the first of {processes} processes."
         if own.get("scaled") and results.profile == LONG:
             yield "Limits shrink with the mini-batch."
-        yield from facts(results)
 
     return design.artefact("microconv", name, facts=marks, **functions)
 

@@ -5,24 +5,21 @@ the times here. A function takes a fixed time, and its bytes at a fixed rate.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from repro.experiments.outofcore.building import training_step
+from repro.experiments.outofcore.building import Config, training_step
 from repro.experiments.outofcore.fitting import GIB
 from repro.outofcore import Trace, record
 
-Config = Mapping[str, Any]
 _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
 
 
-def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
+def trace_at(config: Config, batch: int) -> Trace:
     """The trace of an iteration at a batch size, without computing any.
 
     Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.

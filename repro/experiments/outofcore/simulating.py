@@ -1,6 +1,6 @@
 """Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,14 +9,13 @@ from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
-from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
+from repro.experiments.outofcore.modelled import Config, Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
 from repro.outofcore.plan import requests
 
-Config = Mapping[str, Any]
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
 
 
