@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from repro.axes import INK, OURS, PAPER, legend_below, log_ticks, new_axes
+from repro.axes import INK, OURS, legend_below, log_ticks, new_axes
 from repro.axes import MARKERS as MARKERS
 from repro.axes import PALETTE as PALETTE
+from repro.axes import PAPER as PAPER
 from repro.axes import WITHOUT as WITHOUT
 from repro.axes import sign as sign
 from repro.axes import styles as styles
@@ -271,7 +272,13 @@ def _draw_effect(
         axis.plot([theirs], [above], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
 
 
-def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool = True) -> Figure:
+def effects(
+    rows: Sequence[Effect],
+    xlabel: str,
+    neutral: float = 1.0,
+    log: bool = True,
+    headings: Collection[str] = (),
+) -> Figure:
     """Draw effects as dots, the paper's hollow beside ours solid with its interval.
 
     Args:
@@ -279,21 +286,26 @@ def effects(rows: Sequence[Effect], xlabel: str, neutral: float = 1.0, log: bool
         xlabel: The quantity, with its unit.
         neutral: The value of no effect, marked by a line.
         log: Whether the axis is logarithmic, as for ratios.
+        headings: Labels of rows that have no effect, and name those below.
     """
-    figure, axes = new_axes(1, 1, 9, 1.1 + 0.42 * len(rows))
+    figure, axes = new_axes(1, 1, 9, 1.2 + 0.3 * len(rows))
     axis = axes[0, 0]
     axis.axvline(neutral, color="#48536a", linewidth=1)
     if log:
         axis.set_xscale("log")
-        log_ticks(axis.xaxis, (1, 2, 5), "{:g}")
-    for row, (_, paper, ours, interval) in enumerate(rows):
+    for row, (label, paper, ours, interval) in enumerate(rows):
         _draw_effect(axis, (ours, interval, row + 0.13), (paper, row - 0.13))
-        if ours is None:
-            axis.text(neutral, row + 0.13, " not run", va="center", fontsize=9, color="#48536a")
-    axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+        if ours is None and label not in headings:
+            axis.text(0.01, row, "not run", transform=axis.get_yaxis_transform(), va="center",
+                      fontsize=9, color="#48536a")  # fmt: skip
+    axis.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=9)
+    for tick in axis.get_yticklabels():
+        tick.set_fontweight("bold" if tick.get_text() in headings else "normal")
+    axis.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.08)
+    if log:
+        log_ticks(axis.xaxis, _ticks_of(*axis.get_xlim()), "×{:g}")
     axis.set_xlabel(xlabel)
     legend_below(figure, 3, ("paper",))
     return figure
@@ -382,62 +394,6 @@ def errors_and_curves(
         axis.set(xlabel="epoch", ylabel=quantity)
         axis.set_title(_lines(titles[1]), fontsize=10)
     legend_below(figure, 4, list(styles))
-    return figure
-
-
-def effects_by_group(groups: Mapping[str, Sequence[Effect]], xlabel: str) -> Figure:
-    """Draw ratios under the names of their groups, and write the values beside the points.
-
-    Args:
-        groups: Each group's effects, as ratios, by name.
-        xlabel: The quantity.
-    """
-    lines = sum(1 + max(1, len(rows)) for rows in groups.values())
-    figure, axes = new_axes(1, 1, 12, 1.3 + 0.31 * lines)
-    axis = axes[0, 0]
-    _against_one(axis)
-
-    def write(row: int, points: int, text: str, colour: str, weight: str = "normal") -> None:
-        """Write right of the axis, in a column `points` away."""
-        axis.annotate(text, (1, row), (points, 0), xycoords=axis.get_yaxis_transform(),
-                      textcoords="offset points", va="center", fontsize=9, color=colour,
-                      weight=weight, annotation_clip=False)  # fmt: skip
-
-    write(-1, 8, "paper", INK, "bold")
-    write(-1, 52, "ours [95 %]", OURS, "bold")
-    labels: list[str] = []
-    for number, (group, rows) in enumerate(groups.items()):
-        top = len(labels)
-        labels += [group, *([textwrap.fill(label, 68) for label, *_ in rows] or ["not run"])]
-        if number % 2 == 0:
-            axis.axhspan(top - 0.5, len(labels) - 0.5, color="#f3f5f9", zorder=0, lw=0)
-        for row, (_, paper, ours, interval) in enumerate(rows, top + 1):
-            our_text = "not run"
-            if paper is not None and ours is not None:
-                axis.plot([paper, ours], [row] * 2, ":", color=PAPER, lw=1.2)
-            if ours is not None:
-                our_text = f"×{_times(ours)}"
-                our_text += f" [{', '.join(map(_times, interval))}]" if interval else ""
-            _draw_effect(axis, (ours, interval, row), (paper, row))
-            write(row, 8, "–" if paper is None else f"×{_times(paper)}", INK)
-            write(row, 52, our_text, OURS)
-    axis.margins(x=0.06)
-    low, high = axis.get_xlim()
-    log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
-    axis.set_yticks(range(len(labels)), labels, fontsize=9, linespacing=1.05)
-    axis.set_ylim(len(labels) - 0.5, -0.5)
-    axis.grid(axis="y", visible=False)
-    axis.tick_params(axis="y", length=0)
-    axis.set_xlabel(xlabel)
-    legend_below(figure, 3, ("paper", "ours"))
-    ticks = axis.get_yticklabels()
-    for label in ticks:
-        label.set_horizontalalignment("left")
-        if label.get_text() in groups:
-            label.set_fontweight("bold")
-    figure.draw_without_rendering()  # gives labels a width, which depends on the resolution
-    across = max((label.get_window_extent().width for label in ticks), default=0)
-    axis.tick_params(axis="y", pad=1.04 * 72 * across / figure.dpi + 8)
     return figure
 
 

@@ -32,7 +32,6 @@ ONLY_CUDA = {
     "repro.microconv.torch_backend": "cuDNN's version",
     "repro.microconv.kernels": "TF32",
     "repro.microconv.backends": "TF32",
-    "repro.experiments.microconv.building": "cuDNN, switched off",
     "repro.experiments.captured": "CUDA graphs",
     "repro.experiments.replay": "CUDA graphs",
     "repro.outofcore.native": "the driver's virtual memory",

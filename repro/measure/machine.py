@@ -19,8 +19,9 @@ def machine(config: Config, device: str) -> Iterator[None]:
     if device == "cpu":
         keep_freed_memory()
         if config.get("threads"):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            torch.set_num_threads(min(config["threads"], cores))
+            known = hasattr(os, "sched_getaffinity")  # not everywhere
+            cores = len(os.sched_getaffinity(0)) if known else os.cpu_count()
+            torch.set_num_threads(min(config["threads"], cores or 1))
     try:
         yield
     finally:

@@ -35,12 +35,6 @@ def judge(target: str, make: Maker, profile: str = "quick") -> tuple[str, str]:
     return found.word, found.evidence
 
 
-def check(artefact: str, position: int, make: Maker, profile: str = "quick") -> tuple[str, str]:
-    """Whether a check holds, and its evidence."""
-    row = made.check_row(f"microconv/{artefact}", position, results(artefact, make, profile))
-    return row["holds"], row["evidence"]
-
-
 def table(artefact: str, make: Maker, profile: str = "quick") -> pd.DataFrame:
     """An artefact's table."""
     return load_paper("microconv").artefacts[artefact].table(results(artefact, make, profile))
@@ -54,10 +48,10 @@ def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
     return drawn
 
 
-def dots_of(axis: Any, name: str) -> dict[float, float]:
+def dots_of(axis: Any, name: str) -> dict[int, float]:
     """Where the dots of a name are, by row."""
     lines = [line for line in axis.get_lines() if line.get_label() == name]
-    return {round(float(line.get_ydata()[0]), 1): float(line.get_xdata()[0]) for line in lines}
+    return {round(float(line.get_ydata()[0])): float(line.get_xdata()[0]) for line in lines}
 
 
 def timing(*seconds: float) -> dict[str, Any]:
@@ -243,7 +237,7 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
             settings[name] = failed if value == "failed" else {"seen_bytes": 100 * MIB}
         elif not name.startswith("plain"):
             forms[name] = {"kernels": 14, "divided": 5 * ("undivided" not in name), "needed": 2}
-            forms[name] |= {"predicted_s": 0.05, "native_s": 0.06, "own_gradient_error": 0.0}
+            forms[name] |= {"predicted_s": 0.05, "native_s": 0.06}
             forms[name] |= {"loss_error": 1e-7, "gradient_error": 1e-6}
             forms[name] |= {"workspace_bytes": limit, "seen_bytes": limit - 1}
         if isinstance(value, str):
@@ -286,7 +280,6 @@ Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy
 SLOW = {"name": "slow", "whole": True, "mib": 0.1}
 FAST = {"mib": 60.0}
 TINY = {"mib": 0.1}  # fits undivided into any limit
-UNFIT = "unfit"  # in place of a time
 
 
 def world(cells: Mapping[Cell, Any], scatter: float | None = 0.01) -> Maker:
@@ -300,8 +293,6 @@ def world(cells: Mapping[Cell, Any], scatter: float | None = 0.01) -> Maker:
         if cell not in cells:
             return None
         value = cells[cell]
-        if value == UNFIT:
-            return network(None, scatter=scatter)
         relative, options = value if isinstance(value, tuple) else (value, {})
         # Each run met another speed of the machine: only ratios to torch's own count.
         native_s = 0.001 * (1 + config["limit_mib"]) * (1 + 0.1 * len(config["policy"]))

@@ -64,9 +64,8 @@ class World:
 
     A rule's key begins with a quantity; then it names any of place, network, way to train, batch
     size, ``half`` and `LARGEST`. The quantities: ``reach`` (a batch size, or the way that reaches
-    as far), ``relative`` (speed over the largest in core), ``budget`` and ``taken`` (shares of the
-    limit), ``internal`` and ``moved`` (MiB), ``predicted`` (MiB of the 30 on the host), ``status``
-    (a record's, None for no record).
+    as far), ``relative`` (speed over the largest in core), ``budget`` (a share of the limit),
+    ``predicted`` (MiB of the 30 on the host), ``status`` (a record's, None for no record).
 
     Attributes:
         profile: Of the runs.
@@ -111,7 +110,7 @@ class World:
         if mode in ("in_core", "expandable_segments"):
             usual = 1.0 if batch == most or half else 0.8
         limit = self.limit(where)
-        reserved = int(limit * self.of("taken", 0.95 if mode == "schedule_va" else 0.9, *cell))
+        reserved = int(limit * (0.95 if mode == "schedule_va" else 0.9))
         row = {
             "time_s": batch / (RATE * self.of("relative", usual, *cell)),
             "reserved_bytes": reserved,
@@ -119,13 +118,13 @@ class World:
         }
         if mode in ("schedule", "schedule_va", "lms", "paper", "paper_va"):
             share = self.of("budget", 0.85 if mode == "schedule_va" else 0.5, *cell)
-            moved = self.of("moved", 50 if half else 100, *cell)
-            row |= {"budget_bytes": int(limit * share), "bytes_moved": moved * MIB}
+            moved = (50 if half else 100) * MIB
+            row |= {"budget_bytes": int(limit * share), "bytes_moved": moved}
             row["host_bytes"] = 30 * MIB
             if where == MEASURED:
                 row["host_foretold_bytes"] = self.of("predicted", 32, *cell) * MIB
         if where == SIMULATED:
-            row["internal_bytes"] = MIB * self.of("internal", 2000 - batch, *cell)
+            row["internal_bytes"] = MIB * (2000 - batch)
         return row
 
     def __call__(self, run: Run, seed: int) -> Mapping[str, Any] | None:
@@ -160,8 +159,7 @@ class World:
         rows = {way: self.row(SIMULATED, role, way, batch, half) for way in ways}
         metrics |= {"peak_bytes": batch * 80 * MIB, "rows": {w: r for w, r in rows.items() if r}}
         if name != runs.PACKED:
-            bound = self.of("relative", 1.25, SIMULATED, role, "bound")
-            metrics["bound_s"] = batch / (RATE * bound)
+            metrics["bound_s"] = batch / (RATE * 1.25)
             metrics["rows"].get("in_core", {}).pop("held_bytes", None)  # it is the peak
         return {"metrics": metrics}
 
@@ -195,7 +193,6 @@ class World:
         for share in config["shares"]:
             for rate in config["rates"]:
                 speed = min(1.2, 0.8 * rate / runs.RATE / share) * runs.faster(batch)
-                speed *= self.of("relative", 1.0, "link", batch, share)
                 row = {"share": share, "rate": rate, "time_s": batch / speed}
                 rows.append(row | {"bound_s": batch / speed / 1.02})
         return {"metrics": {"rows": rows}}
@@ -206,9 +203,9 @@ class World:
         for mib in config["chunks_mib"]:
             slow = 1 + abs(math.log2(mib / 40)) / 10
             table[str(mib)] = {
-                "time_s": slow * self.of("relative", 1.0, "chunk", mib),
+                "time_s": slow,
                 "unmapped_s": 1.0,
-                "internal_bytes": mib * MIB * self.of("internal", 20, "chunk", mib),
+                "internal_bytes": mib * MIB * 20,
                 "map_operations": 20_000 // mib,
                 "budget_bytes": 16 * GIB - 20 * mib * MIB,
             }

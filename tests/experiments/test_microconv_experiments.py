@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,17 +15,15 @@ from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, experiments, measured, runs
 from repro.experiments.microconv.measured import NATIVE
 from repro.measure import machine as machine_module
-from repro.microconv import (
-    micro_batch_sizes,
-)
+from repro.microconv import micro_batch_sizes
 from repro.records import RecordStore
 
 MIB = 2**20
 PAPER = load_paper("microconv")
 
 
-def network(mode: str, limit_mib: int, policy: str, role: str = "AlexNet") -> Run:
-    return runs.network("smoke", role, mode, limit_mib, policy)
+def network(mode: str, limit_mib: int, policy: str) -> Run:
+    return runs.Cell(limit_mib, policy, mode=mode).run("smoke")
 
 
 # By name: a run of the smoke profile, with changes to its configuration.
@@ -45,8 +44,8 @@ TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
     "Vision": (runs.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
     "iterations": (runs.iterations("smoke", "ResNet-50"), {"processes": 2}),
     "cluster": (runs.cluster("smoke"), {"repeats": 1}),
-    "programme": (runs.programmes("smoke")[1], {}),
-    "solver": (runs.programmes("smoke")[0], {"sizes": [[5, 20], [9, 40]]}),
+    "programme": (runs.optimisation("smoke", {})[-1], {}),
+    "solver": (runs.optimisation("smoke", {})[-2], {"sizes": [[5, 20], [9, 40]]}),
 }
 NETWORKS = [name for name, (run, _) in TOYS.items() if run.experiment == "network"]
 LAYERS = [name for name, (run, _) in TOYS.items() if run.experiment == "deepbench"]
@@ -60,8 +59,7 @@ def config_of(name: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Keep from tests that follow what would hold for the whole process."""
-    for module in (machine_module, experiments):
-        monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(building, "caches", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -72,19 +70,18 @@ def quiet(monkeypatch):
 @pytest.fixture(scope="module")
 def toys() -> dict[str, Outcome]:
     """The outcome of every toy run, each carried out once, with two threads before and after."""
-    outcomes, kept = {}, []
+    outcomes, kept = {}, set()
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (machine_module, experiments):
-            patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
         patch.setattr(building, "caches", {})
         for name, (run, _) in TOYS.items():
+            patch.setattr(machine_module, "keep_freed_memory", partial(kept.add, name))
             function = PAPER.experiments[run.experiment].function
             outcomes[name] = function(config_of(name), 0, None, "cpu")
             assert torch.get_num_threads() == 2, name
     torch.set_num_threads(threads)
-    assert len(kept) == len(TOYS) - 1  # the solver computes, and allocates little
+    assert kept == TOYS.keys() - {"solver"}  # it computes, and allocates little
     return outcomes
 
 
@@ -183,13 +180,13 @@ class TestLayers:
     @pytest.mark.parametrize("name", LAYERS)
     def test_rows_are_the_chosen_layers_within_the_limit(self, toys, name):
         config, metrics = config_of(name), toys[name].metrics
-        rules = config["factor"], config["largest_mmacs"], config["of_each_size"]
-        chosen = building.chosen_layers(config["role"], *rules)
-        assert len(chosen) + metrics["left_out"] == len(building.layers(config["role"]))
+        chosen, left_out = building.layers(config)
+        assert metrics["left_out"] == left_out
         assert len(chosen) == {"OCR": 1, "Face recognition": 2, "Vision": 0}[name]
-        for row, layer in zip(metrics["layers"], chosen, strict=True):
-            assert row["batch"] == layer.batch * config["factor"]
-            assert row["kernel_size"] == "×".join(map(str, layer.conv.kernel_size))
+        assert len(chosen) + left_out == {"OCR": 4, "Face recognition": 23, "Vision": 19}[name]
+        for row, (conv, batch) in zip(metrics["layers"], chosen, strict=True):
+            assert row["batch"] == batch
+            assert row["kernel_size"] == "×".join(map(str, conv.kernel_size))
             for form in {"undivided", "divided"} & set(row):
                 assert set(row[form]) == {"parts", "workspace_bytes", "time_s", "native_s"}
                 assert sum(size for size, _ in row[form]["parts"]) == row["batch"]
@@ -224,7 +221,7 @@ class TestSolver:
 
 
 class TestBuilding:
-    CONFIG = runs.network("smoke", "ResNet-50", "WR", 8, "undivided").config
+    CONFIG = runs.Cell(8, role="ResNet-50").run("smoke").config
 
     def networks(self) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
         model, images, labels = building.build_network(self.CONFIG, "cpu")
@@ -241,15 +238,6 @@ class TestBuilding:
         images, labels = torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 3])
         same = building.difference(dropout, copy.deepcopy(dropout), images, labels)
         assert same == (0.0, 0.0)  # the same dropout on both sides
-
-    def test_the_library_is_put_back_after_an_error(self):
-        plain, _, images, labels = self.networks()
-        enabled = torch.backends.mkldnn.enabled
-        assert 0 <= building.own_difference(plain, images, labels) < 1e-2
-        with pytest.raises(Broken), building.without_library("cpu"):
-            assert not torch.backends.mkldnn.enabled
-            raise Broken
-        assert torch.backends.mkldnn.enabled == enabled
 
 
 @pytest.mark.gpu

@@ -12,9 +12,9 @@ def shown():
 
 def test_budgets_from_the_smallest_to_all(shown):
     low, high = shown.limits
-    assert widget.budget_bytes(shown, 0) == low == shown.trace.smallest_budget
-    assert low < widget.budget_bytes(shown, 30) < widget.budget_bytes(shown, 31) < high
-    assert widget.budget_bytes(shown, 100) == high == shown.trace.peak_bytes
+    assert shown.budget_bytes(0) == low == shown.trace.smallest_budget
+    assert low < shown.budget_bytes(30) < shown.budget_bytes(31) < high
+    assert shown.budget_bytes(100) == high == shown.trace.peak_bytes
     assert set(widget.BATCHES) == set(runs.ROLES)
 
 
@@ -26,13 +26,13 @@ def test_a_window_within_all_memory_waits_for_nothing(shown):
 
 
 def test_the_bound_is_told_and_drawn_where_the_link_limits(shown):
-    budget = widget.budget_bytes(shown, 0)
-    result, least = widget.simulate(shown, budget, 100), widget.least_s(shown, budget)
+    budget = shown.budget_bytes(0)
+    result, least = widget.simulate(shown, budget, 100), shown.least_s(budget)
     assert result.compute_s < least <= result.time_s and result.peak_bytes <= budget
     text = widget.describe(shown, budget, 100)
     assert f"link-limited: at best {256 / least:,.0f} images/s" in text
     memory, lanes = widget.draw(shown, budget, 100).axes
-    assert memory.get_title() == "ours: ResNet-50, SIMULATED V100, batch 256"
+    assert memory.get_title() == "ours: ResNet-50, simulated, V100, batch 256"
     assert [line.get_xdata()[0] for line in lanes.get_lines()] == [least]
     bars = [len(c.get_paths()) for c in lanes.collections]
     assert bars[1] > 0 and sum(bars) >= len(result.transfers) + len(result.starts_s)
@@ -41,7 +41,7 @@ def test_the_bound_is_told_and_drawn_where_the_link_limits(shown):
 @pytest.mark.slow
 def test_axes_stand_still(shown):
     drawn = [
-        widget.draw(shown, widget.budget_bytes(shown, percent), window)
+        widget.draw(shown, shown.budget_bytes(percent), window)
         for percent, window in ((0, 0), (30, 150), (100, 300))
     ]
     limits = [[(a.get_xlim(), a.get_ylim()) for a in figure.axes] for figure in drawn]

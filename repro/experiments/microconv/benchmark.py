@@ -4,7 +4,6 @@ DeepBench's convolutions, forward, at four times their batch size, each by itsel
 """
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,33 +36,32 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
-    """DeepBench's layers of a kernel size, or all, one a row.
+    """DeepBench's layers of a kernel size, or all, that fit within the limit, one a row.
 
     Both times of a speed-up were measured in turns with torch's own convolution, and are compared
-    through it. Columns: `size` of the kernel; the speed-ups `torch`, over torch's own (NaN where
-    nothing fits), and `undivided`, over the best undivided algorithm (NaN where none fits);
-    `same`, whether that is the same division; `half`, whether the division computes in float16;
-    `row`, of the record.
+    through it. Columns: `size` of the kernel; the speed-ups `torch`, over torch's own, and
+    `undivided`, over the best undivided algorithm (NaN where none fits); `shares`, how many
+    comparisons the latter has (none of the same division); `half`, whether the division computes
+    in float16; `row`, of the record.
     """
     rows = []
     for record in results.ok("deepbench", setting=precision):
         for row in record.metrics["layers"]:
-            divided, undivided = row.get("divided", {}), row.get("undivided", {})
-            speed, slower = _over_torch(divided), _over_torch(undivided)
+            divided, undivided = row.get("divided"), row.get("undivided")
+            if not divided:
+                continue
             half = any(name.startswith("cudnn_half:") for name in measured.algorithms(divided))
-            same = undivided == divided
-            rows.append([row["kernel_size"], speed, speed / slower, same, half, row])
-    frame = pd.DataFrame(rows, columns=["size", TORCH, UNDIVIDED, "same", "half", "row"])
+            speed = divided["native_s"] / divided["time_s"]
+            over = speed * undivided["time_s"] / undivided["native_s"] if undivided else math.nan
+            shares = 2 * (undivided != divided)
+            rows.append([row["kernel_size"], speed, over, shares, half, row])
+    frame = pd.DataFrame(rows, columns=["size", TORCH, UNDIVIDED, "shares", "half", "row"])
     return frame if size == "all" else frame[frame["size"] == size]
-
-
-def _over_torch(division: Mapping[str, Any]) -> float:
-    return division["native_s"] / division["time_s"] if division else math.nan
 
 
 def _sizes(results: Results, precision: str) -> list[str]:
     """All layers, and the sizes of their filters by area."""
-    sizes = set(layers(results, precision).dropna(subset=TORCH)["size"])
+    sizes = set(layers(results, precision)["size"])
     return ["all", *sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))]
 
 
@@ -80,17 +78,12 @@ def measured_gain(
     rows = layers(results, precision, size).dropna(subset=over)
     if not len(rows):
         raise NotRun("no layers that fit both ways")
-    count = 1 if over == TORCH else 2 * ~rows.same.astype(bool)
+    count = 1 if over == TORCH else rows.shares
     weight = math.sqrt((rows[over] ** 2 * count).sum()) / rows[over].sum()
     every = layers(results, precision)["row"]
     forms = [row[form] | row for row in every for form in (UNDIVIDED, "divided") if form in row]
     mean = measured.compared(math.log(rows[over].mean()), weight, forms)
     return replace(mean, label=f"mean of {len(rows)} layers")
-
-
-def _pseudo_half(results: Results, size: str = "all") -> pd.Series:
-    """Whether each layer in half precision is computed in float32 throughout."""
-    return ~layers(results, HALF, size).dropna(subset=TORCH)["half"].astype(bool)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -106,32 +99,25 @@ def table(results: Results) -> list[dict[str, Any]]:
             for over, name in ((UNDIVIDED, "over undivided"), (TORCH, "over torch's own")):
                 row[f"{name}: n"] = own[over].count()
                 row[name] = str(or_none(measured_gain, results, over, size, precision) or DASH)
-            chosen = _pseudo_half(results, size) if precision == HALF else ()
-            row["PSEUDO_HALF"] = f"{sum(chosen)} of {len(chosen)}" if len(chosen) else DASH
-            row["paper: PSEUDO_HALF"] = f"{FIGURE['pseudo_half']} of 94" if size == "all" else DASH
+            told = f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
+            pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
+            row["PSEUDO_HALF"] = pseudo + told
             rows.append(row)
     return rows
 
 
-def layers_run(results: Results) -> Iterable[str]:
-    """How many layers the records of the first precision have."""
-    records = results.ok("deepbench", setting=precisions_of(results)[0])
-    if records:
+def figure(results: Results) -> "Figure":
+    """The mean speed-up of each kernel size with its interval, in the first precision."""
+    precision, ran = precisions_of(results)[0], "not run"
+    if records := results.ok("deepbench", setting=precision):
         run = sum(len(record.metrics["layers"]) for record in records)
         every = run + sum(record.metrics["left_out"] for record in records)
         factor = records[0].config["factor"]
-        yield f"{run} of DeepBench's {every} layers at {factor} times their batch size."
-
-
-def figure(results: Results) -> "Figure":
-    """The mean speed-up of each kernel size with its interval, in the first precision."""
-    from repro.experiments.microconv.drawing import effect, effects
-
-    precision = precisions_of(results)[0]
+        ran = f"{run} of DeepBench's {every} layers at {factor} times their batch size"
     means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
     groups = {
         title: [
-            effect(
+            measured.effect(
                 f"{size} (n = {layers(results, precision, size)[over].count()})",
                 papers.get(size),
                 or_none(measured_gain, results, over, size, precision),
@@ -143,9 +129,8 @@ def figure(results: Results) -> "Figure":
             (TORCH, "over torch's own, without a limit", {}),
         )
     }
-    told = next(iter(layers_run(results)), "not run").rstrip(".")
-    title = panel(told, data="SYNTHETIC inputs" * (told != "not run"))
-    return effects(groups, "mean speed-up; the paper's on V100, in half precision", title)
+    told = "mean speed-up; the paper's on V100, in half precision"
+    return measured.draw_effects(groups, told, panel(ran))
 
 
 def over_undivided(results: Results, size: str) -> Cases:
@@ -162,11 +147,12 @@ def over_torch(results: Results) -> Cases:
 
 def pseudo_half_most(results: Results) -> Cases:
     """The share of layers whose divisions compute nothing in float16, over a half."""
-    chosen = _pseudo_half(results)
-    if not len(chosen):
+    half = layers(results, HALF)["half"]
+    if not len(half):
         raise NotRun("no layers in half precision: cuDNN has the two configurations")
-    share = 100 * sum(chosen) / len(chosen)
-    label = f"{sum(chosen)} of {len(chosen)} layers, {share:.0f} %; over a half:"
+    pseudo = len(half) - int(half.sum())
+    share = 100 * pseudo / len(half)
+    label = f"{pseudo} of {len(half)} layers, {share:.0f} %; over a half:"
     return {"all": replace(deterministic(share - 50, unit="points", digits=1), label=label)}
 
 
@@ -175,7 +161,6 @@ FIGURE8 = runs.artefact(
     plan=planned,
     rows=table,
     draw=figure,
-    facts=layers_run,
     claims={
         "layers_faster": partial(over_undivided, size="all"),
         "three_by_three": partial(over_undivided, size="3×3"),

@@ -1,10 +1,8 @@
 """The material of μ-cuDNN's experiments: networks, their kernels, shared measurements."""
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ caches: dict[str, BenchmarkCache] = {}
 
 Config = Mapping[str, Any]
 Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
-_MAX_ERROR = 1e-4
 
 
 def build_network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -66,36 +63,29 @@ def rounding(config: Config, device: str) -> Iterator[None]:
 def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
     """The measuring with a configuration's algorithms."""
     check_names(config["algorithms"], device)
-    return Bench(config["algorithms"], cache, config.get("max_error", _MAX_ERROR))
-
-
-def cache_key(config: Config, device: str) -> str:
-    """The key that measured times are shared by: kernels tell networks of one size apart."""
-    parts = ("image", "batch", "setting", "threads")
-    return repr([config.get(part) for part in parts] + [device])
-
-
-def share(config: Config, device: str, cache: BenchmarkCache) -> None:
-    """Let the experiments on a network that follow use the measured times.
-
-    On an accelerator also those of other processes: all sizes of a network take minutes there, and
-    a run may have a process of its own.
-    """
-    if not is_accelerator(device):
-        caches[cache_key(config, device)] = cache
-        return
-    shared(config, device).take(cache)
-    BenchmarkCache(kept_times()).take(cache)
+    return Bench(config["algorithms"], cache, config.get("max_error", 1e-4))
 
 
 def shared(config: Config, device: str) -> BenchmarkCache:
-    """The times that experiments on a network have measured so far, see `share`."""
-    key = cache_key(config, device)
+    """The times that experiments on a network have measured so far, in this process.
+
+    On an accelerator also in other processes: all sizes of a network take minutes there, and a run
+    may have a process of its own. Kernels tell networks of one size apart.
+    """
+    parts = ("image", "batch", "setting", "threads")
+    key = repr([config.get(part) for part in parts] + [device])
     if key not in caches:
         caches[key] = BenchmarkCache(None)
         if is_accelerator(device):
             caches[key].take(BenchmarkCache(kept_times()))
     return caches[key]
+
+
+def share(config: Config, device: str, cache: BenchmarkCache) -> None:
+    """Let the experiments on a network that follow use the measured times; see `shared`."""
+    shared(config, device).take(cache)
+    if is_accelerator(device):
+        BenchmarkCache(kept_times()).take(cache)
 
 
 def kept_times() -> Path:
@@ -114,99 +104,49 @@ def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> t
 def difference(
     one: nn.Module, other: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> tuple[float, float]:
-    """The relative differences of the loss and, at worst, of a parameter's gradient."""
+    """The relative difference of the loss, and the largest of a gradient's element.
+
+    The latter is over the gradient's largest element.
+    """
     losses = []
     for model in (one, other):
         torch.manual_seed(1)  # the same dropout on both sides
         losses.append(iteration(model, images, labels).detach().double())
-    return float((losses[0] - losses[1]).abs() / losses[1].abs()), gradient_gap(one, other)
-
-
-def gradient_gap(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference of a gradient's element, over the gradient's largest element."""
     worst = 0.0
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         scale = b.grad.double().abs().max().clamp_min(1e-30)
         gap = float((a.grad.double() - b.grad.double()).abs().max() / scale)
         worst = max(worst, gap if math.isfinite(gap) else math.inf)
-    return worst
+    return float((losses[0] - losses[1]).abs() / losses[1].abs()), worst
 
 
-def own_difference(plain: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The distance of the gradients of torch's own two convolutions.
+Layer = tuple[Convolution, int]  # with its batch size
 
-    A unit that lies at the edge of its ReLU falls on either side by rounding alone.
+
+def layers(config: Config) -> tuple[list[Layer], int]:
+    """The layers of one network type that are run, in DeepBench's order, and how many are not.
+
+    The configuration's `factor` is of the batch size, `largest_mmacs` leaves out layers of more
+    multiplications (in millions), and `of_each_size` is how many of each kernel size are run, the
+    cheapest first; None for all.
     """
-    other = copy.deepcopy(plain)
-    torch.manual_seed(1)
-    with without_library(images.device.type):
-        iteration(other, images, labels)
-    torch.manual_seed(1)
-    iteration(plain, images, labels)
-    return gradient_gap(other, plain)
-
-
-@contextmanager
-def without_library(kind: str) -> Iterator[None]:
-    """Have torch convolve without cuDNN or oneDNN; on other devices as ever.
-
-    By hand: their own context managers also set how float32 is rounded, and refuse or warn.
-    """
-    if kind not in ("cpu", "cuda"):
-        yield
-        return
-    library: Any = torch.backends.cudnn if kind == "cuda" else torch.backends.mkldnn
-    before = library.enabled
-    switch = torch._C._set_cudnn_enabled if kind == "cuda" else torch._C._set_mkldnn_enabled
-    switch(False)
-    try:
-        yield
-    finally:
-        switch(before)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of DeepBench: its shape, and the batch size that it is defined with."""
-
-    conv: Convolution
-    batch: int
-
-    def macs(self, factor: int) -> int:
-        """Multiplications of a forward pass at `factor` times the batch size."""
-        conv, (rows, columns) = self.conv, self.conv.out_size
-        outputs = factor * self.batch * conv.out_channels * rows * columns
-        return outputs * conv.in_channels * conv.taps
-
-
-def layers(network_type: str) -> list[Layer]:
-    """DeepBench's layers of one network type of Table IV, in its order of shapes."""
-    return [
-        Layer(Convolution(c, h, w, k, (rows, columns), (stride,) * 2, (padding,) * 2), batch)
-        for c, h, w, k, rows, columns, stride, padding, batches in CONTENT["deepbench"][
-            network_type
-        ]
+    every: list[Layer] = [
+        (Convolution(c, h, w, k, (rows, columns), (s, s), (p, p)), batch * config["factor"])
+        for c, h, w, k, rows, columns, s, p, batches in CONTENT["deepbench"][config["role"]]
         for batch in batches
     ]
 
+    def macs(layer: Layer) -> int:
+        conv, batch = layer
+        return math.prod(conv.output_shape(batch)) * conv.in_channels * conv.taps
 
-def chosen_layers(
-    network_type: str, factor: int, largest_mmacs: float | None, of_each_size: int | None
-) -> list[Layer]:
-    """The layers of one network type that are run, in DeepBench's order.
-
-    Args:
-        network_type: Such as ``OCR``.
-        factor: Of the batch size.
-        largest_mmacs: Leave out layers of more multiplications, in millions; None for none.
-        of_each_size: How many of each kernel size, cheapest first; None for all.
-    """
-    every = layers(network_type)
+    most, count = config["largest_mmacs"], config["of_each_size"]
     kept: dict[tuple[int, int], list[Layer]] = {}
-    for layer in sorted(every, key=lambda layer: layer.macs(factor)):
-        group = kept.setdefault(layer.conv.kernel_size, [])
-        small = largest_mmacs is None or layer.macs(factor) <= largest_mmacs * 1e6
-        if small and (of_each_size is None or len(group) < of_each_size):
+    for layer in sorted(every, key=macs):
+        group = kept.setdefault(layer[0].kernel_size, [])
+        small = most is None or macs(layer) <= most * 1e6
+        if small and (count is None or len(group) < count):
             group.append(layer)
-    return sorted((layer for group in kept.values() for layer in group), key=every.index)
+    run = sorted((layer for group in kept.values() for layer in group), key=every.index)
+    return run, len(every) - len(run)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,22 +12,10 @@ import torch
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.microconv.building import (
-    Config,
-    Named,
-    build_network,
-    chosen_layers,
-    iteration,
-    layers,
-    make_bench,
-    network_kernels,
-    rounding,
-    share,
-    shared,
-)
+from repro.experiments.microconv import building
+from repro.experiments.microconv.building import Config, Named, rounding, shared
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
-from repro.measure.allocations import keep_freed_memory
 from repro.measure.machine import machine
 from repro.microconv import (
     POLICIES,
@@ -62,9 +49,9 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
     Starts from nothing, as a first tuning; other experiments then use its times.
     """
     with machine(config, device):
-        named = network_kernels(config, device)
+        named = building.network_kernels(config, device)
         cache = BenchmarkCache(None)
-        bench = make_bench(config, device, cache)
+        bench = building.make_bench(config, device, cache)
         native_workspace.cache_clear()
         start = time.perf_counter()
         measured = _measure(bench, named, config["policy"])
@@ -74,7 +61,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         optimise_s = time.perf_counter() - start
         checked: list[dict[str, Any]] = []
         if not config.get("layer") or is_accelerator(device):
-            share(config, device, cache)
+            building.share(config, device, cache)
         if config.get("layer"):
             (_, kernel, batch), *_ = named
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
@@ -86,7 +73,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
                 "measured": bench.measured,
-                "infeasible_at_64_mib": sum(division is None for division in divided),
+                "infeasible_at_64_mib": divided.count(None),
                 "kernels": kernels,
             }
         )
@@ -94,12 +81,12 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
 
 def _measure(bench: Bench, named: Sequence[Named], policy: str) -> Measured:
     """Measure each kernel once at the micro-batch sizes of a policy."""
-    measured: Measured = {}
-    for _, kernel, batch in named:
-        if (kernel, batch) not in measured:
-            sizes = micro_batch_sizes(batch, policy)
-            measured[kernel, batch] = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
-    return measured
+    return {
+        (kernel, batch): bench.candidates(
+            kernel, batch, micro_batch_sizes(batch, policy), _CAP_MIB * MIB
+        )
+        for kernel, batch in dict.fromkeys((kernel, batch) for _, kernel, batch in named)
+    }
 
 
 def _divide(batch: int, by_size: BySize, limit_bytes: int) -> Division | None:
@@ -137,7 +124,7 @@ def _checked(
 
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
     """A kernel and its useful candidates as plain values, torch's own at the end."""
-    native = next(way for way in by_size[batch] if way.algorithm == NATIVE)
+    native = _native(by_size[batch])
     useful = {
         str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
         for size, ways in by_size.items()
@@ -155,6 +142,11 @@ def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[
         "filter_bytes": width * math.prod(conv.weight_shape),
         "candidates": useful,
     }
+
+
+def _native(ways: Sequence[Candidate]) -> Candidate:
+    """Torch's own among the candidates of a size."""
+    return next(way for way in ways if way.algorithm == NATIVE)
 
 
 def _shape(kernel: Kernel) -> str:
@@ -176,12 +168,12 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
     iterations are `iterating.iterations`.
     """
     with machine(config, device), rounding(config, device):
-        named = network_kernels(config, device)
-        bench = make_bench(config, device, shared(config, device))
+        named = building.network_kernels(config, device)
+        bench = building.make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
         if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
-            share(config, device, shared(config, device))
+            building.share(config, device, shared(config, device))
         start = time.perf_counter()
         limit = int(config["limit_mib"] * MIB)
         held, solved = _hold(config["mode"], named, measured, limit)
@@ -212,10 +204,7 @@ def _own(
     The two differ by the error of every comparison with torch's own: where hardly a kernel is left
     to torch, nothing else tells it.
     """
-    longest = sorted(
-        measured.keys() - as_is,
-        key=lambda key: -next(w.time_s for w in measured[key][key[1]] if w.algorithm == NATIVE),
-    )
+    longest = sorted(measured.keys() - as_is, key=lambda k: -_native(measured[k][k[1]]).time_s)
     rows = []
     for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
         own = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
@@ -244,23 +233,18 @@ def _hold(
 def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide the forward passes of DeepBench's layers under a limit, and run them."""
     with machine(config, device), rounding(config, device):
-        bench = make_bench(config, device, BenchmarkCache(None))
-        limit = config["limit_mib"] * MIB
-        known: dict[Any, dict[str, Any]] = {}
-        rows = []
-        rules = (config["factor"], config["largest_mmacs"], config["of_each_size"])
-        for layer in chosen_layers(config["role"], *rules):
-            batch = layer.batch * config["factor"]
-            kernel = Kernel("forward", layer.conv, config["dtype"], device, math=config["math"])
-            if (kernel, batch) not in known:
-                known[kernel, batch] = _layer_row(bench, kernel, batch, limit, config["policy"])
-            rows.append(known[kernel, batch])
-        left_out = len(layers(config["role"])) - len(rows)
-        return Outcome(metrics={"layers": rows, "left_out": left_out})
+        bench = building.make_bench(config, device, BenchmarkCache(None))
+        chosen, left_out = building.layers(config)
+        rows: dict[Any, dict[str, Any]] = {}
+        for conv, batch in dict.fromkeys(chosen):
+            kernel = Kernel("forward", conv, config["dtype"], device, math=config["math"])
+            rows[conv, batch] = _layer_row(bench, kernel, batch, config)
+        return Outcome({"layers": [rows[layer] for layer in chosen], "left_out": left_out})
 
 
-def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str) -> dict[str, Any]:
-    by_size = bench.candidates(kernel, batch, micro_batch_sizes(batch, policy), limit)
+def _layer_row(bench: Bench, kernel: Kernel, batch: int, config: Config) -> dict[str, Any]:
+    limit = config["limit_mib"] * MIB
+    by_size = bench.candidates(kernel, batch, micro_batch_sizes(batch, config["policy"]), limit)
     row: dict[str, Any] = {"shape": _shape(kernel), "kernel_size": _size(kernel), "batch": batch}
     for name, ways in (("undivided", {batch: by_size[batch]}), ("divided", by_size)):
         if (division := _divide(batch, ways, limit)) is not None:
@@ -277,43 +261,31 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     """
     batch = config["batch"]
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
-    before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    devices = {"fast": (device, before), "slow": ("cpu", before)}
-    if device == "cpu":
-        devices = {"fast": ("cpu", min(2, cores)), "slow": ("cpu", 1)}
-    keep_freed_memory()
-    times: dict[str, dict[str, float]] = {}
-    divided: dict[str, int] = {}
-    described: dict[str, str] = {}
-    try:
-        for name, (where, threads) in devices.items():
-            torch.set_num_threads(threads)
-            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, where)
+    fast, slow = (2, 1) if device == "cpu" else (None, None)  # threads
+    metrics: dict[str, dict[str, Any]] = {"times": {}, "devices": {}, "divided": {}}
+    for name, where, threads in (("fast", device, fast), ("slow", "cpu", slow)):
+        with machine({"threads": threads}, where):
+            model, images, labels = building.build_network(
+                dict(config) | {"dtype": "float32"}, where
+            )
             algorithms = [
                 algorithm
                 for algorithm in config["tuned_with"]
                 if BACKENDS[algorithm.partition(":")[0]].missing(where) is None
             ]
-            report = tune(
-                model,
-                images,
-                config["limit_mib"] * MIB,
-                config["policy"],
-                algorithms=algorithms,
-                cache=BenchmarkCache(None),
-            )
-            divided[name] = sum(entry.division is not None for entry in report.kernels)
+            limit, policy, cache = config["limit_mib"] * MIB, config["policy"], BenchmarkCache(None)
+            report = tune(model, images, limit, policy, algorithms=algorithms, cache=cache)
             steps = {
-                str(size): partial(iteration, model, images[:size], labels[:size]) for size in sizes
+                str(size): partial(building.iteration, model, images[:size], labels[:size])
+                for size in sizes
             }
             timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=where)
-            times[name] = {size: timing.median_s for size, timing in timed.items()}
-            cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
-            described[name] = cpu if where == "cpu" else where
-    finally:
-        torch.set_num_threads(before)
-    return Outcome(metrics={"times": times, "devices": described, "divided": divided})
+            count = torch.get_num_threads()
+            cpu = f"CPU, {count} thread{'s' * (count > 1)}"
+            metrics["times"][name] = {size: timing.median_s for size, timing in timed.items()}
+            metrics["devices"][name] = cpu if where == "cpu" else where
+            metrics["divided"][name] = sum(k.division is not None for k in report.kernels)
+    return Outcome(metrics)
 
 
 def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -339,8 +311,8 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
-        named = network_kernels(config, device)
-        bench = make_bench(config, device, shared(config, device))
+        named = building.network_kernels(config, device)
+        bench = building.make_bench(config, device, shared(config, device))
         measured = _measure(bench, named, config["policy"])
         fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}

@@ -1,13 +1,7 @@
 """Whole iterations of a network held to a workspace limit, each policy in turns, by processes."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,29 +11,23 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
+from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
-from repro.experiments.microconv.building import (
-    Config,
-    build_network,
-    difference,
-    iteration,
-    own_difference,
-    rounding,
-    shared,
-)
+from repro.experiments.microconv import building
+from repro.experiments.microconv.building import Config, iteration, rounding
+from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine
-from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, tune
+from repro.microconv import BenchmarkCache, WorkspaceLimitError, tune
 
 MIB = 2**20
-PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
-MORE = ", more rounds"
-_OURS = ("convolution", "data_gradient", "filter_gradient")
 _WATCHED = (
     "aten::convolution",
     "aten::convolution_backward",
-    *(f"repro_microconv::{name}" for name in _OURS),
+    "repro_microconv::convolution",
+    "repro_microconv::data_gradient",
+    "repro_microconv::filter_gradient",
 )
 
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
@@ -71,12 +59,12 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
     if config.get("rivals"):
         return _rivals(config, device)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "times.sqlite"
-        BenchmarkCache(path).take(shared(config, device))
-        first, described = _timed(config, device, path, measured=True)
-        samples = [first]
+        path = f"{folder}/times.sqlite"
+        BenchmarkCache(Path(path)).take(building.shared(config, device))
+        first, described = timed_forms(config, device, path, measured=True)
+        samples, own = [first], [dict(config), device, path, False]
         for _ in range(config["processes"] - 1):
-            samples.append(_in_a_process("child", [dict(config), device, str(path)]))
+            samples.append(in_a_process(f"{__name__}:timed_forms", own)[0])
     return Outcome(metrics={"forms": described, "samples_s": samples})
 
 
@@ -95,7 +83,9 @@ def _rivals(config: Config, device: str) -> Outcome:
             values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
             environment = {variable: values[variable] for variable in SETTINGS[name][1]}
             try:
-                answer = _in_a_process("rival", [dict(config), device, name], environment)
+                answer = in_a_process(
+                    f"{__name__}:rival", [dict(config), device, name], environment
+                )
             except RuntimeError as error:
                 if name == PLAIN:
                     raise
@@ -108,9 +98,14 @@ def _rivals(config: Config, device: str) -> Outcome:
 
 
 def rival(config: Config, device: str, name: str) -> dict[str, Any]:
-    """The seconds of torch's own iterations under a setting, and the workspace seen."""
-    with machine(config, device), rounding(config, device), benchmarking(SETTINGS[name][0]):
-        step = partial(iteration, *build_network(config, device))
+    """The seconds of torch's own iterations under a setting, and the workspace seen.
+
+    It leaves the setting as it is: for a process of its own.
+    """
+    limit, cudnn = SETTINGS[name][0], torch.backends.cudnn
+    cudnn.benchmark, cudnn.benchmark_limit = limit is not None, limit or 0
+    with machine(config, device), rounding(config, device):
+        step = partial(iteration, *building.build_network(config, device))
         step()  # chooses the plans
         with _Workspace(device) as seen:
             step()
@@ -118,26 +113,8 @@ def rival(config: Config, device: str, name: str) -> dict[str, Any]:
         return {"samples_s": list(timed[""].samples_s), "seen_bytes": seen.largest}
 
 
-@contextmanager
-def benchmarking(limit: int | None) -> Iterator[None]:
-    """Have torch try so many plans for each new shape, 0 for all; None leaves the choice to it."""
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark = limit is not None
-    if limit is not None:
-        cudnn.benchmark_limit = limit
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
-
-
 class _Workspace(TorchDispatchMode):
-    """Watch the allocations of convolutions on an accelerator besides their results.
-
-    Attributes:
-        largest: Bytes of the one that takes most.
-    """
+    """The largest allocation of a convolution on an accelerator besides its result, in bytes."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -155,37 +132,15 @@ class _Workspace(TorchDispatchMode):
         return result
 
 
-def _in_a_process(
-    function: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
-) -> Any:
-    """Call a function of this module in another process, and return its result."""
-    code = f"import json, sys\nfrom {__name__} import {function}\n"
-    code += f"print(json.dumps({function}(*json.loads(sys.argv[1]))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | (environment or {}),
-    )
-    if done.returncode:
-        raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def child(config: Config, device: str, path: str) -> dict[str, list[float]]:
-    """The seconds of each form's iterations in another process."""
-    return _timed(config, device, Path(path), measured=False)[0]
-
-
-def _timed(
-    config: Config, device: str, path: Path, measured: bool
+def timed_forms(
+    config: Config, device: str, path: str, measured: bool
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
-        plain, images, labels = build_network(config, device)
+        plain, images, labels = building.build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.
         cache = BenchmarkCache(None)
-        cache.take(BenchmarkCache(path))
+        cache.take(BenchmarkCache(Path(path)))
         forms: dict[str, nn.Module] = {PLAIN: plain, AGAIN: copy.deepcopy(plain)}
         outcomes: dict[str, Any] = {}
         for name, options in _forms(config).items():
@@ -198,9 +153,27 @@ def _timed(
                 continue
             if name != FREE or any(entry.division for entry in report.kernels):
                 forms[name] = model
-            if measured:
-                outcomes[name] = _described(report, model, plain, images, labels)
-        BenchmarkCache(path).take(cache)
+            if not measured:
+                continue
+            loss_error, gradient_error = building.difference(model, plain, images, labels)
+            seen: int | None = None
+            if images.device.type == "cpu":
+                inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)
+                seen = max((taken for _, taken in inside), default=0)
+            outcomes[name] = {
+                "kernels": len(report.kernels),
+                "divided": sum(entry.division is not None for entry in report.kernels),
+                "needed": sum(entry.needed for entry in report.kernels),
+                "untied": len(report.untied),
+                "predicted_s": report.time_s,
+                "native_s": report.native_s,
+                "workspace_bytes": report.workspace_bytes,
+                "allocated_bytes": report.allocated_bytes,
+                "seen_bytes": seen,
+                "loss_error": loss_error,
+                "gradient_error": gradient_error,
+            }
+        BenchmarkCache(Path(path)).take(cache)
         steps = {name: partial(iteration, model, images, labels) for name, model in forms.items()}
         timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
         samples = {name: list(timing.samples_s) for name, timing in timed.items()}
@@ -213,12 +186,9 @@ def _timed(
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
     """The options of `tune` for each form."""
+    free = config["algorithms"][: config["free"]]
     forms: dict[str, dict[str, Any]] = {
-        FREE: {
-            "strict": False,
-            "workspace_limit": 512 * MIB,
-            "algorithms": config["algorithms"][: config["free"]],
-        }
+        FREE: {"strict": False, "workspace_limit": 512 * MIB, "algorithms": free}
     }
     for mode, total, policy in config["ways"]:
         name = f"WR {policy}" if mode == "WR" else f"WD {total:g} MiB {policy}"
@@ -231,34 +201,3 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
             "min_gain": -1e-9,
         }
     return forms
-
-
-def _described(
-    report: TuningReport,
-    model: nn.Module,
-    plain: nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-) -> dict[str, Any]:
-    """The outcome of the kernels, and whether losses and gradients are the same."""
-    loss_error, gradient_error = difference(model, plain, images, labels)
-    seen: int | None = None
-    if images.device.type == "cpu":
-        inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)
-        seen = max((taken for _, taken in inside), default=0)
-    return {
-        "kernels": len(report.kernels),
-        "divided": sum(entry.division is not None for entry in report.kernels),
-        "needed": sum(entry.needed for entry in report.kernels),
-        "untied": len(report.untied),
-        "predicted_s": report.time_s,
-        "native_s": report.native_s,
-        "workspace_bytes": report.workspace_bytes,
-        "allocated_bytes": report.allocated_bytes,
-        "seen_bytes": seen,
-        "loss_error": loss_error,
-        "gradient_error": gradient_error,
-        "own_gradient_error": (
-            own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
-        ),
-    }

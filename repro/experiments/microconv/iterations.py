@@ -6,15 +6,15 @@ convolutions and without a limit, undivided within it, and divided.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from repro.experiments.design import Chosen, Run, claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import mib, ms, or_none, times
-from repro.experiments.microconv.runs import ALONE, CAFFE, ITERATED, PAPER, network_name
+from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PAPER, PLAIN, network_name
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -22,26 +22,31 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
-MORE = ", more rounds"  # of these three alone
+    from repro.plots import Effect
+
 UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
-TRIED = (*ITERATED, *ALONE)
-ROUNDED = 1e-4  # relative error up to which algorithms are admitted; see `building`
+# With the paper's speed-ups of an iteration over undivided.
+CLAIM = claims_of("microconv")["iterations"]["divided_faster"]
+
+
+def planned(profile: str, chosen: Chosen) -> list[Run]:
+    """The networks, and torch's own convolutions under other settings."""
+    roles = [role for role in runs.TRIED if role in runs.profile_of(profile)["iterated"]]
+    return [*(runs.iterations(profile, role) for role in roles), *runs.rivals(profile)]
 
 
 def _ran(results: Results) -> dict[str, Record]:
     """The networks' records by role."""
-    found = {role: results.first("iterations", role=role, rivals=None) for role in TRIED}
+    found = {role: results.first("iterations", role=role, rivals=None) for role in runs.TRIED}
     return {role: record for role, record in found.items() if record}
 
 
-def _need(results: Results, role: str, *names: str) -> tuple[Record, list[Mapping[str, Any]]]:
-    """A network's record, and the outcomes of several forms."""
-    record = results.need("iterations", role=role, rivals=None)
-    for name in names:
-        if name not in record.metrics["forms"]:
-            raise NotRun(f"{role} was not run as {name}")
-    return record, [record.metrics["forms"][name] for name in names]
+def _form(record: Record, name: str) -> Mapping[str, Any]:
+    """The outcome of a form."""
+    if name not in record.metrics["forms"]:
+        raise NotRun(f"{record.config['role']} was not run as {name}")
+    found: Mapping[str, Any] = record.metrics["forms"][name]
+    return found
 
 
 def refused(outcome: Mapping[str, Any]) -> bool:
@@ -84,40 +89,28 @@ def over_undivided(results: Results, role: str) -> Estimate:
     kernels took is not recorded: those for which torch's own takes more than the limit run by
     others, of which some are this package's.
     """
-    record, forms = _need(results, role, UNDIVIDED, DIVIDED)
+    record = results.need("iterations", role=role, rivals=None)
+    forms = [_form(record, name) for name in (UNDIVIDED, DIVIDED)]
     limit = f"{record.config['limit_mib']:g} MiB"
     if any(map(refused, forms)):
         raise NotRun(f"{role} cannot be held to {limit}")
     needed, kernels = forms[0]["needed"], forms[0]["kernels"]
     if not needed:
         raise NotRun(f"no limit binds: all of {role} fits into {limit} by torch's own")
-    names = [
-        name for name in record.config["algorithms"] if measured.ours_alone({"parts": [[0, name]]})
-    ]
     faster = gain(record, UNDIVIDED, DIVIDED)
     note = f"divided is {gain(record, PLAIN, DIVIDED)} of torch's own speed without a limit"
-    if names:
+    if names := ", ".join(measured.ours(record.config["algorithms"])):
         fallen = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
-        note = f"{fallen}{', '.join(names)}; {note}"
+        note = f"{fallen}{names}; {note}"
     if names and 2 * needed > kernels:
         raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
     return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
 
 
-def published(role: str) -> float:
-    """The paper's speed-up of an iteration with powerOfTwo over undivided."""
-    if role == "ResNet-18":
-        return float(PAPER["abstract"]["resnet18"])
-    if role == CAFFE:
-        return float(PAPER["figure9"]["speedup_64"]["P100"][0])  # with all
-    row = PAPER["table5"][role]
-    return float(row["undivided"] / row["powerOfTwo"])
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """The time of an iteration in each form over torch's own and undivided."""
     ran, rows = _ran(results), []
-    for role in TRIED:
+    for role in runs.TRIED:
         if record := ran.get(role):
             rows += [_row(record, name) for name in (AGAIN, *record.metrics["forms"])]
         for rival in results.ok("iterations", role=role):
@@ -141,23 +134,23 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     elif "error" in outcome:
         taken = "failed"
     over_torch = or_none(gain, record, *_most_rounds(record, PLAIN, name))
+    changed = outcome.get("gradient_error")
     return {
         "network": network_name(record),
         "form": f"torch's own, {name}" if rival else name,
         "limit (MiB)": limit,
-        "paper": times(published(record.config["role"])) if name == DIVIDED else DASH,
+        "paper": times(CLAIM.effect_of(record.config["role"])) if name == DIVIDED else DASH,
         "over undivided": str(or_none(gain, record, UNDIVIDED, name) or DASH),
         "over torch's own": str(over_torch or DASH),
         "iteration (ms)": taken,
         "processes": len(samples),
         "largest seen (MiB)": mib(outcome.get("seen_bytes")),
+        "gradients differ by": DASH if changed is None else f"{changed:.0g}",
     }
 
 
 def figure(results: Results) -> "Figure":
     """Speed-ups of each network's forms; the paper's of divided over undivided."""
-    from repro.experiments.microconv.drawing import effect, effects
-
     shown = {
         AGAIN: "torch's own, a second time, over itself",
         UNDIVIDED: "undivided over torch's own",
@@ -166,45 +159,44 @@ def figure(results: Results) -> "Figure":
     }
     groups = {}
     for role, record in _ran(results).items():
-        limit, rows = record.config["limit_mib"], []
-        if limit:
+        rows: list[Effect] = []
+        if limit := record.config["limit_mib"]:
             faster = or_none(over_undivided, results, role)
-            rows.append(effect("divided over undivided", published(role), faster))
+            rows.append(measured.effect("divided over undivided", CLAIM.effect_of(role), faster))
         for name, label in shown.items():
             if found := or_none(gain, record, *_most_rounds(record, PLAIN, name)):
-                rows.append(effect(label, None, found))
-        groups[network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")] = rows
-    title = "ours: iterations, forward and backward, SYNTHETIC inputs"
-    return effects(groups, "speed-up of an iteration; right of 1 is faster", title)
+                rows.append(measured.effect(label, None, found))
+        if len(rows) > 1:  # more than torch's own
+            groups[network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")] = rows
+    told = "speed-up of an iteration; right of 1 is faster"
+    return measured.draw_effects(groups, told, "ours: iterations, forward and backward")
 
 
 def divided_faster(results: Results) -> Cases:
     """The iterations of each network divided over undivided; to fit only divided is a gain."""
 
     def faster(role: str) -> Estimate | Exact:
-        record, (undivided, *_) = _need(results, role, UNDIVIDED)
-        if refused(undivided) and not refused(_need(results, role, DIVIDED)[1][0]):
+        record = results.need("iterations", role=role, rivals=None)
+        undivided = _form(record, UNDIVIDED)
+        if refused(undivided) and not refused(_form(record, DIVIDED)):
             least = f"({mib(undivided['least_bytes'])} MiB undivided)"
             return Exact(True, f"within {record.config['limit_mib']:g} MiB only divided {least}")
         return over_undivided(results, role)
 
-    return cases([name for name in ITERATED if name in runs.iterated(results.profile)], faster)
+    wanted = runs.profile_of(results.profile)["iterated"]
+    return cases([name for name in runs.ITERATED if name in wanted], faster)
 
 
 def wd_over_wr(results: Results) -> Cases:
     """AlexNet's iterations with WD over WR by the same policy, its total WR's limit times 15."""
-    ran = _ran(results)
-    both = [ran[role] for role in (CAFFE, "AlexNet") if role in ran]
-    both = [record for record in both if any(way[0] == "WD" for way in record.config["ways"])]
-    record = both[0] if both else _need(results, "AlexNet")[0]
-    total = record.config["limit_mib"] * PAPER["figure11"]["kernels"]["AlexNet"]
-    shared = [way[2] for way in record.config["ways"] if way[:2] == ["WD", total]]
-    if not shared:
-        raise NotRun(f"no WD with {total:g} MiB in all")
-    wd = f"WD {total:g} MiB {shared[0]}"
-    label = f"{network_name(record)}, {total:g} MiB in all, both {shared[0]}:"
-    note = f"WD is {gain(record, PLAIN, wd)} of torch's own speed without a limit"
-    return {"AlexNet": replace(gain(record, f"WR {shared[0]}", wd), label=label, note=note)}
+    for record in filter(None, map(_ran(results).get, (runs.CAFFE, "AlexNet"))):
+        total = record.config["limit_mib"] * PAPER["figure11"]["kernels"]["AlexNet"]
+        for _, _, policy in (way for way in record.config["ways"] if way[:2] == ["WD", total]):
+            wd = f"WD {total:g} MiB {policy}"
+            label = f"{network_name(record)}, {total:g} MiB in all, both {policy}:"
+            note = f"WD is {gain(record, PLAIN, wd)} of torch's own speed without a limit"
+            return {"AlexNet": replace(gain(record, f"WR {policy}", wd), label=label, note=note)}
+    raise NotRun("no records of WD with as much in all")
 
 
 def no_slower(results: Results) -> Cases:
@@ -215,9 +207,9 @@ def no_slower(results: Results) -> Cases:
         record = ran[role]
         if untouched(record):
             return Exact(True, "left as it was")
-        _, (outcome, *_) = _need(results, role, FREE)
+        divided = _form(record, FREE)["divided"]
         plain, again, free = _most_rounds(record, PLAIN, AGAIN, FREE)
-        label = f"{network_name(record)}, {outcome['divided']} kernels divided:"
+        label = f"{network_name(record)}, {divided} kernels divided:"
         note = f"torch's own over itself {gain(record, again, plain)}"
         return replace(gain(record, free, plain), label=label, note=note)
 
@@ -226,60 +218,10 @@ def no_slower(results: Results) -> Cases:
     return cases(ran, slower)
 
 
-def _worst(errors: Sequence[float]) -> float:
-    return max(errors) if all(map(math.isfinite, errors)) else math.inf
-
-
-def same_gradients(results: Results) -> tuple[bool, str]:
-    """The largest difference of a gradient's element, relative to its largest element.
-
-    Of networks in which a kernel left torch's own.
-    """
-    ran = _ran(results).values()
-    gaps = [
-        (form["gradient_error"], form["own_gradient_error"])
-        for record in ran
-        for form in record.metrics["forms"].values()
-        if form.get("divided")
-    ]
-    if not gaps:
-        left = f"{len(ran)} networks, and no kernel of them left torch's own"
-        raise NotRun(left if ran else "no records")
-    beyond = [pair for pair in gaps if not pair[0] <= ROUNDED]
-    evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} tuned forms within {ROUNDED:.0e}"
-    if beyond:
-        worst, own = map(_worst, zip(*beyond, strict=True))
-        evidence += (
-            f"; elsewhere by up to {worst:.0e}, where torch's own with and without their library "
-            f"differ by {own:.0e} (a unit at the edge of its ReLU)"
-        )
-    return all(gap <= own + ROUNDED for gap, own in beyond), evidence
-
-
-def held(results: Results) -> tuple[bool, str]:
-    """Bytes seen by a profiler in each convolution, and those listed, over the limits."""
-    shares = []
-    for record in results.ok("iterations"):
-        for name, outcome in record.metrics["forms"].items():
-            if not refused(outcome) and name != FREE:
-                wd = name.startswith("WD")
-                limit = float(name.split()[1] if wd else record.config["limit_mib"])
-                taken = max(outcome["workspace_bytes"], outcome["seen_bytes"] or 0)
-                shares.append(taken / (limit * runs.MIB))
-    if not shares:
-        raise NotRun("no records")
-    told = f"{len(shares)} tuned forms take at most {100 * max(shares):.0f} % of their limits"
-    return max(shares) <= 1, told
-
-
 ITERATIONS = runs.artefact(
     "iterations",
-    plan=lambda profile, chosen: [
-        *map(partial(runs.iterations, profile), runs.iterated(profile)),
-        *runs.rivals(profile),
-    ],
+    plan=planned,
     rows=table,
     draw=figure,
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
-    checks={"held": held, "gradients": same_gradients},
 )

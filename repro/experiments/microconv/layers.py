@@ -1,34 +1,141 @@
-"""Does dividing one convolution let a faster algorithm into a limit? (Figures 6 and 10)
+"""What does a limit do to single kernels of AlexNet? (Figures 1, 6, 10 and 12)
 
-AlexNet's second convolution: the divisions worth having, and their gain.
+The workspace that they need undivided, the divisions of conv2 and their gain, and the kernels that
+get most of a workspace that is shared out (WD).
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, mean_of
+import pandas as pd
+
+from repro.experiments import judge
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
-from repro.experiments.microconv.runs import MIB, PAPER
+from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
 from repro.experiments.query import Results
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from repro.microconv import Division
+    from repro.plots import Effect
+
+# Figure 1: each layer's workspace and time, undivided.
 
 
-def conv2_entry(results: Results) -> Entry | None:
-    """AlexNet's second convolution, forward."""
-    return next(iter(measured.entries(results.first("candidates", layer="conv2"))), None)
+def _layers(results: Results) -> pd.DataFrame:
+    """AlexNet's layers, one a row: MiB of data and filters, MiB and ms of its kernels by limit.
+
+    Data is read and written, and both have gradients. NaN where a kernel does not fit undivided.
+    """
+    rows = []
+    for entry in measured.entries(measured.alexnet(results)):
+        sizes = {"data": entry["data_bytes"], "filters": entry["filter_bytes"]}
+        row = {"layer": entry["layer"]} | {name: 2 * size / MIB for name, size in sizes.items()}
+        for cell in map(Cell, LIMITS_MIB):
+            best = divide(entry, cell.limit_mib(results.profile), "undivided")
+            told = cell.told(results.profile)
+            row[f"{told}: workspace"] = best.workspace_bytes / MIB if best else math.nan
+            row[f"{told}: ms"] = 1e3 * best.time_s if best else math.nan
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["layer", "data", "filters"])
+    sums = dict.fromkeys(frame.columns[3:], lambda own: own.sum(skipna=False))
+    return frame.groupby("layer").agg({"data": "first", "filters": "first", **sums})
 
 
-def _conv2_front(results: Results) -> "list[Division]":
-    entry = conv2_entry(results)
-    return front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else []
+def figure1_table(results: Results) -> list[dict[str, Any]]:
+    """Workspace and time of the best undivided algorithms at each limit, by layer."""
+    frame = _layers(results).rename(columns={"data": "data (MiB)", "filters": "filters (MiB)"})
+    absent = {name: "does not fit" if name.endswith("workspace") else DASH for name in frame}
+    return [
+        {"layer": layer}
+        | {n: absent[n] if math.isnan(value) else f"{value:,.1f}" for n, value in row.items()}
+        for layer, row in frame.to_dict("index").items()
+    ]
+
+
+def figure1(results: Results) -> "Figure":
+    """Each layer's memory and time at every limit; no bar where a kernel does not fit."""
+    from repro import plots
+
+    figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
+    figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
+    frame, (left, right) = _layers(results), axes[0]
+    limits = {name: f"best within {name.partition(':')[0]}" for name in frame.columns[2:]}
+    memory, time = frame.filter(regex="data|filters|workspace"), frame.filter(like=": ms")
+    colours = ("#d3d8df", "#8a93a0", *measured.LIMITS)
+    measured.draw_bars(left, memory.rename(columns=limits), colours)
+    measured.draw_bars(right, time.rename(columns=limits), measured.LIMITS)
+    left.set(title="data, filters and workspace", ylabel="MiB")
+    right.set(title="time, forward and backward", ylabel="ms")
+    plots.legend_below(figure, 5)
+    return figure
+
+
+def workspace_as_large(results: Results) -> Cases:
+    """The workspace of all fastest undivided kernels over data and filters of all layers."""
+    frame, cell = _layers(results), Cell(AMPLE)
+    if frame.empty:
+        raise NotRun("no records")
+    told = cell.told(results.profile)
+    taken = frame[f"{told}: workspace"].sum(skipna=False)
+    if math.isnan(taken):
+        raise NotRun(f"not every kernel fits into {cell.limit_mib(results.profile)} MiB undivided")
+    kept = frame[["data", "filters"]].sum().sum()
+    text = f"{taken:,.1f} MiB of workspace within {told}, for {kept:,.1f} of data and filters:"
+    over = max(taken, 1 / MIB) / kept  # a byte, where none is taken
+    return {"AlexNet": replace(deterministic(over, log=True), label=text)}
+
+
+def fast_needs_more(results: Results) -> Cases:
+    """Whether the fastest undivided algorithm of each kernel needs more than the small limit.
+
+    The fastest is that within the ample limit; kernels for which there is none are left out. The
+    evidence names the algorithm that fits into the small limit, and how many times as slow it is.
+    """
+    kernels = measured.entries(measured.alexnet(results))
+    if not kernels:
+        raise NotRun("no records")
+    small, ample = (Cell(limit).limit_mib(results.profile) for limit in (SMALL, AMPLE))
+    needs: dict[str, Exact] = {}
+    for entry in kernels:
+        if not (fastest := divide(entry, ample, "undivided")):
+            continue
+        instead = "nothing fits"
+        if fitting := divide(entry, small, "undivided"):
+            slower = f"×{fitting.time_s / fastest.time_s:.2f}"
+            instead = f"{fitting.parts[0][1]} fits and takes {slower}"
+        more = fastest.workspace_bytes > small * MIB
+        text = f"needs more ({instead})" if more else "needs no more"
+        needs[measured.label(entry)] = Exact(more, text)
+    if not needs:
+        raise NotRun(f"no kernel fits into {ample} MiB undivided")
+    return needs
+
+
+FIGURE1 = runs.artefact(
+    "figure1",
+    plan=lambda profile, chosen: runs.alexnet_kernels(profile),
+    rows=figure1_table,
+    draw=figure1,
+    claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
+)
+
+
+# Figure 6: the divisions of conv2 that are worth having.
+
+
+def _conv2_front(results: Results) -> "tuple[Entry | None, list[Division]]":
+    """AlexNet's second convolution, forward, and its Pareto front."""
+    entry = next(iter(measured.entries(results.first("candidates", layer="conv2"))), None)
+    return entry, front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else []
 
 
 def _conv2_title(results: Results) -> str:
@@ -40,35 +147,29 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
     """The desirable divisions of conv2, forward."""
     return [
         {
-            "point": number,
             "workspace (MiB)": f"{division.workspace_bytes / MIB:,.2f}",
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for number, division in enumerate(_conv2_front(results), 1)
+        for division in _conv2_front(results)[1]
     ]
 
 
 def figure6(results: Results) -> "Figure":
     """The Pareto front of conv2."""
-    figure = draw_front(conv2_entry(results), _conv2_front(results))
+    figure = draw_front(*_conv2_front(results))
     figure.suptitle(_conv2_title(results), fontsize=11)
     return figure
 
 
 def draw_front(
-    entry: Entry | None,
-    divisions: "Sequence[Division]",
-    limit_mib: float | None = None,
-    chosen: int | None = None,
+    entry: Entry | None, divisions: "Sequence[Division]", limit_mib: float | None = None
 ) -> "Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
-    The axes are those of the whole front, whatever the limit. The limit is a line, and a ring marks
-    the chosen point, whose number counts from 0.
+    The axes are those of the whole front. A limit is a line, with a ring around the point chosen.
     """
     from repro import plots
-    from repro.experiments.microconv.drawing import UNFIT
 
     figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
     curve, bars = axes[0]
@@ -82,10 +183,11 @@ def draw_front(
         wide, high = (1.1 * max(ends) for ends in zip(own, *points, strict=True))
         curve.set(xlim=(-0.03 * wide, max(wide, 1e-9)), ylim=(0, high))
     if limit_mib is not None:
-        curve.axvline(limit_mib, color=UNFIT, linestyle="--", linewidth=1.5, label="limit")
-    if chosen is not None:
-        ring: dict[str, Any] = {"fillstyle": "none", "color": UNFIT, "markeredgewidth": 2}
-        curve.plot(*points[chosen], "o", markersize=14, label="chosen", **ring)
+        mark: dict[str, Any] = {"color": "#9a4a22"}
+        curve.axvline(limit_mib, linestyle="--", linewidth=1.5, label="limit", **mark)
+        if fitting := [point for point in points if point[0] <= limit_mib]:
+            mark |= {"fillstyle": "none", "markeredgewidth": 2}
+            curve.plot(*fitting[-1], "o", markersize=14, label="chosen", **mark)
     curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
     looks = plots.styles(sorted({name for division in divisions for _, name in division.parts}))
     for row, division in enumerate(divisions):
@@ -100,14 +202,6 @@ def draw_front(
     return figure
 
 
-def divided_on_front(results: Results) -> tuple[bool, str]:
-    """The divided points of conv2's front."""
-    results.need("candidates", layer="conv2")
-    points = _conv2_front(results)
-    divided = sum(len(point.parts) > 1 for point in points)
-    return divided > 0, f"{divided} of {len(points)} desirable divisions are divided"
-
-
 FIGURE6 = runs.artefact(
     "figure6",
     plan=lambda profile, chosen: list(
@@ -115,52 +209,47 @@ FIGURE6 = runs.artefact(
     ),
     rows=figure6_table,
     draw=figure6,
-    checks={"divided": divided_on_front},
 )
 
 
-FIGURE10_LIMITS = (runs.SMALL, PAPER["figure10"]["limit_mib"])
-Cell = tuple[int, str]  # limit in MiB, policy
+# Figure 10: the divisions of conv2 as they run.
+
+FIGURE10_LIMITS = (SMALL, PAPER["figure10"]["limit_mib"])
+Ran = tuple[int, str]  # limit in MiB, policy
 
 
-def _ran(metrics: dict[str, Any]) -> dict[Cell, dict[str, Any]]:
-    return {(row["limit_mib"], row["policy"]): row for row in metrics["checked"]}
+def _ran(record: Record) -> dict[Ran, dict[str, Any]]:
+    return {(row["limit_mib"], row["policy"]): row for row in record.metrics["checked"]}
 
 
-def conv2_cells(results: Results) -> dict[Cell, dict[str, Any] | None]:
-    """The divisions of conv2 by limit and policy, None where nothing fits.
+def conv2_cells(results: Results) -> list[tuple[Ran, dict[str, Any], str, Estimate | None]]:
+    """Divisions of conv2 by limit and policy: numbers (none where it does not fit), words, gain.
 
     A record says nothing of policies whose micro-batch sizes it does not hold.
     """
-    record = results.first("candidates", layer="conv2")
-    if record is None:
-        return {}
-    tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
-    found = _ran(record.metrics)
-    return {cell: found.get(cell) for cell in itertools.product(FIGURE10_LIMITS, tried)}
+    from repro.microconv import Division
+
+    rows = []
+    for record in results.ok("candidates", layer="conv2")[:1]:
+        tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
+        for cell in itertools.product(FIGURE10_LIMITS, tried):
+            found, told = _ran(record).get(cell, {}), "does not fit"
+            if found:
+                told = str(Division(0.0, 0, [(size, name) for size, name in found["parts"]]))
+            rows.append((cell, found, told, or_none(conv2_gain, results, cell)))
+    return rows
 
 
-def conv2_gain(results: Results, cell: Cell) -> Estimate:
-    """How much faster conv2 runs than undivided, each in turns with torch's own.
-
-    By processes; of one alone the spread is not known.
-    """
+def conv2_gain(results: Results, cell: Ran) -> Estimate:
+    """How much faster conv2 runs than undivided, each in turns with torch's own, by processes."""
     gains = []
     for record in results.ok("candidates", layer="conv2"):
-        ran = _ran(record.metrics)
-        divided, undivided = ran.get(cell), ran.get((cell[0], "undivided"))
+        divided, undivided = _ran(record).get(cell), _ran(record).get((cell[0], "undivided"))
         if divided is None or undivided is None:
             raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
         before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
         gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
-    return deterministic(1.0, log=True) if set(gains) == {1.0} else mean_of(gains, log=True)
-
-
-def _division(cell: dict[str, Any]) -> str:
-    """A division that was run, in words."""
-    from repro.microconv import Division
-
-    return str(Division(0.0, 0, [(int(size), str(name)) for size, name in cell["parts"]]))
+    return deterministic(1.0, log=True) if set(gains) == {1.0} else judge.mean_of(gains, log=True)
 
 
 def figure10_table(results: Results) -> list[dict[str, Any]]:
@@ -171,43 +260,41 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
         "powerOfTwo": f"{published['power_of_two_mib']} MiB, 32s",
         "all": times(published["speedup_all"]),
     }
-    rows = []
-    for (limit, policy), cell in conv2_cells(results).items():
-        shown = {"limit (MiB)": limit, "policy": policy}
-        shown["paper"] = paper[policy] if limit == published["limit_mib"] else DASH
-        told = ["does not fit", DASH, DASH, DASH, DASH]
-        if cell:
-            numbers = mib(cell["workspace_bytes"]), ms(cell["time_s"]), ms(cell["native_s"])
-            gain = or_none(conv2_gain, results, (limit, policy)) or DASH
-            told = [_division(cell), *numbers, str(gain)]
-        columns = "division", "workspace (MiB)", "time (ms)", "torch's own (ms)", "over undivided"
-        rows.append(shown | dict(zip(columns, told, strict=True)))
-    return rows
+    return [
+        {
+            "limit (MiB)": limit,
+            "policy": policy,
+            "paper": paper[policy] if limit == published["limit_mib"] else DASH,
+            "division": told,
+            "workspace (MiB)": mib(found.get("workspace_bytes")),
+            "time (ms)": ms(found.get("time_s")),
+            "torch's own (ms)": ms(found.get("native_s")),
+            "over undivided": str(gain or DASH),
+        }
+        for (limit, policy), found, told, gain in conv2_cells(results)
+    ]
 
 
 def figure10(results: Results) -> "Figure":
     """The speed-ups of conv2's divisions over undivided within the same limit."""
-    from repro.experiments.microconv.drawing import Effect, effect, effects
-
     groups: dict[str, list[Effect]] = {}
     cells = conv2_cells(results)
-    for (limit, policy), cell in cells.items():
-        rows = groups.setdefault(f"within {limit} MiB", [])
+    for cell, _, told, gain in cells:
         # The paper's is with all sizes: ours is with the most that ran.
-        papers = (limit, policy) == list(cells)[-1]
-        gain = or_none(conv2_gain, results, (limit, policy))
-        label = f"{policy}: {_division(cell) if cell else 'does not fit'}"
-        rows.append(effect(label, PAPER["figure10"]["speedup_all"] if papers else None, gain))
-    return effects(groups, "speed-up of conv2, forward, over undivided", _conv2_title(results))
+        paper = PAPER["figure10"]["speedup_all"] if cell == cells[-1][0] else None
+        rows = groups.setdefault(f"within {cell[0]} MiB", [])
+        rows.append(measured.effect(f"{cell[1]}: {told}", paper, gain))
+    told = "speed-up of conv2, forward, over undivided"
+    return measured.draw_effects(groups, told, _conv2_title(results))
 
 
-def _bound_cell(results: Results) -> tuple[Cell, dict[str, Any]]:
+def _bound_cell(results: Results) -> tuple[Ran, dict[str, Any], Entry]:
     """The cell of conv2 at the largest limit that excludes the fastest undivided algorithm."""
     record = results.need("candidates", layer="conv2")
-    entry, ran = measured.entries(record)[0], _ran(record.metrics)
+    entry, ran = measured.entries(record)[0], _ran(record)
     policy = "all" if any(name == "all" for _, name in ran) else "powerOfTwo"
-    fastest = divide(entry, runs.AMPLE, "undivided")
-    need = fastest.workspace_bytes / MIB if fastest else runs.AMPLE
+    fastest = divide(entry, AMPLE, "undivided")
+    need = fastest.workspace_bytes / MIB if fastest else AMPLE
     bound = [limit for limit in FIGURE10_LIMITS if need > limit]
     if not bound:
         needed = f"{fastest} needs {need:.1f} MiB at a mini-batch of {entry['batch']}"
@@ -215,13 +302,12 @@ def _bound_cell(results: Results) -> tuple[Cell, dict[str, Any]]:
     cell = max(bound), policy
     if cell not in ran:
         raise NotRun(f"nothing fits into {cell[0]} MiB")
-    return cell, ran[cell]
+    return cell, ran[cell], entry
 
 
 def admits_algorithm(results: Results) -> Cases:
     """Whether the division takes an algorithm that the whole mini-batch has no room for."""
-    (limit, policy), row = _bound_cell(results)
-    entry = measured.entries(results.need("candidates", layer="conv2"))[0]
+    (limit, policy), row, entry = _bound_cell(results)
     needs = {name: size / MIB for name, _, size in entry["candidates"][str(entry["batch"])]}
     needs[measured.NATIVE] = entry["native_bytes"] / MIB
     taken = sorted(measured.algorithms(row))
@@ -232,32 +318,8 @@ def admits_algorithm(results: Results) -> Cases:
 
 def conv2_faster(results: Results) -> Cases:
     """The speed-up of conv2."""
-    cell, _ = _bound_cell(results)
+    cell, _, _ = _bound_cell(results)
     return {"conv2": replace(conv2_gain(results, cell), label=f"conv2, {cell[0]} MiB, {cell[1]}:")}
-
-
-def fft_workspace_bytes(batch: int, inputs: int, outputs: int, side: int) -> int:
-    """Bytes that a convolution by one FFT of whole images keeps in float32.
-
-    All images, results and filters (of one group: `inputs` to `outputs` channels) are there as
-    spectra at once. A real image of n × n pixels, n = `side` being the padded image's, rounded up
-    to a power of two, has a spectrum of n × (n / 2 + 1) complex numbers, of 8 bytes each.
-    """
-    spectra = batch * inputs + batch * outputs + inputs * outputs
-    return 8 * spectra * side * (side // 2 + 1)
-
-
-def fft_workspaces(results: Results) -> tuple[bool, str]:
-    """The formula's bytes and the paper's printed digits; needs no records."""
-    paper, said, close = PAPER["figure10"], [], []
-    for batch, printed, half_a_digit in (
-        (PAPER["batches"]["AlexNet"], paper["fft_mib"], 0.5),
-        (paper["power_of_two_batch"], paper["power_of_two_mib"], 0.05),
-    ):
-        size = fft_workspace_bytes(batch, 48, 128, 32) / MIB
-        close.append(abs(size - printed) <= half_a_digit)
-        said.append(f"{size:.1f} MiB for {printed} at {batch} samples")
-    return all(close), "; ".join(said)
 
 
 FIGURE10 = runs.artefact(
@@ -266,5 +328,133 @@ FIGURE10 = runs.artefact(
     rows=figure10_table,
     draw=figure10,
     claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
-    checks={"fft": fft_workspaces},
+)
+
+
+# Figure 12: one workspace for all kernels.
+
+FIGURE12_PAPER = PAPER["figure12"]
+
+
+def share_out(kernels: Sequence[Entry], total_mib: float) -> "list[Division]":
+    """The divisions that WD chooses; none where the total admits none."""
+    from repro.microconv import assign_workspaces
+
+    fronts = {index: front(entry) for index, entry in enumerate(kernels)}
+    try:
+        chosen = assign_workspaces(fronts, int(total_mib * MIB))
+    except ValueError:
+        return []
+    return [chosen[index] for index in range(len(kernels))]
+
+
+def _total_mib(results: Results) -> float:
+    return Cell(FIGURE12_PAPER["total_mib"]).limit_mib(results.profile)
+
+
+def assignment(results: Results) -> "list[tuple[Entry, Division]]":
+    """AlexNet's kernels with the divisions that WD chooses; none where it can choose none."""
+    kernels = measured.entries(measured.alexnet(results))
+    return list(zip(kernels, share_out(kernels, _total_mib(results)), strict=False))
+
+
+def figure12_table(results: Results) -> list[dict[str, Any]]:
+    """The workspace that WD assigns to each kernel of AlexNet."""
+    return [
+        {
+            "kernel": measured.label(entry),
+            "workspace (MiB)": mib(division.workspace_bytes),
+            "time (ms)": ms(division.time_s),
+            "torch's own (ms)": ms(entry["native_s"]),
+            "division": str(division),
+        }
+        for entry, division in assignment(results)
+    ]
+
+
+def figure12(results: Results) -> "Figure":
+    """The workspace of every kernel, by WR at the small limit and by WD."""
+    record, each_mib = measured.alexnet(results), Cell(SMALL).limit_mib(results.profile)
+    drawn = draw_shares(measured.entries(record), each_mib, _total_mib(results))
+    drawn.suptitle(runs.title_of(record), fontsize=11)
+    return drawn
+
+
+def draw_shares(
+    kernels: Sequence[Entry], each_mib: float, total_mib: float, largest_mib: float | None = None
+) -> "Figure":
+    """Draw the workspace of kernels under WR and under WD as paired bars.
+
+    Args:
+        kernels: One pair each.
+        each_mib: The limit of each under WR.
+        total_mib: The limit of all together under WD.
+        largest_mib: The right end of the axis; by default that of the bars.
+    """
+    from repro import plots
+
+    figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
+    axis = axes[0, 0]
+    shared: Sequence[Division | None] = share_out(kernels, total_mib) or [None] * len(kernels)
+    frame = pd.DataFrame(index=[measured.label(entry) for entry in kernels])
+    for name, divisions in (
+        (f"WR, {round(each_mib, 1):g} MiB for each", [divide(e, each_mib) for e in kernels]),
+        (f"WD, {round(total_mib, 1):g} MiB for all", shared),
+    ):
+        needs = [division.workspace_bytes / MIB if division else None for division in divisions]
+        unfit = f", {needs.count(None)} kernels do not fit" * (None in needs)
+        frame[f"{name}: {sum(n or 0 for n in needs):,.1f} MiB in all{unfit}"] = needs
+    measured.draw_bars(axis, frame, measured.LIMITS[::2], kind="barh")
+    axis.set_ylim(max(1, len(kernels)) - 0.45, -0.55)
+    axis.set_xlim(0, largest_mib)
+    axis.set_xlabel("workspace (MiB)")
+    plots.legend_below(figure, 3)
+    return figure
+
+
+def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
+    """The divisions of WD, where the total is less than the fastest divisions would take.
+
+    They follow times that were measured once: the spread of any number made of them is not known.
+    """
+    if measured.alexnet(results) is None:
+        raise NotRun("no records")
+    chosen, total = assignment(results), _total_mib(results)
+    if not chosen:
+        raise NotRun(f"not all kernels fit into {total} MiB")
+    wanted = sum(front(entry)[-1].workspace_bytes for entry, _ in chosen) / MIB
+    if wanted <= total:
+        raise NotRun(
+            f"no limit binds: the fastest divisions of all {len(chosen)} kernels take "
+            f"{wanted:.1f} of {total} MiB at a mini-batch of {chosen[0][0]['batch']}"
+        )
+    return chosen
+
+
+def middle_layers_most(results: Results) -> Cases:
+    """The share of the workspace that conv2 and conv3 have, over a half."""
+    needs = [(entry["layer"], d.workspace_bytes) for entry, d in _shared_out(results)]
+    middle = sum(need for layer, need in needs if layer in ("conv2", "conv3"))
+    share = 100 * middle / max(1, sum(need for _, need in needs))
+    text = f"conv2 and conv3 hold {share:.1f} %; over a half:"
+    return {"AlexNet": replace(unsure(share - 50, unit="points", digits=1), label=text)}
+
+
+def late_layers_little(results: Results) -> Cases:
+    """The largest workspace of a kernel of conv4 or conv5, over the paper's."""
+    needs = {measured.label(entry): d.workspace_bytes / MIB for entry, d in _shared_out(results)}
+    late = {name: need for name, need in needs.items() if name.startswith(("conv4", "conv5"))}
+    most, paper = max(late, key=late.__getitem__), Cell(FIGURE12_PAPER["conv4_conv5_mib"])
+    text = f"the most, {most}'s {late[most]:.2f} MiB, over {paper.told(results.profile)}:"
+    # A byte, where none has anything.
+    over = max(late[most], 1 / MIB) / paper.limit_mib(results.profile)
+    return {"AlexNet": replace(unsure(over, log=True), label=text)}
+
+
+FIGURE12 = runs.artefact(
+    "figure12",
+    plan=lambda profile, chosen: runs.alexnet_kernels(profile),
+    rows=figure12_table,
+    draw=figure12,
+    claims={"middle_layers_most": middle_layers_most, "late_layers_little": late_layers_little},
 )

@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from repro.experiments.judge import Estimate, NotRun, deterministic
-from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, limit_of
+from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, Cell
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from repro.microconv import Candidate, Division
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from repro.microconv import Division
+    from repro.plots import Effect
 
 T = TypeVar("T")
 Entry = dict[str, Any]  # a kernel in a record's metrics
 
 NATIVE = "torch:native"  # torch's own convolution
 IMPLICIT = "torch:implicit"  # where nothing else fits: this package's, as cuDNN's implicit GEMM
-_SUMS = ("benchmark_s", "optimise_s", "measured")  # over the layers of a network
 FALLBACK = "undivided is our own fallback, not a library's algorithm"
+LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # colours, from the smallest limit to the largest
 
 
 def ms(seconds: float | None) -> str:
@@ -61,7 +65,8 @@ def tunings(results: Results, *policies: str) -> list[Record]:
         layers = {record.config["layer"]: record for record in records}
         if set(LAYERS) <= layers.keys():
             parts = [layers[name].metrics for name in LAYERS]
-            joined = {name: sum(part[name] for part in parts) for name in _SUMS}
+            sums = ("benchmark_s", "optimise_s", "measured")
+            joined = {name: sum(part[name] for part in parts) for name in sums}
             joined["kernels"] = [entry for part in parts for entry in part["kernels"]]
             first = layers[LAYERS[0]]
             config = {k: v for k, v in first.config.items() if k not in ("layer", "kinds")}
@@ -79,22 +84,19 @@ def entries(record: Record | None) -> list[Entry]:
     return [] if record is None else record.metrics["kernels"]
 
 
-def candidates_of(entry: Entry, policy: str = "all") -> "dict[int, list[Candidate]]":
-    """A kernel's candidates for the micro-batch sizes of a policy."""
-    from repro.microconv import Candidate, micro_batch_sizes
-
-    sizes = micro_batch_sizes(entry["batch"], policy)
-    ways = {int(size): found for size, found in entry["candidates"].items() if int(size) in sizes}
-    return {size: [Candidate(*way) for way in found] for size, found in ways.items()}
-
-
 def front(entry: Entry, limit_mib: float | None = None, policy: str = "all") -> "list[Division]":
     """A kernel's desirable divisions within a limit, the fastest last; none where nothing fits."""
-    from repro.microconv import pareto_front
+    from repro.microconv import Candidate, micro_batch_sizes, pareto_front
 
+    sizes = {str(size) for size in micro_batch_sizes(entry["batch"], policy)}
+    found: dict[int, list[Candidate]] = {
+        int(size): [Candidate(*one) for one in ways]
+        for size, ways in entry["candidates"].items()
+        if size in sizes
+    }
     limit = None if limit_mib is None else int(limit_mib * MIB)
     try:
-        return pareto_front(entry["batch"], candidates_of(entry, policy), limit)
+        return pareto_front(entry["batch"], found, limit)
     except ValueError:
         return []
 
@@ -121,16 +123,12 @@ def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
 
 
 def compared(mean: float, weight: float, rows: Iterable[Mapping[str, Any]]) -> Estimate:
-    """The logarithm of a ratio that is made of comparisons with torch's own.
+    """A ratio made of comparisons with torch's own, given its logarithm.
 
     Where a division is torch's own convolution undivided, its time and torch's are two medians of
-    the same thing: they differ by the scatter of a comparison alone.
-
-    Args:
-        mean: The logarithm.
-        weight: Of the scatter in the error: the root of the sum of the comparisons' squared
-            shares; 0 where nothing that was compared differs.
-        rows: Kernels as they ran, which tell the scatter; each measurement counts once.
+    the same thing: they differ by the scatter of a comparison alone. `rows` are kernels as they
+    ran; each measurement counts once. `weight` is the root of the sum of the comparisons' squared
+    shares, 0 where nothing that was compared differs.
     """
     if not weight:
         return deterministic(math.exp(mean), log=True)
@@ -147,32 +145,30 @@ def algorithms(row: Mapping[str, Any]) -> set[str]:
     return {str(name) for _, name in row.get("parts", [])}
 
 
-def ours_alone(row: Mapping[str, Any]) -> set[str]:
-    """This package's algorithms where a division is made of nothing else, else none.
+def ours(names: Iterable[str]) -> list[str]:
+    """This package's algorithms among several; they take the place of a library's slow ones."""
+    return sorted(n for n in names if n.startswith("torch:") and n != NATIVE)
 
-    They take the place of an algorithm of a library that needs next to no workspace.
-    """
-    names = algorithms(row)
-    return names if all(n.startswith("torch:") and n != NATIVE for n in names) else set()
+
+def left_to_ours(rows: Iterable[Mapping[str, Any]]) -> list[set[str]]:
+    """The algorithms of each division that is made of this package's alone."""
+    return [names for row in rows if (names := algorithms(row)) and len(ours(names)) == len(names)]
 
 
 def judged(
     gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
 ) -> Estimate:
-    """A gain over undivided, with notes on its fallbacks and torch's own speed.
+    """A gain over undivided, with notes on its fallbacks and on torch's own speed.
 
-    Args:
-        gain: Of dividing.
-        torchs: The speed of the divisions over torch's own, which no limit holds.
-        rows: The undivided kernels.
-        noun: Names them.
+    `torchs` is the speed of the divisions over torch's own, which no limit holds; `rows` are the
+    undivided kernels, or what `noun` says.
     """
-    left = [names for row in rows if (names := ours_alone(row))]
+    left = left_to_ours(rows)
     note = f"divided is {torchs} of torch's own speed without a limit"
     if left:
-        ours = ", ".join(sorted(set().union(*left)))
-        ours = f"undivided falls back to our own {ours} on {len(left)} of {len(rows)} {noun}"
-        note = f"{ours}; {note}"
+        names = ", ".join(sorted(set().union(*left)))
+        fallen = f"undivided falls back to our own {names} on {len(left)} of {len(rows)} {noun}"
+        note = f"{fallen}; {note}"
     if 2 * len(left) > len(rows):
         raise NotRun(f"{FALLBACK}: {gain}; {note}")
     return replace(gain, note=note)
@@ -193,30 +189,15 @@ def fitting(record: Record) -> pd.DataFrame:
     return pd.DataFrame(entries(record))
 
 
-def need(
-    results: Results,
-    role: str,
-    mode: str,
-    limit_mib: float,
-    *policies: str,
-    precision: str = "fp32",
-    caffe: bool = False,
-) -> Record:
-    """A network's record by the first of several policies that has one.
-
-    It is the one within the limit that corresponds to the paper's; see `runs.limit_of`.
-    """
-    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
-    config = {"role": role, "mode": mode, "setting": precision, "limit_mib": limit}
-    for policy in policies:
-        if record := results.first("network", policy=policy, **config):
+def need(results: Results, *cells: Cell) -> Record:
+    """A network's record, of the first of several cells that has one."""
+    for cell in cells:
+        config = {"role": cell.role, "mode": cell.mode, "setting": cell.precision}
+        limit = cell.limit_mib(results.profile)
+        if record := results.first("network", policy=cell.policy, limit_mib=limit, **config):
             return record
-    raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(policies)}")
-
-
-def _as_run(*records: Record) -> list[Entry]:
-    """Networks' kernels, and torch's own against themselves, as they ran."""
-    return [row for r in records for row in (*entries(r), *r.metrics.get("own", []))]
+    wanted = " or ".join(cell.policy for cell in cells)
+    raise NotRun(f"{cell.role} has no record with {cell.mode}, {limit:,} MiB and {wanted}")
 
 
 def gained(before: Record, after: Record) -> Estimate:
@@ -240,6 +221,11 @@ def over_torch(record: Record) -> Estimate:
     return compared(math.log(rows.native_s.sum() / rows.time_s.sum()), weight, _as_run(record))
 
 
+def _as_run(*records: Record) -> list[Entry]:
+    """Networks' kernels, and torch's own against themselves, as they ran."""
+    return [row for r in records for row in (*entries(r), *r.metrics.get("own", []))]
+
+
 def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
     """An estimate or a record, None where there is none."""
     try:
@@ -248,16 +234,12 @@ def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None
         return None
 
 
-def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> None:
+def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
     """Check that the limit excludes an undivided algorithm worth having of some kernel.
 
-    Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
-    division takes another algorithm, which would need more for the whole mini-batch, a workspace
-    being taken as proportional to the batch (but that of `IMPLICIT`, which is always the same).
-
-    Args:
-        undivided: The network undivided within a limit for each kernel.
-        others: The same network undivided with a larger limit, or divided.
+    Nothing undivided fits; or `others`, undivided with a larger limit or divided, take another
+    algorithm, which would need more than the limit for the whole mini-batch: a workspace is in
+    proportion to the batch, but for that of `IMPLICIT`, which is always the same.
     """
     if unfit(undivided):
         return
@@ -274,3 +256,33 @@ def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> Non
         f"{len(rows)} kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
         f"{config['batch']}"
     )
+
+
+# Drawing.
+
+
+def effect(name: str, paper: float | None, gain: Estimate | None) -> "Effect":
+    """A row of `draw_effects`: the paper's ratio, and ours with its interval."""
+    if gain is None:
+        return name, paper, None, None
+    low, high = map(math.exp, gain.interval())
+    finite = math.isfinite(low) and math.isfinite(high)
+    return name, paper, math.exp(gain.mean), (low, high) if finite else None
+
+
+def draw_effects(groups: "Mapping[str, Sequence[Effect]]", xlabel: str, title: str) -> "Figure":
+    """Draw speed-ups under the names of their groups."""
+    from repro import plots
+
+    rows = [row for name, own in groups.items() for row in ((name, None, None, None), *own)]
+    figure = plots.effects(rows, xlabel, headings=groups)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def draw_bars(axis: "Axes", frame: pd.DataFrame, colours: Sequence[str], **options: Any) -> None:
+    """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
+    if frame.size:
+        options = {"kind": "bar", "rot": 0, "width": 0.8, "legend": False} | options
+        frame.astype(float).plot(ax=axis, color=list(colours), edgecolor="white", **options)
+    axis.grid(axis="y" if options.get("kind") == "barh" else "x", visible=False)

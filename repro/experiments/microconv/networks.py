@@ -5,28 +5,16 @@ nothing, dividing has nothing to gain, and claims that it gains are not judged.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import gained, mib, ms, or_none, times, unfit
-from repro.experiments.microconv.runs import (
-    AMPLE,
-    LIMITS_MIB,
-    MODERATE,
-    MODES,
-    PAPER,
-    POLICIES,
-    SMALL,
-    network,
-    network_name,
-    policies,
-    told_limit,
-)
+from repro.experiments.microconv.measured import gained, mib, ms, need, or_none, unfit
+from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell, network_name
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -34,15 +22,10 @@ from repro.report import DASH
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from repro.plots import Effect
+
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
-_RESNET50: tuple[tuple[str, int, str], ...] = (
-    ("WR", SMALL, "undivided"),
-    ("WR", SMALL, "powerOfTwo"),
-    ("WD", SMALL, "powerOfTwo"),
-    ("WR", RESNET_WR_MIB, "undivided"),
-    ("WD", RESNET_WD_MIB, "powerOfTwo"),
-)
 # The paper's comparisons: network, limit of each kernel of WR undivided, and WD's total, given
 # for each kernel.
 COMPARISONS = {
@@ -52,19 +35,13 @@ COMPARISONS = {
 }
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A network's record, its limit in words, WR undivided's record, and the paper's speed-up."""
+class Ran(NamedTuple):
+    """A network's record, its limit in words, and our and the paper's gain over WR undivided."""
 
     record: Record
     limit: str
-    undivided: Record | None
+    gain: Estimate | None
     paper: float | None
-
-    @property
-    def gain(self) -> Estimate | None:
-        """The speed-up over undivided."""
-        return or_none(gained, self.undivided, self.record) if self.undivided else None
 
 
 def _ran(
@@ -77,26 +54,26 @@ def _ran(
 ) -> list[Ran]:
     """The networks that ran within limits, by precision, limit, policy and mode.
 
-    Args:
-        results: Of an artefact.
-        roles: The networks.
-        limits: Those of the paper, for each kernel.
-        papers: Its speed-ups by network, limit and ``MODE POLICY``.
-        modes: WR, WD or both.
-        caffe: Whether the mini-batches are Figure 11's.
+    `papers` has the paper's speed-ups by network, limit and ``MODE POLICY``; `caffe` says whether
+    the mini-batches are Figure 11's.
     """
     found = []
-    cells = itertools.product(roles, runs.precisions_of(results), limits, POLICIES, modes)
+    cells = itertools.product(roles, runs.precisions_of(results), limits, runs.POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
-        options: dict[str, Any] = {"precision": precision, "caffe": caffe}
-        if record := or_none(measured.need, results, role, mode, limit, policy, **options):
+        cell = Cell(limit, policy, role, mode, precision, caffe)
+        if record := or_none(need, results, cell):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-            undivided = or_none(measured.need, results, role, "WR", against, "undivided", **options)
-            told = told_limit(results.profile, role, mode, limit, caffe)
-            told += " in all" if mode == "WD" else " each"
-            paper = papers.get((role, limit, f"{mode} {policy}"))
-            found.append(Ran(record, told, undivided, paper))
+            whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
+            undivided = or_none(need, results, whole)
+            gain = or_none(gained, undivided, record) if undivided else None
+            told = cell.told(results.profile) + (" in all" if mode == "WD" else " each")
+            found.append(Ran(record, told, gain, papers.get((role, limit, f"{mode} {policy}"))))
     return found
+
+
+def _widest(results: Results) -> str:
+    """The policy of the most micro-batch sizes that was run, for which the paper's numbers are."""
+    return "all" if results.first("network", policy="all") else "powerOfTwo"
 
 
 def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
@@ -112,139 +89,112 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
                 "setting": config["setting"],
                 "limit": one.limit,
                 "policy": f"{config['mode']} {config['policy']}",
-                "paper": times(one.paper),
+                "paper": measured.times(one.paper),
                 "over undivided": str(one.gain or DASH),
                 "over torch's own": str(or_none(measured.over_torch, one.record) or DASH),
                 "convolutions (ms)": taken,
                 "workspace in all (MiB)": mib(workspace),
-                "left to ours": f"{sum(map(bool, map(measured.ours_alone, rows)))} of {len(rows)}",
+                "left to ours": f"{len(measured.left_to_ours(rows))} of {len(rows)}",
             }
         )
     return table
 
 
-def figure(ran: Iterable[Ran]) -> "Figure":
+def figure(ran: Sequence[Ran]) -> "Figure":
     """Draw speed-ups over undivided and over torch's own by limit, in the first precision."""
-    from repro.experiments.microconv.drawing import Effect, effect, effects
-
-    every = list(ran)
-    setting = every[0].record.config["setting"] if every else ""
-    ran = [one for one in every if one.record.config["setting"] == setting]
     groups: dict[str, list[Effect]] = {}
     for one in ran:
         config, missing = one.record.config, unfit(one.record)
+        if config["setting"] != ran[0].record.config["setting"]:
+            continue
         label = f"{config['mode']} {config['policy']}" + f": {missing} do not fit" * bool(missing)
         rows = groups.setdefault(f"within {one.limit}", [])
-        if one.record is not one.undivided:
-            rows.append(effect(f"{label}, over WR undivided", one.paper, one.gain))
+        if (config["mode"], config["policy"]) != ("WR", "undivided"):
+            rows.append(measured.effect(f"{label}, over WR undivided", one.paper, one.gain))
         torchs = or_none(measured.over_torch, one.record)
-        rows.append(effect(f"{label}, over torch's own", None, torchs))
-    title = runs.title_of(ran[0].record if ran else None, runs.CAFFES)
-    return effects(groups, "speed-up of the convolutions; the paper's on P100", title)
+        rows.append(measured.effect(f"{label}, over torch's own", None, torchs))
+    title = runs.title_of(ran[0].record if ran else None)
+    return measured.draw_effects(groups, "speed-up of the convolutions; the paper's on P100", title)
 
 
 def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet at three limits with three policies."""
     return [
-        network(profile, "AlexNet", "WR", limit, policy, precision)
+        Cell(limit, policy, precision=precision).run(profile)
         for precision in runs.profile_of(profile)["precisions"]
-        for limit in LIMITS_MIB
-        for policy in policies(profile)
+        for limit in runs.LIMITS_MIB
+        for policy in runs.policies(profile)
         if precision == "fp32" or policy != "all"
     ]
 
 
 def figure9(results: Results) -> list[Ran]:
     """AlexNet at three limits with three policies."""
-    best = ("AlexNet", MODERATE, f"WR {policies(results.profile)[-1]}")
-    papers = {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
-    return _ran(results, ["AlexNet"], LIMITS_MIB, papers)
-
-
-def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
-    return measured.need(results, "AlexNet", "WR", limit_mib, *wanted)
+    best = "AlexNet", MODERATE, f"WR {_widest(results)}"
+    return _ran(
+        results, ["AlexNet"], runs.LIMITS_MIB, {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
+    )
 
 
 def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
     """AlexNet undivided and divided, with all sizes as in the paper or else powers of two."""
-    undivided = _alexnet(results, limit_mib, "undivided")
-    return undivided, _alexnet(results, limit_mib, "all", "powerOfTwo")
-
-
-def _roomier(results: Results) -> Record | None:
-    return or_none(measured.need, results, "AlexNet", "WR", AMPLE, "undivided")
-
-
-def _gain(before: Record, after: Record, undivided: Record, divided: Record, label: str) -> Cases:
-    """How much faster AlexNet is after than before, of which one is divided."""
-
-    def faster(_: str) -> Estimate:
-        gain = replace(gained(before, after), label=label)
-        torchs = measured.over_torch(divided)
-        return measured.judged(gain, torchs, measured.entries(undivided))
-
-    return cases(["AlexNet"], faster)
-
-
-def _label(results: Results, divided: Record, *limits_mib: int) -> str:
-    """The form that was timed, for the evidence; the limit of undivided comes last."""
-    within, *over = (told_limit(results.profile, "AlexNet", "WR", limit) for limit in limits_mib)
-    undivided = f" over undivided within {over[0]}" if over else ""
-    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}{undivided}:"
+    divided = Cell(limit_mib, "all"), Cell(limit_mib, "powerOfTwo")
+    return need(results, Cell(limit_mib)), need(results, *divided)
 
 
 def divided_faster(results: Results, limit_mib: int) -> Cases:
     """The gain of dividing within a limit; to fit only divided is a gain, too.
 
-    The moderate limit has to exclude an algorithm, the others to be no looser than the paper's.
+    The moderate limit has to exclude an algorithm, the others to be no looser than the paper's:
+    workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
     """
     undivided, divided = _both(results, limit_mib)
-    at_papers = runs.at_papers_batch(undivided)
+    config = undivided.config
+    at_papers = config["limit_mib"] * Cell(limit_mib).paper_batch / config["batch"]
     if limit_mib == MODERATE:
-        measured.need_binding(undivided, [_roomier(results), divided])
+        measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), divided])
     elif at_papers > limit_mib:
         raise NotRun(
-            f"no such limit was run: {limit_mib} MiB at a mini-batch of "
-            f"{undivided.config['batch']} are {at_papers:,.0f} at the paper's"
+            f"no such limit was run: {limit_mib} MiB at a mini-batch of {config['batch']} are "
+            f"{at_papers:,.0f} at the paper's"
         )
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
-    label = _label(results, divided, limit_mib)
-    return _gain(undivided, divided, undivided, divided, label)
+    label = f"{_told(results, divided, limit_mib)}:"
+    return _judged(gained(undivided, divided), label, undivided, divided)
 
 
-def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
-    """Undivided with ample workspace and divided with a moderate one, where that binds."""
-    large, (undivided, small) = _alexnet(results, AMPLE, "undivided"), _both(results, MODERATE)
-    measured.need_binding(undivided, [large, small])
-    return large, small
+def _told(results: Results, divided: Record, limit_mib: int) -> str:
+    within = Cell(limit_mib).told(results.profile)
+    return f"{network_name(divided, True)}, {divided.config['policy']} within {within}"
+
+
+def _judged(gain: Estimate, label: str, undivided: Record, divided: Record) -> Cases:
+    torchs, rows = measured.over_torch(divided), measured.entries(undivided)
+    return {"AlexNet": measured.judged(replace(gain, label=label), torchs, rows)}
 
 
 def memory_cost(results: Results) -> Cases:
-    """The time that the smaller workspace costs."""
-    large, small = _moderate_for_ample(results)
-    label = f"time of {_label(results, small, MODERATE, AMPLE)}"
-    return _gain(small, large, large, small, label)
+    """The time that a moderate workspace costs, divided, over an ample one undivided."""
+    large, (undivided, small) = need(results, Cell(AMPLE)), _both(results, MODERATE)
+    measured.need_binding(undivided, [large, small])
+    ample = Cell(AMPLE).told(results.profile)
+    label = f"time of {_told(results, small, MODERATE)} over undivided within {ample}:"
+    return _judged(gained(small, large), label, large, small)
 
 
 def power_of_two_as_good(results: Results) -> Cases:
     """The time of powerOfTwo over that of all, at each limit that binds."""
 
     def cost(limit: str) -> Estimate:
-        undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
-        measured.need_binding(undivided, [_roomier(results), two, every])
+        undivided, two, every = (
+            need(results, Cell(int(limit), policy)) for policy in runs.POLICIES
+        )
+        measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), two, every])
         return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
 
-    found = cases(map(str, LIMITS_MIB), cost)
+    found = cases(map(str, runs.LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
-
-
-def less_workspace(results: Results) -> tuple[bool, str]:
-    """The bytes of all kernels together, divided over undivided."""
-    large, small = map(measured.fitting, _moderate_for_ample(results))
-    paper = PAPER["figure9"]["all_64_gib"] / PAPER["figure9"]["undivided_512_gib"]
-    share = small.workspace_bytes.sum() / max(1, large.workspace_bytes.sum())
-    return bool(share < 1), f"{times(share)} (paper {times(paper)})"
 
 
 FIGURE9 = runs.artefact(
@@ -259,7 +209,6 @@ FIGURE9 = runs.artefact(
         "memory_cost": memory_cost,
         "power_of_two_as_good": power_of_two_as_good,
     },
-    checks={"workspace": less_workspace},
 )
 
 
@@ -272,13 +221,13 @@ def _table5_role(profile: str, role: str) -> str:
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     """All three networks at 64 MiB for each kernel."""
     return [
-        network(profile, name, "WR", MODERATE, policy)
-        for name in (_table5_role(profile, role) for role in runs.ROLES)
-        for policy in policies(profile, name)
+        Cell(MODERATE, policy, role).run(profile)
+        for role in (_table5_role(profile, role) for role in runs.ROLES)
+        for policy in runs.policies(profile, role)
     ]
 
 
-def table5(results: Results) -> list[Ran]:
+def table5(results: Results) -> list[dict[str, Any]]:
     """Three networks at 64 MiB for each kernel; the paper's speed-ups are of iterations."""
     papers = {
         (_table5_role(results.profile, role), MODERATE, f"WR {policy}"): row["undivided"] / time
@@ -286,41 +235,44 @@ def table5(results: Results) -> list[Ran]:
         for policy, time in row.items()
     }
     roles = dict.fromkeys(role for role, *_ in papers)
-    return _ran(results, roles, [MODERATE], papers)
+    return table(_ran(results, roles, [MODERATE], papers), caffes=False)
 
 
-TABLE5 = runs.artefact(
-    "table5", plan=table5_runs, rows=lambda results: table(table5(results), caffes=False)
-)
+TABLE5 = runs.artefact("table5", plan=table5_runs, rows=table5)
 
 
 def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
-    widest = policies(profile)[-1]
+    widest = runs.policies(profile)[-1]
     alexnet = [
-        network(profile, "AlexNet", mode, limit, policy)
-        for limit in LIMITS_MIB
-        for policy in policies(profile)
-        for mode in MODES
+        Cell(limit, policy, mode=mode).run(profile)
+        for limit in runs.LIMITS_MIB
+        for policy in runs.policies(profile)
+        for mode in runs.MODES
         # WD with more than it can use, or between the two ends, says little: spared.
         if mode == "WR"
         or profile == "paper"
         or (limit, policy) in ((SMALL, "undivided"), (SMALL, widest), (MODERATE, widest))
     ]
-    return alexnet + [network(profile, "ResNet-50", *cell, caffe=True) for cell in _RESNET50]
+    resnet50 = (
+        (SMALL, "undivided", "WR"),
+        (SMALL, "powerOfTwo", "WR"),
+        (SMALL, "powerOfTwo", "WD"),
+        (RESNET_WR_MIB, "undivided", "WR"),
+        (RESNET_WD_MIB, "powerOfTwo", "WD"),
+    )
+    return alexnet + [
+        Cell(limit, policy, "ResNet-50", mode, caffe=True).run(profile)
+        for limit, policy, mode in resnet50
+    ]
 
 
 def figure11(results: Results) -> list[Ran]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
-    best = ("AlexNet", SMALL, f"WD {policies(results.profile)[-1]}")
+    best = "AlexNet", SMALL, f"WD {_widest(results)}"
     papers = {best: PAPER["figure11"]["alexnet_120"][1]}
     limits = (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE)
-    return _ran(results, PAPER["figure11"]["kernels"], limits, papers, MODES, caffe=True)
-
-
-def figure11_alexnet(results: Results) -> list[Ran]:
-    """The same of AlexNet."""
-    return [one for one in figure11(results) if one.record.config["role"] == "AlexNet"]
+    return _ran(results, PAPER["figure11"]["kernels"], limits, papers, runs.MODES, caffe=True)
 
 
 def wd_faster(results: Results) -> Cases:
@@ -328,14 +280,15 @@ def wd_faster(results: Results) -> Cases:
 
     def faster(name: str) -> Estimate:
         role, each_mib, wd_each_mib = COMPARISONS[name]
-        undivided = measured.need(results, role, "WR", each_mib, "undivided", caffe=True)
-        wd = measured.need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
-        shared = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
+        apart = Cell(each_mib, role=role, caffe=True)
+        shared = Cell(wd_each_mib, "all", role, "WD", caffe=True)
+        undivided = need(results, apart)
+        wd = need(results, shared, replace(shared, policy="powerOfTwo"))
+        same = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
         limit = undivided.config["limit_mib"]
-        more = [r for r in results.ok("network", **shared) if r.config["limit_mib"] > limit]
+        more = [r for r in results.ok("network", **same) if r.config["limit_mib"] > limit]
         measured.need_binding(undivided, [*more, wd])
-        total = told_limit(results.profile, role, "WD", wd_each_mib, caffe=True)
-        apiece = told_limit(results.profile, role, "WR", each_mib, caffe=True)
+        total, apiece = (cell.told(results.profile) for cell in (shared, apart))
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
         gain = replace(gained(undivided, wd), label=label)
         return measured.judged(gain, measured.over_torch(wd), measured.entries(undivided))
@@ -347,6 +300,8 @@ FIGURE11 = runs.artefact(
     "figure11",
     plan=figure11_runs,
     rows=lambda results: table(figure11(results)),
-    draw=lambda results: figure(figure11_alexnet(results)),
+    draw=lambda results: figure(
+        [one for one in figure11(results) if one.record.config["role"] == "AlexNet"]
+    ),
     claims={"wd_faster": wd_faster},
 )

@@ -4,7 +4,6 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
 from repro.experiments.microconv import runs
 from repro.experiments.microconv.measured import mib, ms, tunings
@@ -15,19 +14,6 @@ from repro.report import DASH
 COST = runs.PAPER["optimisation"]
 RESNET50, RESNET152 = f"WD, {COST['resnet50'][0]} variables", "WD, 2500 variables"
 PAPER_MS = {RESNET50: COST["resnet50"][1], RESNET152: COST["resnet152_ms"]}
-
-
-def planned(profile: str, chosen: Chosen) -> list[Run]:
-    """The measurements of AlexNet from an empty cache, and the solver's programmes.
-
-    Under `long` those of quick, by several processes.
-    """
-    of = "quick" if profile == LONG else profile
-    wanted = dict.fromkeys(("powerOfTwo", runs.policies(of)[-1]))
-    measured = [run for policy in wanted for run in runs.alexnet_kernels(of, policy)]
-    if profile == LONG:
-        measured = [runs.repeated(run) for run in measured]
-    return [*measured, *runs.programmes(profile)]
 
 
 def tuning_s(record: Record) -> float:
@@ -41,13 +27,14 @@ def _median_ms(record: Record, name: str) -> str:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The seconds that a first tuning of AlexNet takes, and the solver's."""
-    cells = []
+    rows: list[list[Any]] = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
-        ours: list[Any] = [DASH] * 3
         for record in tunings(results, policy)[:1]:
-            metrics = record.metrics
-            ours = [f"{tuning_s(record):,.2f} s", ms(metrics["optimise_s"]), metrics["measured"]]
-        cells.append([f"AlexNet, policy {policy}: measure and divide", f"{seconds} s", *ours])
+            what, count = (
+                f"AlexNet, policy {policy}: measure and divide",
+                record.metrics["measured"],
+            )
+            rows.append([what, f"{seconds} s", f"{tuning_s(record):,.2f} s", count])
     for record in [*results.ok("solver"), *results.ok("programme")]:
         metrics = record.metrics
         for name, timing in record.timings.items():
@@ -58,10 +45,11 @@ def table(results: Results) -> list[dict[str, Any]]:
                 what += f"{metrics['variables']} variables, {total} MiB ({name})"
             elif paper:
                 what += " (made-up fronts)"
-            taken = [_median_ms(record, name), DASH, len(timing["samples_s"])]
-            cells.append([what, f"{paper} ms" if paper else DASH, *taken])
-    columns = ("what", "paper", "ours", "of which dividing (ms)", "times measured")
-    return [dict(zip(columns, row, strict=True)) for row in cells]
+            told, count = f"{paper} ms" if paper else DASH, len(timing["samples_s"])
+            rows.append([what, told, _median_ms(record, name), count])
+    return [
+        dict(zip(("what", "paper", "ours", "times measured"), row, strict=True)) for row in rows
+    ]
 
 
 def power_of_two_saves(results: Results) -> Cases:
@@ -117,7 +105,7 @@ def solver_resnet152(results: Results) -> Cases:
 
 OPTIMISATION = runs.artefact(
     "optimisation",
-    plan=planned,
+    plan=runs.optimisation,
     rows=table,
     claims={
         "power_of_two_saves": power_of_two_saves,

@@ -1,12 +1,12 @@
 """The runs of each profile, from the tables in ``paper.toml``, and the names of networks."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from repro.experiments import design
-from repro.experiments.design import LONG, PROCESSES, Artefact, Run, paper_toml
+from repro.experiments.design import LONG, PROCESSES, Artefact, Chosen, Run, paper_toml
 from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.records import Record
@@ -27,9 +27,12 @@ ROLES = ("AlexNet", "ResNet-50", "DenseNet-40")
 CAFFE, TABLE5_ALEXNET = "AlexNet, two groups", "AlexNet, Table V"
 CAFFES = "Caffe's AlexNet"  # the paper's, but in Table V
 ITERATED = (*ROLES, "ResNet-18", CAFFE)
-ALONE = ("SqueezeNet", "VGG-11")  # tuned without a limit alone
+TRIED = (*ITERATED, "SqueezeNet", "VGG-11")  # the last two are tuned without a limit alone
 TO_THE_LETTER = ("gpu", "paper")  # profiles with the paper's networks and mini-batches
 HALF = "fp16"
+# Forms of whole iterations: torch's own twice, and tuned without a limit; the suffix names further
+# rounds of these three alone.
+PLAIN, AGAIN, FREE, MORE = "plain", "plain again", "tuned, no limit", ", more rounds"
 
 
 @cache
@@ -53,11 +56,6 @@ def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> d
 
 def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
     return Run(experiment, config, seeds=(0,), label=label)
-
-
-def repeated(run: Run) -> Run:
-    """The same measurement by several processes."""
-    return replace(run, seeds=PROCESSES)
 
 
 def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
@@ -86,7 +84,7 @@ def _layer(profile: str, name: str, **changes: Any) -> Run:
 def conv2(profile: str) -> Run:
     """The measurement of AlexNet's second convolution; of `long` quick's by several processes."""
     if profile == LONG:
-        return repeated(conv2("quick"))
+        return replace(conv2("quick"), seeds=PROCESSES)
     if profile == "gpu":
         return _layer(profile, "conv2")
     policy, batch = (
@@ -96,63 +94,55 @@ def conv2(profile: str) -> Run:
     return _layer(profile, "conv2", kinds=["forward"], policy=policy, batch=batch)
 
 
-def network(
-    profile: str,
-    role: str,
-    mode: str,
-    limit_mib: int,
-    policy: str,
-    precision: str = "fp32",
-    caffe: bool = False,
-) -> Run:
-    """A network's kernels within the limit that corresponds to the paper's; see `limit_of`."""
-    limit = limit_of(profile, role, mode, limit_mib, caffe)
-    config = _network(profile, role, precision, mode=mode, limit_mib=limit, policy=policy)
-    if caffe and profile in TO_THE_LETTER:
-        config["batch"] = _paper_batch(role, caffe)
-    return _once("network", config, f"{role}, {precision}, {mode}, {limit:,} MiB, {policy}")
+@dataclass(frozen=True)
+class Cell:
+    """A network's kernels, divided within a limit of the paper's.
 
-
-def limit_of(
-    profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False
-) -> int | float:
-    """The MiB that a network has where the paper's has `limit_mib` for each kernel.
-
-    Under WD it is the total for all of the paper's kernels. Under `long` it is as much for a sample
-    as in the paper: workspaces grow with the mini-batch. `caffe` takes the mini-batch of Figure 11,
-    which is not Table V's of ResNet-50.
+    Attributes:
+        each_mib: The paper's limit for each kernel.
+        policy: Of the micro-batch sizes.
+        role: The network.
+        mode: WR, or WD with a total of as much for each of the paper's kernels.
+        precision: A key of ``[precisions]``.
+        caffe: Whether the mini-batch is that of Figure 11, which is not Table V's of ResNet-50.
     """
-    total = limit_mib * (PAPER["figure11"]["kernels"][role] if mode == "WD" else 1)
-    if profile != LONG:
-        return total
-    scaled = total * profile_of(LONG)["networks"][role]["batch"] / _paper_batch(role, caffe)
-    return int(scaled) if scaled.is_integer() else scaled
 
+    each_mib: float
+    policy: str = "undivided"
+    role: str = "AlexNet"
+    mode: str = "WR"
+    precision: str = "fp32"
+    caffe: bool = False
 
-def _paper_batch(role: str, caffe: bool) -> int:
-    batches: dict[str, int] = PAPER["batches"]
-    return batches.get(f"{role}, Caffe", batches[role]) if caffe else batches[role]
+    @property
+    def paper_batch(self) -> int:
+        """The paper's mini-batch."""
+        batches: dict[str, int] = PAPER["batches"]
+        usual = batches[self.role]
+        return batches.get(f"{self.role}, Caffe", usual) if self.caffe else usual
 
+    def limit_mib(self, profile: str) -> int | float:
+        """The limit here. Under `long` it is as much for a sample: workspaces grow with it."""
+        kernels = PAPER["figure11"]["kernels"][self.role] if self.mode == "WD" else 1
+        if profile != LONG:
+            return self.each_mib * kernels
+        batch = profile_of(LONG)["networks"][self.role]["batch"]
+        scaled = self.each_mib * kernels * batch / self.paper_batch
+        return int(scaled) if scaled.is_integer() else scaled
 
-def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:
-    """`limit_of` in words, and the paper's limit where that is another."""
-    ran, paper = (limit_of(p, role, mode, limit_mib, caffe) for p in (profile, "paper"))
-    return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
+    def told(self, profile: str) -> str:
+        """The limit in words, and the paper's where that is another."""
+        ran, paper = self.limit_mib(profile), self.limit_mib("paper")
+        return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
 
-
-def at_papers_batch(record: Record) -> float:
-    """The MiB that a record's limit for each kernel is at the paper's mini-batch.
-
-    Workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
-    """
-    config = record.config
-    role = "AlexNet" if config["role"] in (CAFFE, TABLE5_ALEXNET) else config["role"]
-    return float(config["limit_mib"] * PAPER["batches"][role] / config["batch"])
-
-
-def iterated(profile: str) -> list[str]:
-    """The networks whose whole iterations are run."""
-    return [role for role in (*ITERATED, *ALONE) if role in profile_of(profile)["iterated"]]
+    def run(self, profile: str) -> Run:
+        """Its run."""
+        limit, own = self.limit_mib(profile), {"mode": self.mode, "policy": self.policy}
+        config = _network(profile, self.role, self.precision, limit_mib=limit, **own)
+        if self.caffe and profile in TO_THE_LETTER:
+            config["batch"] = self.paper_batch
+        named = f"{self.role}, {self.precision}, {self.mode}, {limit:,} MiB, {self.policy}"
+        return _once("network", config, named)
 
 
 def iterations(profile: str, role: str) -> Run:
@@ -204,14 +194,22 @@ def cluster(profile: str) -> Run:
     return _once("cluster", config | {"repeats": own["repeats"]}, "ResNet-18")
 
 
-def programmes(profile: str) -> list[Run]:
-    """The solver on made-up fronts of the paper's sizes, and on ResNet-152's own kernels."""
+def optimisation(profile: str, chosen: Chosen) -> list[Run]:
+    """AlexNet from an empty cache, the solver on made-up fronts and on ResNet-152's own kernels.
+
+    Under `long` those of quick, the first by several processes.
+    """
+    of = "quick" if profile == LONG else profile
+    wanted = dict.fromkeys(("powerOfTwo", policies(of)[-1]))
+    measured = [run for policy in wanted for run in alexnet_kernels(of, policy)]
+    if profile == LONG:
+        measured = [replace(run, seeds=PROCESSES) for run in measured]
     repeats: dict[str, Any] = {"repeats": 2 if profile == "smoke" else 5}
     sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
-    of, limit = "quick" if profile == LONG else profile, PAPER["optimisation"]["largest_mib"]
+    limit = PAPER["optimisation"]["largest_mib"]
     config = _network(of, "ResNet-152", policy="powerOfTwo", limit_mib=limit, **repeats)
     own = _once("programme", config, "ResNet-152, its own kernels")
-    return [_once("solver", sizes, "made-up fronts"), own]
+    return [*measured, _once("solver", sizes, "made-up fronts"), own]
 
 
 def stands_in(record: Record, caffes: bool = False) -> bool:
@@ -242,35 +240,27 @@ def network_name(record: Record, caffes: bool = False) -> str:
     return f"{_own_network(record)} (for {CAFFES if caffes and role == 'AlexNet' else role})"
 
 
-def title_of(record: Record | None, role: str, part: str = "") -> str:
-    """The title of a figure of one network, or a part of it: ours, and the paper's role it has."""
+def title_of(record: Record | None, role: str = CAFFES, part: str = "") -> str:
+    """The title of a figure of one network, or of a part of it; `role` is the paper's."""
     if record is None:
         return "ours: not run"
-    ours = f"{part}{_own_network(record)}, mini-batch {record.config['batch']},"
-    return panel(role, ours, "SYNTHETIC inputs")
+    return panel(role, f"{part}{_own_network(record)}, mini-batch {record.config['batch']},")
 
 
-def artefact(
-    name: str,
-    facts: Callable[[Results], Iterable[str]] = lambda results: (),
-    **functions: Any,
-) -> Artefact:
+def artefact(name: str, **functions: Any) -> Artefact:
     """An artefact of ``paper.toml``; its caption names networks that are not the paper's."""
     own = CONTENT["artefacts"][name]
 
     def marks(results: Results) -> Iterable[str]:
         records = [record for record in results.records if record.status == "ok"]
         others = [r.config["role"] for r in records if stands_in(r, own.get("caffes", False))]
-        names = ", ".join(
-            dict.fromkeys(role.replace(CAFFE, "AlexNet (two groups)") for role in others)
-        )
+        names = ", ".join(dict.fromkeys(r.replace(CAFFE, "AlexNet (two groups)") for r in others))
         if records:
             yield f"STAND-IN for the paper's {names}; " * bool(others) + "SYNTHETIC inputs."
         if (processes := len({record.seed for record in records})) > 1:
             yield f"Shown: the first of {processes} processes."
         if own.get("scaled") and results.profile == LONG:
             yield "Limits shrink with the mini-batch."
-        yield from facts(results)
 
     return design.artefact("microconv", name, facts=marks, **functions)
 

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from repro.experiments.explorer import Control, Explorer
-from repro.experiments.microconv.layers import draw_front
+from repro.experiments.microconv.layers import draw_front, draw_shares, share_out
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
-from repro.experiments.microconv.runs import CAFFES, MIB, title_of
-from repro.experiments.microconv.workspace import draw_shares, share_out
+from repro.experiments.microconv.runs import MIB, title_of
 from repro.experiments.query import Results
 from repro.experiments.view import device_name, panel
 from repro.records import Record
@@ -20,7 +19,6 @@ _KINDS = {
     "backward_data": "data gradient",
     "backward_filter": "filter gradient",
 }
-network = alexnet
 
 
 def kernels(results: Results) -> dict[str, Entry]:
@@ -40,7 +38,7 @@ def kernels(results: Results) -> dict[str, Entry]:
 
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:
     """Return two widgets, of one kernel and of a network; each only where it has records."""
-    measured, whole = kernels(results("figure6")), network(results("figure12"))
+    measured, whole = kernels(results("figure6")), alexnet(results("figure12"))
     percents = {f"{percent} %": percent for percent in range(0, 101, 2)}
     share = Control("limit, from the least to the most useful", percents, "50 %", 11)
 
@@ -55,7 +53,7 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
         names = Control("kernel", {name: name for name in measured}, first, 3, listed=True)
         made.append(Explorer("microconv", {"kernel": names, "percent": share}, of_kernel))
     if whole is not None:
-        least, most = totals_mib(whole)
+        least, most = (sum(ends) for ends in zip(*map(limits_mib, entries(whole)), strict=True))
 
         def of_network(percent: int, record: Record = whole) -> "tuple[str, Figure]":
             total_mib = least + (most - least) * percent / 100
@@ -71,22 +69,14 @@ def limits_mib(entry: Entry) -> tuple[float, float]:
     return points[0].workspace_bytes / MIB, points[-1].workspace_bytes / MIB
 
 
-def chosen_point(entry: Entry, limit_mib: float) -> int | None:
-    """The number of the front's point that WR chooses, from 0; None where nothing fits."""
-    fitting = sum(division.workspace_bytes <= limit_mib * MIB for division in front(entry))
-    return fitting - 1 if fitting else None
-
-
 def describe(entry: Entry, limit_mib: float) -> str:
     """In one line the effect of a limit on a kernel."""
-    number = chosen_point(entry, limit_mib)
-    if number is None:
+    division = divide(entry, limit_mib)
+    if division is None:
         least = limits_mib(entry)[0]
         return f"{limit_mib:.2f} MiB: nothing fits; the smallest division needs {least:.2f} MiB"
-    division = front(entry)[number]
-    undivided = divide(entry, limit_mib, "undivided")
     against = "no undivided algorithm fits"
-    if undivided is not None:
+    if undivided := divide(entry, limit_mib, "undivided"):
         against = f"{undivided.time_s / division.time_s:.2f}× over {undivided}"
     return (
         f"{limit_mib:.2f} MiB: {division}, {1e3 * division.time_s:.1f} ms with "
@@ -97,19 +87,16 @@ def describe(entry: Entry, limit_mib: float) -> str:
 
 def draw(entry: Entry, limit_mib: float) -> "Figure":
     """Draw a kernel's front, the limit, and the division that is chosen."""
+    figure = draw_front(entry, front(entry), limit_mib)
+    return _signed(figure, panel(f"{label(entry)}, mini-batch {entry['batch']}"), entry["device"])
+
+
+def _signed(figure: "Figure", title: str, device: str) -> "Figure":
     from repro.plots import sign
 
-    figure = draw_front(entry, front(entry), limit_mib, chosen_point(entry, limit_mib))
-    role = f"{label(entry)}, mini-batch {entry['batch']}"
-    figure.suptitle(panel(role, data="SYNTHETIC inputs"), fontsize=11)
-    sign(figure, f"Computed from times measured on {entry['device']}.")
+    figure.suptitle(title, fontsize=11)
+    sign(figure, f"Computed from times measured on {device}, SYNTHETIC inputs.")
     return figure
-
-
-def totals_mib(record: Record) -> tuple[float, float]:
-    """The least that all kernels together need, and the most that they can use."""
-    ends = [limits_mib(entry) for entry in entries(record)]
-    return sum(least for least, _ in ends), sum(most for _, most in ends)
 
 
 def describe_sharing(record: Record, total_mib: float) -> str:
@@ -117,25 +104,17 @@ def describe_sharing(record: Record, total_mib: float) -> str:
     own = entries(record)
     each_mib = total_mib / len(own)
     fitting = [division for entry in own if (division := divide(entry, each_mib))]
-    wr, wd = (
-        f"{1e3 * sum(division.time_s for division in divisions):.1f} ms"
-        for divisions in (fitting, share_out(own, total_mib))
-    )
+    shared = share_out(own, total_mib)
+    wr, wd = (f"{1e3 * sum(d.time_s for d in ways):.1f} ms" for ways in (fitting, shared))
     if len(fitting) < len(own):
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
-    if not share_out(own, total_mib):
-        wd = "does not fit"
     told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
-    return f"{told}: {wr}; WD: {wd}"
+    return f"{told}: {wr}; WD: {wd if shared else 'does not fit'}"
 
 
 def draw_sharing(record: Record, total_mib: float) -> "Figure":
     """Draw the workspace of each kernel under WR and under WD, on one axis for all totals."""
-    from repro.plots import sign
-
     own = entries(record)
-    largest = max(most for _, most in map(limits_mib, own))
+    largest = max(limits_mib(entry)[1] for entry in own)
     figure = draw_shares(own, total_mib / len(own), total_mib, 1.12 * largest)
-    figure.suptitle(title_of(record, CAFFES), fontsize=11)
-    sign(figure, f"Computed from times measured on {device_name(record)}.")
-    return figure
+    return _signed(figure, title_of(record), device_name(record))

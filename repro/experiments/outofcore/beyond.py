@@ -10,41 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, deterministic, unsure
-from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Curve, Line, Panel, draw, line_of, plain
-from repro.experiments.outofcore.points import (
-    NO_LINK,
-    PLACES,
-    Interval,
-    Point,
-    Trained,
-    all_hold,
-    artefact,
-    inverse,
-    throughput,
-    with_allocators,
-)
-from repro.experiments.outofcore.runs import (
-    CHUNKS,
-    CLAIMS,
-    FITTED,
-    IN_CORE,
-    IN_CORE_BATCH,
-    LABELS,
-    LARGEST_BATCH,
-    LMS_BATCH,
-    MEASURED,
-    MODES,
-    PACKED_MODES,
-    PEERS,
-    RESNET,
-    SCHEDULE,
-    SIMULATED,
-    TABLE,
-    TO_THE_LETTER,
-    faster,
-    published,
-)
+from repro.experiments.outofcore import points, runs
+from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
+from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
+from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -52,21 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = {
-    SIMULATED: (IN_CORE, "lms", *TO_THE_LETTER, SCHEDULE, CHUNKS, *PACKED_MODES, "bound"),
-    MEASURED: (*MODES, *TO_THE_LETTER, *PEERS),
+    SIMULATED: (IN_CORE, "lms", *runs.TO_THE_LETTER, SCHEDULE, CHUNKS, *runs.PACKED_MODES, "bound"),
+    runs.MEASURED: (*runs.MODES, *runs.TO_THE_LETTER, *runs.PEERS),
 }
-FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
-ROW = 0.1  # how far images/s may lie below the paper's
 # Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
 KEPT = {
     "512 with chunks": (512, CHUNKS),
-    f"{LMS_BATCH} without": (LMS_BATCH, SCHEDULE),
-    f"{LARGEST_BATCH} with chunks": (LARGEST_BATCH, CHUNKS),
+    f"{runs.LMS_BATCH} without": (runs.LMS_BATCH, SCHEDULE),
+    f"{runs.LARGEST_BATCH} with chunks": (runs.LARGEST_BATCH, CHUNKS),
 }
 _PAPERS_ROWS = {
     "lms_in_core": ("paper", "in core, P100 (Le et al.)"),
     "lms": ("paper", "LMS, P100 (Le et al.)"),
-    **{mode: ("paper, V100", LABELS[mode]) for mode in MODES},
+    **{mode: ("paper, V100", runs.LABELS[mode]) for mode in runs.MODES},
 }
 
 
@@ -76,81 +43,85 @@ def images_per_s(at: Trained, mode: str, batch: int) -> str:
         size, _ = at.at(batch, mode)
     except NotRun:
         return DASH
-    rate = throughput(at.points(mode), size)
+    rate = points.throughput(at.points(mode), size)
     return rate if size == batch else f"{rate} (N = {size})"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
-    heads = {batch: f"{batch} ({batch / IN_CORE_BATCH:.2g}×)" for batch in TABLE["batches"]}
+    heads = {
+        batch: f"{batch} ({batch / runs.IN_CORE_BATCH:.2g}×)" for batch in runs.TABLE["batches"]
+    }
     rows = []
     for mode, (where, method) in _PAPERS_ROWS.items():
-        rates = {heads[b]: f"{published(mode).get(b, 'x')}" for b in heads}
+        rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
         rows.append({"where": where, "method": method, **rates})
     for where in PLACES:
         at = Trained(results, where)
         place = at.place + f", {at.ran}" * (not at.simulated and at.ran != RESNET)
         for mode in (method for method in METHODS[where] if at.points(method)):
             rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
-            rows.append({"where": place, "method": LABELS[mode], **rates})
+            rows.append({"where": place, "method": runs.LABELS[mode], **rates})
     return rows
 
 
 def figure(results: Results) -> "Figure":
     """Draw how far each method trains, and at which share of the speed in core."""
-    v100, here = Trained(results, SIMULATED), Trained(results, MEASURED)
+    v100, here = Trained(results, SIMULATED), Trained(results, runs.MEASURED)
 
     def panel(title: str, at: Trained, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
         def share(point: Point) -> tuple[float, Interval | None]:
-            return inverse(at.slowdown(point))
+            return points.inverse(at.slowdown(point))
 
         lines = []
         for method in papers:
-            best = max(published("lms_in_core" if method == "lms" else IN_CORE).values())
-            shares = {b / IN_CORE_BATCH: rate / best for b, rate in published(method).items()}
-            lines.append(Line(method, plain(shares), "paper", "paper"))
-        ceiling: Curve = ()
+            best = max(runs.published("lms_in_core" if method == "lms" else IN_CORE).values())
+            shares = {
+                b / runs.IN_CORE_BATCH: rate / best for b, rate in runs.published(method).items()
+            }
+            lines.append(Line(method, shares, "paper", "paper"))
+        ceiling: Heights = {}
         with suppress(NotRun):  # of several machines nothing compares
             lines = [line_of(at, method, share, at.base or 1) for method in methods] + lines
             if at.simulated:
-                ceiling = line_of(at, "bound", share, at.base or 1).curve
+                ceiling = line_of(at, "bound", share, at.base or 1).heights
         ylabel = "images/s over the\nlargest in core"
         return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
 
     panels = [
-        panel("", v100, MODES, MODES),
-        panel("LMS (paper: P100) and our best\n", v100, ("lms", FITTED), ("lms",)),
-        panel("", here, (*MODES, TO_THE_LETTER[0], *PEERS), ()),
+        panel("", v100, runs.MODES, runs.MODES),
+        panel("LMS (paper: P100) and our best\n", v100, ("lms", runs.FITTED), ("lms",)),
+        panel("", here, (*runs.MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
     ]
     return draw(panels, 3, "batch size over the largest in core", 1.2)
 
 
 def larger(results: Results, than: str, paper: float) -> Cases:
     """The largest batch sizes with chunks over another method's, of real allocators."""
-    return {RESNET: with_allocators(results, [RESNET])[RESNET].larger(CHUNKS, than, paper)}
+    return {RESNET: points.with_allocators(results, [RESNET])[RESNET].larger(CHUNKS, than, paper)}
 
 
 def alone_ends(results: Results) -> Cases:
     """The largest batch size without chunks over LMS's in the paper."""
-    trained = with_allocators(results, [RESNET])[RESNET]
+    trained = points.with_allocators(results, [RESNET])[RESNET]
     alone = trained.largest(SCHEDULE)
     if not alone:
         raise NotRun("scheduling alone trains nothing")
-    open_ = alone <= LMS_BATCH and trained.end_is_open(SCHEDULE)
-    gap = (unsure if open_ else deterministic)(alone / LMS_BATCH, log=True)
+    open_ = alone <= runs.LMS_BATCH and trained.end_is_open(SCHEDULE)
+    gap = (unsure if open_ else deterministic)(alone / runs.LMS_BATCH, log=True)
     note = f"{alone} is the largest that was tried" if open_ else ""
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
 
 
 def speed_kept(results: Results) -> Cases:
     """The measured time of an image over its time in core."""
-    here = Trained(results, MEASURED)
+    here = Trained(results, runs.MEASURED)
 
     def slower(name: str) -> Estimate | Exact:
         batch, mode = KEPT[name]
-        own = results.select(MEASURED, role=RESNET, mode=mode)
+        own = results.select(runs.MEASURED, role=RESNET, mode=mode)
         if here.on_cpu and not (own and all("link_share" in record.config for record in own)):
-            raise NotRun(NO_LINK)
+            raise NotRun(points.NO_LINK)
         size, point = here.at(batch, mode)
         if point is None:
             return Exact(False, f"{size} images ran out of memory")
@@ -162,9 +133,9 @@ def speed_kept(results: Results) -> Cases:
 
 def faster_with_chunks(results: Results) -> Cases:
     """The speeds with chunks and without, on a CPU each over the reference of the same round."""
-    here = Trained(results, MEASURED)
-    size, alone = here.at(LMS_BATCH, SCHEDULE)
-    _, chunks = here.at(LMS_BATCH, CHUNKS)
+    here = Trained(results, runs.MEASURED)
+    size, alone = here.at(runs.LMS_BATCH, SCHEDULE)
+    _, chunks = here.at(runs.LMS_BATCH, CHUNKS)
     if chunks is None:
         return {"images/s": Exact(False, f"{size} images ran out of memory with chunks")}
     if alone is None:
@@ -175,124 +146,12 @@ def faster_with_chunks(results: Results) -> Cases:
 
 def larger_than_peers(results: Results) -> Cases:
     """The largest batch sizes over those of torch's other means."""
-    here = Trained(results, MEASURED)
-    tried = [mode for mode in PEERS if here.points(mode)]
+    here = Trained(results, runs.MEASURED)
+    tried = [mode for mode in runs.PEERS if here.points(mode)]
     if not tried:
         raise NotRun("no records")
     # Any larger batch size will do: ours need not have been tried further.
     return cases(tried, lambda mode: here.larger(CHUNKS, mode, 1.01))
-
-
-def fitted(results: Results) -> tuple[bool, str]:
-    """Simulated images/s in core, and the published ones that they are fitted to."""
-    papers, found = published(IN_CORE), {}
-    for batch, point in Trained(results, SIMULATED).trained(IN_CORE).items():
-        if batch in papers:
-            rate, paper = point.images_per_s, papers[batch]
-            found[f"{rate:.1f} for {paper:g} at {batch}"] = abs(rate / paper - 1) <= FIT
-    return all_hold(found)
-
-
-def simulated_reach(results: Results) -> tuple[bool, str]:
-    """The largest batch sizes with chunks over other methods'; LMS's is of the best distances."""
-    papers = {
-        IN_CORE: LARGEST_BATCH / IN_CORE_BATCH,
-        "lms": CLAIMS["over_lms"],
-        SCHEDULE: CLAIMS["over_schedule"],
-    }
-    pairs = [(CHUNKS, method, f"×{paper:.2f}") for method, paper in papers.items()]
-    return all_hold(Trained(results, SIMULATED).reaches(pairs))
-
-
-def simulated_rivals(results: Results) -> tuple[bool, str]:
-    """The speed that our LMS keeps, and the largest batch size of our schedule without chunks."""
-    v100 = Trained(results, SIMULATED)
-    _, point = v100.at(LMS_BATCH, "lms")
-    if point is None or point.relative is None:
-        return False, f"LMS trains no {LMS_BATCH} images"
-    kept, alone = point.relative, v100.largest(SCHEDULE)
-    near = abs(kept - CLAIMS["lms_speed_kept"]) <= 0.05
-    return all_hold(
-        {
-            f"LMS up to {v100.largest('lms')}, {kept:.1%} kept at {LMS_BATCH}": near,
-            f"scheduling alone up to {alone}": alone <= 1.03 * LMS_BATCH,
-        }
-    )
-
-
-def _over(v100: Trained, one: str, size: int, other: str, than: int, said: str) -> dict[str, bool]:
-    """Whether a method at a batch size is faster than another; nothing where one does not fit."""
-    ours, theirs = v100.at(size, one)[1], v100.at(than, other)[1]
-    if ours is None or theirs is None:
-        return {}
-    gap = v100.speed(ours, theirs)
-    return {f"{said} {gap}": gap.mean > 0}
-
-
-def _over_beyond(v100: Trained, other: str, said: str = "") -> dict[str, bool]:
-    """Whether scheduling alone is faster than another method, where both train beyond the core."""
-    found: dict[str, bool] = {}
-    for batch in v100.trained(other, beyond=True):
-        found |= _over(v100, SCHEDULE, batch, other, batch, f"{said}at {batch}")
-    return found
-
-
-def simulated_gains(results: Results) -> tuple[bool, str]:
-    """Images/s with chunks over without, and with our changes over the paper's schedule."""
-    v100 = Trained(results, SIMULATED)
-    with_chunks = f"with chunks at {LMS_BATCH}"
-    chunks = _over(v100, CHUNKS, LMS_BATCH, SCHEDULE, LMS_BATCH, with_chunks)
-    if not chunks:
-        return False, f"{LMS_BATCH} images ran out of memory"
-    return all_hold(chunks | _over_beyond(v100, "paper", "our changes "))
-
-
-def simulated_speed(results: Results) -> tuple[bool, str]:
-    """The share of the speed in core, and the most that any schedule keeps."""
-    v100, found = Trained(results, SIMULATED), {}
-    for batch, mode, share in (
-        (LARGEST_BATCH, CHUNKS, CLAIMS["speed_kept"]),
-        (LMS_BATCH, SCHEDULE, CLAIMS["speed_kept_928"]),
-    ):
-        _, point = v100.at(batch, mode)
-        best = v100.points("bound").get(batch)
-        kept = point.relative if point is not None else None
-        text = f"{batch} {LABELS[mode]}: " + ("out of memory" if kept is None else f"{kept:.0%}")
-        if best is not None and best.relative is not None:
-            text += f", no schedule more than {best.relative:.0%}"
-        found[text] = kept is not None and kept >= share
-    return all_hold(found)
-
-
-def simulated_over_lms(results: Results) -> tuple[bool, str]:
-    """Images/s of the schedule over LMS's."""
-    v100 = Trained(results, SIMULATED)
-    if v100.base is None:
-        raise NotRun("nothing fits in core")
-    said = f"at {LARGEST_BATCH} over LMS at {LMS_BATCH}"
-    largest = _over(v100, CHUNKS, LARGEST_BATCH, "lms", LMS_BATCH, said)
-    return all_hold(_over_beyond(v100, "lms") | largest)
-
-
-def rows_reached(results: Results) -> tuple[bool, str]:
-    """Our best over the paper's images/s, at the batch sizes where the bound allows as many."""
-    v100, found, beyond = Trained(results, SIMULATED), dict[str, bool](), []
-    best = v100.trained("bound")
-    for batch, point in v100.points(FITTED).items():
-        if batch not in best or batch not in published(CHUNKS):
-            continue
-        rate, most = faster(batch), best[batch].images_per_s
-        if most < rate * (1 - ROW):
-            beyond.append(f"{batch} (at best {most:.0f} for {rate:g})")
-        elif point is None:
-            found[f"x at {batch}"] = False
-        else:
-            over = point.images_per_s / rate - 1
-            found[f"{100 * over:+.1f} % at {batch}"] = over >= -ROW
-    holds, said = all_hold(found)
-    if beyond:
-        said += f"; no schedule reaches the paper's images/s at {', '.join(beyond)}"
-    return holds, said
 
 
 TABLE1 = artefact(
@@ -301,20 +160,15 @@ TABLE1 = artefact(
     rows=table,
     draw=figure,
     claims={
-        "larger_than_core": partial(larger, than=IN_CORE, paper=LARGEST_BATCH / IN_CORE_BATCH),
+        "larger_than_core": partial(
+            larger, than=IN_CORE, paper=runs.LARGEST_BATCH / runs.IN_CORE_BATCH
+        ),
         "speed_kept_here": speed_kept,
-        "larger_than_alone_here": partial(larger, than=SCHEDULE, paper=CLAIMS["over_schedule"]),
+        "larger_than_alone_here": partial(
+            larger, than=SCHEDULE, paper=runs.CLAIMS["over_schedule"]
+        ),
         "alone_ends_here": alone_ends,
         "faster_with_chunks_here": faster_with_chunks,
         "larger_than_peers": larger_than_peers,
-    },
-    checks={
-        "fitted": fitted,
-        "reach": simulated_reach,
-        "rivals": simulated_rivals,
-        "gains": simulated_gains,
-        "speed": simulated_speed,
-        "lms": simulated_over_lms,
-        "rows": rows_reached,
     },
 )

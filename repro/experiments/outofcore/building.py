@@ -1,7 +1,7 @@
 """The iterations that the experiments of out-of-core training run: networks, losses, optimizers."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ Config = Mapping[str, Any]
 Step = Callable[[], None]
 # Blocks that activation checkpointing recomputes as a whole, by the names of their classes.
 _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}
-
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of float16, fixed: one that adapts asks the device for values, of which a recording has none.
@@ -46,16 +45,6 @@ def _scaled_backward(loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> 
     torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
 
 
-@contextmanager
-def _default_float32() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def training_step(
     config: Config, device: str, checkpointing: bool = False, offload: bool = False
 ) -> Step:
@@ -67,13 +56,8 @@ def training_step(
         device: Where it runs.
         checkpointing: Recompute the network's blocks in the backward pass (a peer).
         offload: Hold tensors that autograd saves in the host's memory, see `Offload` (a peer).
-
-    Raises:
-        ValueError: The precision is unknown.
     """
     named = config.get("precision", "float32")
-    if named not in PRECISIONS:
-        raise ValueError(f"precision is {named!r}: give one of {', '.join(map(repr, PRECISIONS))}")
     half = PRECISIONS[named]
     precision: Precision = (
         nullcontext if half is None else partial(torch.autocast, torch.device(device).type, half),
@@ -82,7 +66,7 @@ def training_step(
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
-    with torch.device(device), _default_float32():
+    with torch.device(device):
         model = Pix2PixHD(**options) if name == "pix2pixhd" else build(name, **options)
     model.train()
     if checkpointing:
@@ -91,24 +75,22 @@ def training_step(
             partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
             check_fn=lambda module: type(module).__name__ in _BLOCKS,
         )
-    if offload:
-        plain = _step_of(model, config, device, precision)
-        hooks = Offload(device, [*model.parameters(), *model.buffers()])
+    plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device, precision)
+    if not offload:
+        return plain
+    hooks = Offload(device, [*model.parameters(), *model.buffers()])
 
-        def step() -> None:
-            with hooks:
-                plain()
+    def step() -> None:
+        with hooks:
+            plain()
 
-        return step
-    return _step_of(model, config, device, precision)
+    return step
 
 
-def _step_of(model: nn.Module, config: Config, device: str, precision: Precision) -> Step:
+def _step(model: nn.Module, config: Config, device: str, precision: Precision) -> Step:
     (autocast, backward), size, batch = precision, tuple(config["image"]), config["batch"]
-    if isinstance(model, Pix2PixHD):
-        return _gan_step(model, batch, size, device, precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(batch, 3, *size, device=device, dtype=torch.float32)
+    images = torch.randn(batch, 3, *size, device=device)
     classes = config["model"].get("num_classes", 10)  # no network's own default is below
     shape = (batch, *size) if config["model"]["name"] == "deeplabv3plus" else (batch,)
     labels = torch.randint(classes, shape, device=device)
@@ -124,20 +106,17 @@ def _step_of(model: nn.Module, config: Config, device: str, precision: Precision
     return step
 
 
-def _gan_step(
-    model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str, precision: Precision
-) -> Step:
-    """Return an iteration of both players; one-hot label maps, Adam with the authors' values."""
-    autocast, backward = precision
+def _gan_step(model: Any, config: Config, device: str, precision: Precision) -> Step:
+    """An iteration of both players; one-hot label maps, Adam with the authors' values."""
+    (autocast, backward), size, batch = precision, tuple(config["image"]), config["batch"]
     players: tuple[nn.Module, nn.Module] = (model.generator, model.discriminator)
     first, second = (
         torch.optim.Adam(player.parameters(), lr=2e-4, betas=(0.5, 0.999)) for player in players
     )
     channels = model.in_channels
     classes = torch.randint(channels, (batch, 1, *size), device=device)
-    kind: dict[str, Any] = {"device": device, "dtype": torch.float32}
-    labels = torch.zeros(batch, channels, *size, **kind).scatter_(1, classes, 1.0)
-    real = torch.rand(batch, model.out_channels, *size, **kind) * 2 - 1
+    labels = torch.zeros(batch, channels, *size, device=device).scatter_(1, classes, 1.0)
+    real = torch.rand(batch, model.out_channels, *size, device=device) * 2 - 1
 
     def step() -> None:
         with autocast():

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -40,7 +40,7 @@ _WINDOWS = (0.25, 0.5, 0.7, 1.0, 2.0, 3.0)  # shares of the budget, besides the 
 _SERVED = 4  # plans, the fastest first, whose mapping is looked at
 _LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
 _LMS_THRESHOLDS, _LMS_AHEADS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
-_ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
+ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
 
@@ -55,8 +55,8 @@ class Fitting:
     def mapping(self) -> NDArray[np.int64]:
         """The chunks that are mapped and unmapped before each function, once it repeats."""
         allocator, n = self.make(), len(self.plan.trace.functions)
-        counts = np.zeros(_ITERATIONS * n, dtype=np.int64)
-        for number, (name, nbytes) in by_function(self.plan, _ITERATIONS):
+        counts = np.zeros(ITERATIONS * n, dtype=np.int64)
+        for number, (name, nbytes) in by_function(self.plan, ITERATIONS):
             before = allocator.map_operations
             if nbytes is None:
                 allocator.free(name)
@@ -84,11 +84,6 @@ class Costs:
         """A plan's iteration, with the chunks that are mapped before each function."""
         return plan.simulate(self.times + self.map_s * mapped, self.rate)
 
-    def ascending(self, plans: Iterable[SwapPlan]) -> list[tuple[float, SwapPlan]]:
-        """Plans with the seconds that they take without mapping, the fastest first."""
-        timed = [(self.simulate(plan).time_s, plan) for plan in plans]
-        return sorted(timed, key=lambda pair: pair[0])
-
     def fastest(
         self, plans: Iterable[SwapPlan], makes: Iterable[Make], most: int | None = None
     ) -> Fitting | None:
@@ -97,9 +92,10 @@ class Costs:
         With `most` the first so many that are served are looked at.
         """
         best, least, served = None, math.inf, 0
-        ordered = self.ascending(plans)
+        timed = [(self.simulate(plan).time_s, plan) for plan in plans]
+        timed.sort(key=lambda pair: pair[0])
         for make in makes:
-            for unmapped_s, plan in ordered:
+            for unmapped_s, plan in timed:
                 if unmapped_s >= least or served == most:
                     break
                 fitting = fit(plan, make)
@@ -113,11 +109,20 @@ class Costs:
                     best, least = fitting, taken
         return best
 
+    def fastest_unmapped(self, plans: Iterable[SwapPlan], make: Make) -> Fitting | None:
+        """The fastest plan without mapping; none is planned after one that moves nothing."""
+        tried = []
+        for plan in plans:
+            tried.append(plan)
+            if not plan.bytes_moved:
+                break
+        return Costs(self.times, self.rate).fastest(tried, [make])
+
 
 def fit(plan: SwapPlan, make: Make) -> Fitting | None:
     """Serve a plan's requests; None where they do not fit."""
     try:
-        return Fitting(plan, make, replay(make(), requests(plan, _ITERATIONS)).peaks)
+        return Fitting(plan, make, replay(make(), requests(plan, ITERATIONS)).peaks)
     except OutOfMemory:
         return None
 
@@ -208,15 +213,14 @@ def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fittin
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
         plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
-        fitting = _fastest_unmapped(plans, costs, make)
-        if fitting is not None:
+        if fitting := costs.fastest_unmapped(plans, make):
             return fitting
     return None
 
 
 def lms(trace: Trace, limit_bytes: int, costs: Costs, make: Make) -> Fitting | None:
     """LMS's fastest plan that is served, of pairs of distances at several budgets."""
-    return _fastest_unmapped(_lms_plans(trace, limit_bytes), costs, make)
+    return costs.fastest_unmapped(_lms_plans(trace, limit_bytes), make)
 
 
 def lms_can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
@@ -234,13 +238,3 @@ def _lms_plans(
     for share, threshold, ahead in product(_LMS_SHARES, thresholds, aheads):
         with suppress(DoesNotFit, BudgetTooSmall):
             yield fixed_distance(trace, int(share * limit_bytes), threshold, ahead)
-
-
-def _fastest_unmapped(plans: Iterable[SwapPlan], costs: Costs, make: Make) -> Fitting | None:
-    """The plan that is fastest without mapping; none is planned after one that moves nothing."""
-    tried = []
-    for plan in plans:
-        tried.append(plan)
-        if not plan.bytes_moved:
-            break
-    return replace(costs, map_s=0.0).fastest(tried, [make])

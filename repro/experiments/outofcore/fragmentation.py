@@ -4,27 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import exp
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Line, Panel, draw, plain
-from repro.experiments.outofcore.points import (
-    PLACES,
-    Point,
-    Trained,
-    all_hold,
-    artefact,
-    with_allocators,
-)
+from repro.experiments.outofcore.panels import Line, Panel, draw
+from repro.experiments.outofcore.points import PLACES, Point, Trained, artefact, with_allocators
 from repro.experiments.query import Results
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-HALVED = runs.CLAIMS["budget_gib_928"] / runs.PAPER["limit_gib"]
 
 
 def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
@@ -39,9 +29,10 @@ def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
                 absent = "x" if batch in at.points(mode) else DASH
                 row[runs.LABELS[mode]] = runs.gib(point.taken) if point else absent
                 if mode != runs.IN_CORE:
-                    row[f"{runs.LABELS[mode]}: budget"] = (
-                        runs.gib(point.bytes("budget")) if point else absent
-                    )
+                    given = runs.gib(point.bytes("budget")) if point else absent
+                    row[f"{runs.LABELS[mode]}: budget"] = given
+            chunks = at.points(runs.CHUNKS).get(batch)
+            row["lost inside chunks"] = runs.gib(chunks.bytes("internal") if chunks else None)
             rows.append(row)
     return rows
 
@@ -58,35 +49,28 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
             points, label = at.trained(mode), runs.LABELS[mode]
             use = {b: p.taken / unit for b, p in points.items() if p.taken}
             budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
-            lines.append(Line(mode, plain(use), label))
-            lines.append(Line(mode, plain(budget), f"{label}: budget", "budget"))
+            lines.append(Line(mode, use, label))
+            lines.append(Line(mode, budget, f"{label}: budget", "budget"))
         if role == runs.RESNET and where == runs.SIMULATED and at.limit:
-            paper = plain({runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]})
+            paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
         panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
     return draw(panels, max(2, len(roles)))
 
 
-def _budget(at: Trained) -> Estimate:
-    """The part of the memory that scheduling alone can be given at LMS's largest batch size."""
-    size, point = at.at(runs.LMS_BATCH, runs.SCHEDULE)
-    given = point.bytes("budget") if point else None
-    if not given or not at.limit:
-        raise NotRun(f"{size} images cannot be given any budget")
-    label = f"{at.ran}: budget at {size} over the memory"
-    return replace(deterministic(given / at.limit, log=True), label=label)
-
-
 def budget_halved(results: Results) -> Cases:
-    """The budget over the memory, with real allocators."""
-    at = with_allocators(results, [runs.RESNET])
-    return cases(at, lambda role: _budget(at[role]))
+    """The part of the memory that scheduling alone can be given at LMS's largest batch size."""
 
+    def budget(role: str) -> Estimate:
+        size, point = found[role].at(runs.LMS_BATCH, runs.SCHEDULE)
+        given, limit = point and point.bytes("budget"), found[role].limit
+        if not given or not limit:
+            raise NotRun(f"{size} images cannot be given any budget")
+        label = f"{found[role].ran}: budget at {size} over the memory"
+        return replace(deterministic(given / limit, log=True), label=label)
 
-def simulated_budget(results: Results) -> tuple[bool, str]:
-    """The budget over the memory, with torch's allocator simulated."""
-    gap = _budget(Trained(results, runs.SIMULATED))
-    return exp(gap.mean) <= HALVED, f"{gap.label} {gap}"
+    found = with_allocators(results, [runs.RESNET])
+    return cases(found, budget)
 
 
 def _unused(point: Point) -> int:
@@ -94,60 +78,41 @@ def _unused(point: Point) -> int:
     return max(0, (point.bytes("reserved") or 0) - (point.bytes("budget") or 0))
 
 
-def _less_unused(at: Trained) -> Estimate:
+def less_unused(results: Results, roles: Sequence[str]) -> Cases:
     """The memory between budget and use with chunks less that without, in points.
 
-    At the largest batch size that trains both ways.
+    Of real allocators, at the largest batch size that trains both ways.
     """
-    if not at.points(runs.SCHEDULE) or not at.points(runs.CHUNKS) or not at.limit:
-        raise NotRun("no records")
-    alone, chunks = at.trained(runs.SCHEDULE), at.trained(runs.CHUNKS)
-    batch = max(alone.keys() & chunks.keys(), default=None)
-    if batch is None:
-        raise NotRun("no batch size trains both with chunks and without")
-    ours, theirs = (100 * _unused(points[batch]) / at.limit for points in (chunks, alone))
-    label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
-    return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
+    def less(role: str) -> Estimate:
+        at = found[role]
+        if not at.points(runs.SCHEDULE) or not at.points(runs.CHUNKS) or not at.limit:
+            raise NotRun("no records")
+        alone, chunks = at.trained(runs.SCHEDULE), at.trained(runs.CHUNKS)
+        batch = max(alone.keys() & chunks.keys(), default=None)
+        if batch is None:
+            raise NotRun("no batch size trains both with chunks and without")
+        ours, theirs = (100 * _unused(points[batch]) / at.limit for points in (chunks, alone))
+        label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
+        return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
-def less_unused(results: Results, roles: Sequence[str]) -> Cases:
-    """The memory between budget and use with chunks less that without, of real allocators."""
-    at = with_allocators(results, roles)
-    return cases(roles, lambda role: _less_unused(at[role]))
-
-
-def simulated_less(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
-    """The same of simulated allocators: the V100's and a CPU's."""
-    every = [Trained(results, where, role) for where in PLACES for role in roles]
-    simulated = {f"{at.where} {at.role}": at for at in every if at.simulated or at.on_cpu}
-    gaps = cases(simulated, lambda name: _less_unused(simulated[name])).values()
-    if any(str(gap) == "no records" for gap in gaps):
-        raise NotRun("no records")
-    return all_hold({f"{g.label} {g}": g.mean < 0 for g in gaps if isinstance(g, Estimate)})
-
-
-def inside_shrinks(results: Results) -> tuple[bool, str]:
-    """The bytes lost inside chunks at the largest batch size and the smallest beyond the core."""
-    beyond = Trained(results, runs.SIMULATED).trained(runs.CHUNKS, beyond=True)
-    lost = {batch: inside for batch, p in beyond.items() if (inside := p.bytes("internal"))}
-    if len(lost) < 2:
-        raise NotRun("no records of two batch sizes")
-    losses = "; ".join(f"{runs.gib(value)} at {batch}" for batch, value in lost.items())
-    return lost[max(lost)] < lost[min(lost)], losses
+    found = with_allocators(results, roles)
+    return cases(roles, less)
 
 
 def host_predicted(results: Results) -> tuple[bool, str]:
     """The host's memory that swapping took and that was predicted, of every measured schedule."""
-    return all_hold(
-        {
-            f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}": used
-            <= predicted
-            for mode in (runs.SCHEDULE, runs.CHUNKS)
-            for batch, point in Trained(results, runs.MEASURED).trained(mode).items()
-            if (used := point.bytes("host")) is not None
-            and (predicted := point.bytes("host_foretold")) is not None
-        }
-    )
+    found = {
+        f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}": used
+        <= predicted
+        for mode in (runs.SCHEDULE, runs.CHUNKS)
+        for batch, point in Trained(results, runs.MEASURED).trained(mode).items()
+        if (used := point.bytes("host")) is not None
+        and (predicted := point.bytes("host_foretold")) is not None
+    }
+    if not found:
+        raise NotRun("no records")
+    return all(found.values()), "; ".join(found)
 
 
 FIGURE3 = artefact(
@@ -159,46 +124,33 @@ FIGURE3 = artefact(
         "budget_halved_here": budget_halved,
         "close_here": partial(less_unused, roles=[runs.RESNET]),
     },
-    checks={
-        "host": host_predicted,
-        "budget": simulated_budget,
-        "close": partial(simulated_less, roles=[runs.RESNET]),
-        "inside": inside_shrinks,
-    },
+    checks={"host": host_predicted},
 )
 
 
-def over_used(results: Results, role: str, mode: str) -> dict[int, tuple[float, float]]:
-    """Memory of torch's allocator (simulated) and of chunks (mapped) over the bytes in use.
-
-    By batch size, without a limit. `SCHEDULE` uses no more than the device has, `IN_CORE` swaps
-    nothing.
-    """
-    rows = {
-        r.config["batch"]: r.metrics["rows"].get(mode) for r in results.ok(runs.PHYSICAL, role=role)
-    }
-    return {
-        batch: (row["torch_bytes"] / row["used_bytes"], row["chunks_bytes"] / row["used_bytes"])
-        for batch, row in sorted(rows.items())
-        if row
-    }
-
-
 def figure5_table(results: Results) -> list[dict[str, Any]]:
-    """The table of memory, and the memory that allocators take without a limit."""
+    """The table of memory, and the memory that allocators take without a limit.
+
+    It is over the bytes in use: of chunks (mapped) and of torch's allocator (simulated). The
+    schedule uses no more than the device has; in core nothing is swapped.
+    """
     rows = table(results, runs.OTHERS)
+    simulated = {role: Trained(results, runs.SIMULATED, role).ran for role in runs.OTHERS}
     without = {
-        (Trained(results, runs.SIMULATED, role).ran, mode): over_used(results, role, mode)
-        for role in runs.OTHERS
-        for mode in (runs.IN_CORE, runs.SCHEDULE)
+        (PLACES[runs.SIMULATED], simulated[r.config["role"]], r.config["batch"]): r.metrics["rows"]
+        for r in results.ok(runs.PHYSICAL)
     }
     for row in rows:
         for mode in (runs.IN_CORE, runs.SCHEDULE):
-            found = without.get((row["network"], mode), {}).get(row["batch"])
-            told = "{1:.2f}× (torch's {0:.2f}×)".format(*found) if found else DASH
-            row[f"over use, {runs.LABELS[mode]}"] = (
-                told if row["where"] == PLACES[runs.SIMULATED] else DASH
-            )
+            told = DASH
+            if found := without.get((row["where"], row["network"], row["batch"]), {}).get(mode):
+                used, torchs, chunks = (
+                    found["used_bytes"],
+                    found["torch_bytes"],
+                    found["chunks_bytes"],
+                )
+                told = f"{chunks / used:.2f}× (torch's {torchs / used:.2f}×)"
+            row[f"over use, {runs.LABELS[mode]}"] = told
     return rows
 
 
@@ -208,5 +160,4 @@ FIGURE5 = artefact(
     rows=figure5_table,
     draw=partial(figure, roles=runs.OTHERS),
     claims={"fragmented_here": partial(less_unused, roles=runs.OTHERS)},
-    checks={"fragmented": partial(simulated_less, roles=runs.OTHERS)},
 )

@@ -1,13 +1,9 @@
-"""Iterations measured under a limit; of CUDA in a process of their own, as this module runs.
+"""Iterations measured under a limit; of CUDA in a process of their own.
 
 Torch's CUDA allocator is chosen before CUDA is used.
 """
 
 import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,15 +14,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
+from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
+from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.building import Step, training_step
-from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
-    Make,
-    chunk_bytes,
-    fit,
-    largest_budget,
-)
+from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.experiments.saving import save_pinned
 from repro.measure import (
@@ -53,7 +45,6 @@ _SWAPPED: dict[str, tuple[str, Name]] = {
     "paper": ("schedule", "paper"),
     "paper_va": ("schedule_va", "paper"),
 }
-_ANSWER = "outcome: "
 # Threads touch the memory before it is pinned: 4 GiB took 0.59 s instead of 1.48 by an H100.
 _PINNING = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8")
 
@@ -83,10 +74,17 @@ def measure(config: Config, device: str) -> Outcome:
 def _unswapped(config: Config, device: str) -> Outcome:
     """Train in core, with checkpointing or with saved tensors held elsewhere."""
     mode, limit = config["mode"], limit_bytes(config)
-    step = training_step(config, device, mode == "checkpointing", mode == "offload")
-    if mode == "save_on_cpu":
-        step = _saving(step, device)
-    limit = limit if device == "cpu" else max(limit, least_limit(device))
+    plain = training_step(config, device, mode == "checkpointing", mode == "offload")
+
+    def step() -> None:
+        if mode == "save_on_cpu":
+            with save_pinned(device):
+                plain()
+        else:
+            plain()
+
+    if device != "cpu":
+        limit = max(limit, least_limit(device))
     with MemoryBudget(limit, device) as held:
         for _ in range(2):  # the optimizer has its state from the second on
             step()
@@ -99,14 +97,6 @@ def _unswapped(config: Config, device: str) -> Outcome:
         return Outcome(metrics, _time(config, "cpu", steps), held.peak_bytes)
     metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
     return Outcome(metrics, timings, held.peak_reserved_bytes)
-
-
-def _saving(step: Step, device: str) -> Step:
-    def run() -> None:
-        with save_pinned(device):
-            step()
-
-    return run
 
 
 def _reference(config: Config) -> Config:
@@ -168,10 +158,10 @@ class _Swapping:
         if self.make is not None:
             # The plan that runs may differ from the one that was fitted, in copies of views.
             assert block.plan is not None
-            fitting = fit(block.plan, self.make)
-            if fitting is None:
+            served = fit(block.plan, self.make)
+            if served is None:
                 raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
-            metrics["reserved_bytes"] = fitting.peaks["reserved_bytes"]
+            metrics["reserved_bytes"] = served.peaks["reserved_bytes"]
         elif self.installed is not None:  # gives nothing back while it trains: the most of this try
             peak = metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
         else:
@@ -242,17 +232,17 @@ def _swapped(config: Config, device: str) -> Outcome:
     name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
     trace = trace_at(config, config["batch"])
     make: Make = partial(ALLOCATORS[name], limit)
-    fitting = largest_budget(trace, limit, make)
-    if fitting is None:
+    best = fitting.largest_budget(trace, limit, make)
+    if best is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    budget = fitting.plan.budget_bytes
+    budget = best.plan.budget_bytes
     if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
         return _Swapping(config, device, trace, limit, make).shrinking(budget)
     real = max(limit, least_limit(device))
     if name == "schedule":
         with accelerator.limited(device, real):
             return _Swapping(config, device, trace, real).shrinking(budget)
-    installed = install(chunk_bytes(limit), real)
+    installed = install(fitting.chunk_bytes(limit), real)
     return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
 
 
@@ -261,8 +251,10 @@ def link_rate(config: Config, device: str) -> float | None:
 
     None where copies are as fast as they are: an accelerator has a link.
     """
-    if device != "cpu" or "link_share" not in config:
-        return config.get("link_bytes_per_s") if device == "cpu" else None
+    if device != "cpu":
+        return None
+    if "link_share" not in config:
+        return config.get("link_bytes_per_s")
     reference = _reference(config)
     step = {"reference": training_step(reference, "cpu")}
     taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
@@ -306,48 +298,26 @@ def measure_in_child(config: Config, device: str) -> Outcome:
         torch.OutOfMemoryError: The child ran out of the device's memory.
         RuntimeError: It failed otherwise; the text ends as its error output does.
     """
-    options = list(_PINNING)
-    if config["mode"] == "expandable_segments":
-        options.append("expandable_segments:True")
-    done = subprocess.run(
-        [sys.executable, "-m", "repro.experiments.outofcore.measuring", device],
-        input=json.dumps(dict(config)),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=dict(os.environ) | {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)},
-        check=False,
-    )
-    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if done.returncode or not answers:
-        raise RuntimeError(f"the measuring process failed: {done.stderr[-2000:]}")
-    answer = json.loads(answers[-1].removeprefix(_ANSWER))
+    options = [*_PINNING, *["expandable_segments:True"] * (config["mode"] == "expandable_segments")]
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)}
+    answer = in_a_process(f"{__name__}:answered", [dict(config), device], environment)
     if "host_memory" in answer:
         raise HostMemoryError(answer["host_memory"])
     if "out_of_memory" in answer:
         raise torch.OutOfMemoryError(answer["out_of_memory"])
-    timings = {
-        name: Timing(tuple(samples), config["warmup"])
-        for name, samples in answer["timings"].items()
-    }
+    timings = {n: Timing(tuple(s), config["warmup"]) for n, s in answer["timings"].items()}
     return Outcome(answer["metrics"], timings, answer["peak_bytes"])
 
 
-def main() -> None:
-    """Measure the configuration on standard input, and print the outcome."""
-    answer: dict[str, Any]
+def answered(config: Config, device: str) -> dict[str, Any]:
+    """The outcome of `measure` as plain values, or the memory that was short."""
     try:
-        outcome = measure(json.load(sys.stdin), sys.argv[1])
-        timings = {name: timing.samples_s for name, timing in outcome.timings.items()}
-        answer = {"metrics": outcome.metrics, "timings": timings, "peak_bytes": outcome.peak_bytes}
+        outcome = measure(config, device)
     except HostMemoryError as error:
-        answer = {"host_memory": str(error)}
+        return {"host_memory": str(error)}
     except (RuntimeError, MemoryError) as error:
         if not is_refusal(error):
             raise
-        answer = {"out_of_memory": str(error)[:2000]}
-    print(_ANSWER + json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()
+        return {"out_of_memory": str(error)[:2000]}
+    timings = {name: timing.samples_s for name, timing in outcome.timings.items()}
+    return {"metrics": outcome.metrics, "timings": timings, "peak_bytes": outcome.peak_bytes}

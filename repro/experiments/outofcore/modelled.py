@@ -5,24 +5,21 @@ the times here. A function takes a fixed time, and its bytes at a fixed rate.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from repro.experiments.outofcore.building import training_step
+from repro.experiments.outofcore.building import Config, training_step
 from repro.experiments.outofcore.fitting import GIB
 from repro.outofcore import Trace, record
 
-Config = Mapping[str, Any]
 _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
 
 
-def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
+def trace_at(config: Config, batch: int) -> Trace:
     """The trace of an iteration at a batch size, without computing any.
 
     Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
@@ -78,16 +75,20 @@ class Rates:
     most_bytes_per_s: float = float("inf")
 
     @classmethod
-    def fit(
-        cls, config: Mapping[str, Any], batches: Sequence[int], images_per_s: Sequence[float]
-    ) -> "Rates":
+    def fit(cls, baseline: Config) -> "Rates":
         """Fit to throughputs that were published for training in core; one alone fixes no line.
 
         Least squares of seconds = fixed_s + bytes / bytes_per_s. The line is not followed beyond
         the fastest that was published.
+
+        Args:
+            baseline: The network, with its batches and their images_per_s.
         """
-        seconds = [batch / rate for batch, rate in zip(batches, images_per_s, strict=True)]
-        touched = [sum(trace_at(config, batch).needs_bytes) for batch in batches]
+        batches = baseline["batches"]
+        seconds = [
+            batch / rate for batch, rate in zip(batches, baseline["images_per_s"], strict=True)
+        ]
+        touched = [sum(trace_at(baseline, batch).needs_bytes) for batch in batches]
         most = max(nbytes / time for nbytes, time in zip(touched, seconds, strict=True))
         if len(batches) == 1:
             return cls(0.0, most, most)

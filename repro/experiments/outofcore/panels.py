@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CEILING, LIMIT, BEYOND = "no schedule beats", "memory limit", "#e9e2d6"
-Curve = Sequence[tuple[float, float, Interval | None]]  # position, height, 95 % interval
+Heights = Mapping[int, float] | Mapping[float, float]  # by position
 _LOOKS: dict[str, dict[str, Any]] = {
     "ours": {"ls": "-", "lw": 1.5, "ms": 4.5},
     "paper": {"color": "#5f6b7a", "mec": "#5f6b7a", "mfc": "none", "ls": "--", "lw": 1.2, "ms": 7},
@@ -27,9 +27,10 @@ class Line(NamedTuple):
     """A curve: the method that it has its colour and mark from, and a key of `_LOOKS`."""
 
     method: str
-    curve: Curve
+    heights: Heights
     label: str
     whose: str = "ours"
+    intervals: Mapping[float, Interval] = {}
 
 
 class Panel(NamedTuple):
@@ -39,7 +40,7 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
     ylabel: str
     limit: float | None = None
-    ceiling: Curve = ()
+    ceiling: Heights | None = None
 
 
 @cache
@@ -50,11 +51,6 @@ def styles() -> dict[str, dict[str, str]]:
     return {**plots.styles(list(LABELS)[:10]), "bound": {"color": "#6b7486", "marker": "p"}}
 
 
-def plain(heights: Mapping[int, float] | Mapping[float, float]) -> Curve:
-    """A curve without intervals."""
-    return [(size, height, None) for size, height in heights.items()]
-
-
 def line_of(
     trained: Trained,
     method: str,
@@ -62,8 +58,10 @@ def line_of(
     unit: float = 1,
 ) -> Line:
     """Our curve of a method: heights with intervals by batch size over `unit`."""
-    points = trained.trained(method)
-    return Line(method, [(b / unit, *height(point)) for b, point in points.items()], LABELS[method])
+    found = {batch / unit: height(point) for batch, point in trained.trained(method).items()}
+    heights = {at: middle for at, (middle, _) in found.items()}
+    intervals = {at: interval for at, (_, interval) in found.items() if interval}
+    return Line(method, heights, LABELS[method], intervals=intervals)
 
 
 def draw(
@@ -85,7 +83,7 @@ def draw(
 def _draw_panel(axis: "Axes", panel: Panel, top: float | None) -> None:
     titles = [textwrap.fill(part, 48) for part in panel.title.split("\n")]
     axis.set_title("\n".join(titles), fontsize=9)
-    lines = [line for line in panel.lines if line.curve]
+    lines = [line for line in panel.lines if line.heights]
     if not lines:
         axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#48536a")
         axis.set(xticks=[], yticks=[])
@@ -93,15 +91,13 @@ def _draw_panel(axis: "Axes", panel: Panel, top: float | None) -> None:
     for line in lines:
         look = styles()[line.method] | _LOOKS[line.whose]
         look |= _IN_CORE if (line.method, line.whose) == (IN_CORE, "ours") else {}
-        sizes, heights, intervals = zip(*line.curve, strict=True)
-        axis.plot(sizes, heights, label=line.label, **look)
-        for size, interval in zip(sizes, intervals, strict=True):
-            if interval is not None:
-                axis.vlines(size, *interval, color=look["color"], lw=1.4)
-    values = [height for line in lines for _, height, _ in line.curve]
-    top = top or 1.15 * max([*values, panel.limit or 0.0])
+        axis.plot(*zip(*line.heights.items(), strict=True), label=line.label, **look)
+        for size, interval in line.intervals.items():
+            axis.vlines(size, *interval, color=look["color"], lw=1.4)
+    highest = max(height for line in lines for height in line.heights.values())
+    top = top or 1.15 * max(highest, panel.limit or 0.0)
     if panel.ceiling:
-        sizes, most, _ = zip(*panel.ceiling, strict=True)
+        sizes, most = zip(*panel.ceiling.items(), strict=True)
         axis.fill_between(sizes, most, top, color=BEYOND, lw=0, zorder=0.5, label=CEILING)
     if panel.limit is not None:
         axis.axhline(panel.limit, color="#1c2230", ls=(0, (6, 3)), lw=1, label=LIMIT)

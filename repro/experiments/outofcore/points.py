@@ -10,19 +10,8 @@ import numpy as np
 
 from repro.experiments import design, view
 from repro.experiments.judge import Estimate, Exact, NotRun, deterministic, mean_of, ratio, unsure
-from repro.experiments.outofcore.runs import (
-    IN_CORE,
-    IN_CORE_BATCH,
-    LABELS,
-    MEASURED,
-    MEASURING,
-    MODELS,
-    PACKED,
-    PACKED_MODES,
-    RESNET,
-    SIMULATED,
-    network_name,
-)
+from repro.experiments.outofcore import runs
+from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH
@@ -41,7 +30,7 @@ class Point:
         relative: The throughput over the largest in core; on a CPU that was timed in turns, on a
             GPU it is None.
         row: Bytes by name: ``budget_bytes``, ``reserved_bytes`` by the allocator, ``held_bytes`` of
-            tensors, ``internal_bytes`` lost inside chunks, ``host_bytes`` swapped out.
+            tensors, ``host_bytes`` swapped out.
         image_s: Seconds an image, of each iteration that was timed; none where simulated.
         paces: The same over the same round's reference, where that was timed in turns.
     """
@@ -80,12 +69,8 @@ def point_of(record: Record) -> Point:
 
 def ran(records: Iterable[Record], role: str) -> str:
     """The network that ran: ``DenseNet-121 (for DenseNet)``, or the paper's name of it."""
-    other = " and ".join(sorted({network_name(record.config) for record in records} - {role}))
+    other = " and ".join(sorted({runs.network_name(record.config) for record in records} - {role}))
     return f"{other} (for {role})" if other else role
-
-
-def _by_batch(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.config["batch"])
 
 
 class Trained:
@@ -100,7 +85,7 @@ class Trained:
     def __init__(self, results: Results, where: str, role: str = RESNET) -> None:
         self.where, self.role, self._results = where, role, results
         self.simulated = where == SIMULATED
-        self.records = _by_batch(results.select(where, role=role))
+        self.records = by_batch(results.select(where, role=role))
         self.ran = ran(self.records, role)
         self.batches = sorted({record.config["batch"] for record in self.records})
         kinds = {record.device["type"] for record in self.records}
@@ -120,8 +105,8 @@ class Trained:
         own = [record for record in self.records if record.status == "ok"]
         in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in own]
         base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
-        if mode in PACKED_MODES:
-            own = _by_batch(self._results.ok(PACKED, role=self.role))
+        if mode in runs.PACKED_MODES:
+            own = by_batch(self._results.ok(runs.PACKED, role=self.role))
         found: Points = {}
         for record in own:
             batch, metrics = record.config["batch"], record.metrics
@@ -164,13 +149,9 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """Of a panel: the network that ran, and the parts that were simulated."""
-        configs = [record.config for record in self.records]
-        marks = ["SIMULATED V100"]
-        if not self.simulated:
-            marks = [self.place.removesuffix(" here"), *simulated_parts(configs)]
-        name = network_name(configs[0]) if configs else ""
-        return view.panel(self.role, name, ", ".join(marks))
+        """Of a panel: the network that ran, and whether it was simulated."""
+        name = runs.network_name(self.records[0].config) if self.records else ""
+        return view.panel(self.role, name, self.place.removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
         """The point at a batch size of the paper, and that size here.
@@ -181,7 +162,7 @@ class Trained:
         if any("base_batch" in record.config for record in self.records):
             if self.base is None:
                 raise NotRun("no records of what fits in core")
-            wanted = self.base * batch / IN_CORE_BATCH
+            wanted = self.base * batch / runs.IN_CORE_BATCH
         near = min(found, key=lambda size: abs(math.log(size / wanted)), default=0)
         if abs(near / wanted - 1) > 0.1:
             raise NotRun(f"no records of {batch} images")
@@ -201,19 +182,12 @@ class Trained:
         return deterministic(1 / point.relative, log=True)
 
     def speed(self, ours: Point, other: Point) -> Estimate:
-        """The images/s of one method over those of another."""
-        if self.simulated:
-            return deterministic(ours.images_per_s / other.images_per_s, log=True)
+        """The images/s of one measured method over those of another."""
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
     def largest(self, mode: str) -> int:
-        """The largest batch size that a method trains, 0 for none.
-
-        Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
-        """
-        if self.simulated:
-            return int(self._results.need("reach", role=self.role).metrics[mode])
+        """The largest of the batch sizes that were tried which a method trains, 0 for none."""
         if not self.points(mode):
             raise NotRun("no records")
         return max(self.trained(mode), default=0)
@@ -221,24 +195,7 @@ class Trained:
     def end_is_open(self, mode: str) -> bool:
         """Whether a method may train more than it was tried with: nothing larger ran out."""
         found = self.points(mode)
-        return not self.simulated and (not found or found[max(found)] is not None)
-
-    def reach_over(self, one: str, other: str) -> tuple[int, int, Estimate]:
-        """The largest batch sizes that two methods train, and the first over the second."""
-        sizes = {mode: self.largest(mode) for mode in (one, other)}
-        for mode, size in sizes.items():
-            if not size:
-                raise NotRun(f"{LABELS[mode]} trains nothing to compare with")
-        return sizes[one], sizes[other], deterministic(sizes[one] / sizes[other], log=True)
-
-    def reaches(self, pairs: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
-        """Whether methods train more than others: by a text with the paper's ratio, as given."""
-        found = {}
-        for one, than, paper in pairs:
-            most, other, over = self.reach_over(one, than)
-            sizes = f"{most} {LABELS[one]} over {other} {LABELS[than]} {over}"
-            found[f"{self.ran}: {sizes}, paper {paper}"] = most > other
-        return found
+        return not found or found[max(found)] is not None
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
@@ -250,16 +207,22 @@ class Trained:
         first, second = self.largest(one), self.largest(other)
         if second and not first:
             return Exact(False, f"({first} {LABELS[one]}, {second} {LABELS[other]})")
+        if not second:
+            raise NotRun(f"{LABELS[other]} trains nothing to compare with")
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
-        gap = replace(self.reach_over(one, other)[-1], label=label)
         for mode, size, matters in (
-            (one, first, math.exp(gap.mean) < 0.999 * paper),
+            (one, first, first / second < 0.999 * paper),
             (other, second, first >= second),
         ):
             if matters and self.end_is_open(mode):
                 note = f"{size} is the largest that was tried {LABELS[mode]}"
                 return replace(unsure(first / second, log=True), label=label, note=note)
-        return gap
+        return replace(deterministic(first / second, log=True), label=label)
+
+
+def by_batch(records: Iterable[Record]) -> list[Record]:
+    """Records by their batch size."""
+    return sorted(records, key=lambda record: record.config["batch"])
 
 
 def inverse(gap: Estimate) -> tuple[float, Interval | None]:
@@ -279,31 +242,19 @@ def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained
     return found
 
 
-def simulated_parts(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The mark of measured runs: their limit is simulated, and the link where it is paced."""
-    paced = any("link_share" in c or "link_bytes_per_s" in c for c in configs)
-    return [f"SIMULATED memory limit{' and link' * paced}"] * bool(configs)
-
-
 def _marks(results: Results) -> Iterable[str]:
-    measured = [record.config for record in results.records if record.experiment in MEASURING]
+    measured = [record.config for record in results.records if record.experiment in runs.MEASURING]
     if len(measured) < len(results.records):
         yield "V100: SIMULATED."
     if measured:
-        published = MODELS["published"]
+        published = runs.MODELS["published"]
         other = {c["role"] for c in measured if c["model"] != published[c["role"]]["model"]}
-        parts = [f"STAND-IN network{'s' * (len(other) > 1)}"] * bool(other)
-        yield f"Measured: {', '.join([*parts, *simulated_parts(measured), 'SYNTHETIC images'])}."
+        stand_in = f"STAND-IN network{'s' * (len(other) > 1)}, " * bool(other)
+        link = " and link" * any("link_share" in c or "link_bytes_per_s" in c for c in measured)
+        yield f"Measured: {stand_in}SIMULATED memory limit{link}, SYNTHETIC images."
 
 
 artefact = partial(design.artefact, "outofcore", facts=_marks)
-
-
-def all_hold(found: Mapping[str, bool]) -> tuple[bool, str]:
-    """The result of a check: whether all of them hold."""
-    if not found:
-        raise NotRun("no records")
-    return all(found.values()), "; ".join(found)
 
 
 def throughput(found: Points, batch: int) -> str:

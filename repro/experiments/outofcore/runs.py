@@ -1,6 +1,6 @@
 """The runs of out-of-core training under each profile; ``paper.toml`` has networks and sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ BY_SCHEDULE, HALF, HALF_REACH, HALF_MEASURED = "by_schedule", "half", "half_reac
 MEASURING = (MEASURED, HALF_MEASURED, BY_SCHEDULE)
 # Section 5.2 says float32; the others are our question. By autocast, as torch's users do.
 FLOAT32, HALVES = "float32", ("bfloat16", "float16")
+_IN = {FLOAT32: "", **{precision: f", {precision}" for precision in HALVES}}  # in labels
 CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
 IN_CORE_BATCH, LMS_BATCH = CLAIMS["in_core_batch"], CLAIMS["lms_batch"]
 LARGEST_BATCH = CLAIMS["largest_batch"]
@@ -69,11 +70,7 @@ def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Ru
     setting = {"role": role, **MODELS["published"][role], "precision": precision}
     setting |= {"limit_gib": PAPER["limit_gib"], **config}
     at = f", batch size {config['batch']}" if "batch" in config else ""
-    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_in(precision)}")
-
-
-def _in(precision: str) -> str:
-    return "" if precision == FLOAT32 else f", {precision}"
+    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_IN[precision]}")
 
 
 def _baseline(role: str) -> dict[str, Any]:
@@ -138,15 +135,11 @@ def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
     return [_simulation("chunk_sizes", RESNET, baseline=_baseline(RESNET), chunks_mib=sizes, **own)]
 
 
-def _timed(profile: str) -> dict[str, Any]:
-    return {"threads": None, **PROFILES[profile]["timed"]}
-
-
 def measured(profile: str, role: str, batch: int, mode: str, precision: str = FLOAT32) -> Run:
     """A method at one batch size, within the limit."""
     at = PROFILES[profile]
     config = {"role": role, **MODELS[at["models"]][role], "precision": precision, "batch": batch}
-    config |= {"mode": mode, **_timed(profile)}
+    config |= {"mode": mode, "threads": None, **at["timed"]}
     if "in_core" in at:
         fits = at["in_core"][role]
         config |= {"base_batch": fits, "limit_between": [fits, fits + 1]}
@@ -154,22 +147,20 @@ def measured(profile: str, role: str, batch: int, mode: str, precision: str = FL
             config["link_share"] = _TOML["link"]["share"]
     else:
         config["limit_gib"] = PAPER["limit_gib"]
-    label = f"{role}, batch size {batch}, {LABELS[mode]}{_in(precision)}"
+    label = f"{role}, batch size {batch}, {LABELS[mode]}{_IN[precision]}"
     experiment = MEASURED if precision == FLOAT32 else HALF_MEASURED
     return Run(experiment, config, seeds=(0,), label=label)
 
 
-def _simulated_batches(profile: str) -> Mapping[str, list[int]]:
-    batches: Mapping[str, list[int]] = PROFILES["smoke" if profile == "smoke" else "quick"][
-        "simulated"
-    ]
-    return batches
+def _simulated(profile: str, experiment: Callable[[str, int], Run], *roles: str) -> list[Run]:
+    """The runs of an experiment on published networks, at the batch sizes that are simulated."""
+    batches = PROFILES["smoke" if profile == "smoke" else "quick"]["simulated"]
+    return [experiment(role, batch) for role in roles for batch in batches[role]]
 
 
 def resnet(profile: str) -> list[Run]:
     """The runs of ResNet-50: simulated as published, and measured here."""
-    at = PROFILES[profile]
-    runs = [simulated(RESNET, batch) for batch in _simulated_batches(profile)[RESNET]]
+    at, runs = PROFILES[profile], _simulated(profile, simulated, RESNET)
     if profile != "smoke":
         runs.append(reach(RESNET))
     methods = at["ways"]
@@ -196,11 +187,10 @@ def figure3(profile: str, chosen: Chosen) -> list[Run]:
     return [run for run in trained if run.config.get("mode", IN_CORE) in MODES]
 
 
-def others(profile: str, chosen: Chosen | None = None) -> list[Run]:
+def others(profile: str, chosen: Chosen) -> list[Run]:
     """The runs of the other networks."""
-    batches, tried = _simulated_batches(profile), PROFILES[profile]["measured"]
-    runs = [simulated(role, batch) for role in OTHERS for batch in batches[role]]
-    runs += [reach(role) for role in OTHERS if batches[role]]
+    tried, runs = PROFILES[profile]["measured"], _simulated(profile, simulated, *OTHERS)
+    runs += [reach(role) for role in OTHERS if profile != "smoke"]
     return runs + [
         measured(profile, role, batch, mode)
         for role in OTHERS
@@ -211,8 +201,7 @@ def others(profile: str, chosen: Chosen | None = None) -> list[Run]:
 
 def figure5(profile: str, chosen: Chosen) -> list[Run]:
     """The same, and the requests of their iterations, served without a limit."""
-    batches = _simulated_batches(profile)
-    return others(profile) + [physical(role, batch) for role in OTHERS for batch in batches[role]]
+    return others(profile, chosen) + _simulated(profile, physical, *OTHERS)
 
 
 def schedules(profile: str, chosen: Chosen) -> list[Run]:
@@ -227,7 +216,8 @@ def schedules(profile: str, chosen: Chosen) -> list[Run]:
         ]
     own = PROFILES[profile].get("by_schedule")
     setting = own or {**MODELS["published"][RESNET], "batch": LMS_BATCH}
-    config = {"role": RESNET, **setting, "precision": FLOAT32, **_timed(profile)}
+    config = {"role": RESNET, **setting, "precision": FLOAT32}
+    config |= {"threads": None, **PROFILES[profile]["timed"]}
     if own:
         config["limit_between"] = [own["base_batch"], own["base_batch"] + 1]
         config["link_bytes_per_s"] = _TOML["link"]["bytes_per_s"]

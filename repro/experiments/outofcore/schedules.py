@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, ratio
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import Point, artefact, point_of, ran, simulated_parts
+from repro.experiments.outofcore.points import Point, artefact, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib, network_name
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
@@ -51,30 +51,30 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def faster(results: Results, one: str, other: str) -> Estimate | Exact:
-    """The images/s of one schedule over those of another, within the same budget."""
+def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
+    """The images/s of one schedule over those of others, within the same budget."""
     found = points(results)
-    if one not in found or other not in found:
-        raise NotRun("no records")
-    one_machine(results.ok(BY_SCHEDULE))
-    ours, theirs = found[one], found[other]
-    if ours is None:
-        return Exact(False, f"{SCHEDULES[one]} ran out of memory")
-    if theirs is None:
-        raise NotRun(f"{SCHEDULES[other]} ran out of memory")
-    network = ran(results.select(BY_SCHEDULE, role=RESNET), RESNET)
-    gap = ratio(theirs.paces, ours.paces, trials=_trials(results))
-    return replace(gap, label=f"{network}, images/s over {SCHEDULES[other]}")
 
+    def over(other: str) -> Estimate | Exact:
+        if one not in found or other not in found:
+            raise NotRun("no records")
+        one_machine(results.ok(BY_SCHEDULE))
+        ours, theirs = found[one], found[other]
+        if ours is None:
+            return Exact(False, f"{SCHEDULES[one]} ran out of memory")
+        if theirs is None:
+            raise NotRun(f"{SCHEDULES[other]} ran out of memory")
+        network = ran(results.select(BY_SCHEDULE, role=RESNET), RESNET)
+        gap = ratio(theirs.paces, ours.paces, trials=_trials(results))
+        return replace(gap, label=f"{network}, images/s over {SCHEDULES[other]}")
 
-def _faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
-    return cases(others, lambda other: faster(results, one, other))
+    return cases(others, over)
 
 
 CLAIMS = {
-    "faster_than_lms_here": partial(_faster, one=LITERAL, others=(LMS,)),
-    "faster_than_earlier_here": partial(_faster, one=LITERAL, others=(VDNN, ON_DEMAND)),
-    "changes_pay_here": partial(_faster, one=OURS, others=(LITERAL,)),
+    "faster_than_lms_here": partial(faster, one=LITERAL, others=(LMS,)),
+    "faster_than_earlier_here": partial(faster, one=LITERAL, others=(VDNN, ON_DEMAND)),
+    "changes_pay_here": partial(faster, one=OURS, others=(LITERAL,)),
 }
 
 
@@ -92,10 +92,9 @@ def figure(results: Results) -> "Figure":
                 ours, interval = math.exp(gap.mean), None if math.isnan(low) else (low, high)
             rows.append((label, paper, ours, interval))
     drawn = effects(rows, "images/s of a schedule over another's")
-    configs = [record.config for record in results.ok(BY_SCHEDULE)]
-    network = network_name(configs[0]) if configs else ""
-    marks = ", ".join(["measured", *simulated_parts(configs)])
-    drawn.axes[0].set_title(panel(RESNET, network, marks), fontsize=9)
+    records = results.ok(BY_SCHEDULE)
+    network = network_name(records[0].config) if records else ""
+    drawn.axes[0].set_title(panel(RESNET, network, "measured"), fontsize=9)
     return drawn
 
 

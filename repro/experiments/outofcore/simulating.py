@@ -1,43 +1,28 @@
 """Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
-    Costs,
-    Fitting,
-    Make,
-    best_fit,
-    can_train,
-    chunked,
-    in_core,
-    largest_budget,
-    literal,
-    lms,
-    lms_can_train,
-    tuned,
-)
-from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
+from repro.experiments.outofcore import fitting
+from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
+from repro.experiments.outofcore.modelled import Config, Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
 from repro.outofcore.native import ChunkedMemory, Counters
 from repro.outofcore.plan import requests
 
-Config = Mapping[str, Any]
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
-_ITERATIONS = 3  # fragmentation settles in the first
 
 
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
     """The memory limit in bytes, the trace, and the costs of its functions and copies."""
-    trace, base = trace_at(config, config["batch"]), config["baseline"]
-    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+    trace = trace_at(config, config["batch"])
+    times = Rates.fit(config["baseline"]).times(trace)
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
     return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
 
@@ -56,35 +41,32 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     }
     if trace.smallest_budget <= limit:
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
-    torchs: Make = partial(best_fit, limit)
-    whole = in_core(trace, torchs)
-    if whole is not None:
+    torchs: Make = partial(fitting.best_fit, limit)
+    if whole := fitting.in_core(trace, torchs):
         total = {"time_s": float(costs.times.sum())}
         rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
-        fitting = largest_budget(trace, limit, make)
-        if fitting is None:
+        if not (best := fitting.largest_budget(trace, limit, make)):
             continue
         taken = costs if name == "schedule_va" else free
-        rows[name] = modelled_row(tuned(fitting, limit, taken, config["tune"]), taken)
-        if config["tune"]:
-            paper = literal(trace, fitting.plan.budget_bytes, taken, make)
-            if paper is not None:
-                rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
-    theirs = lms(trace, limit, free, torchs) if config["lms"] else None
-    if theirs is not None:
+        rows[name] = modelled_row(fitting.tuned(best, limit, taken, config["tune"]), taken)
+        if config["tune"] and (
+            paper := fitting.literal(trace, best.plan.budget_bytes, taken, make)
+        ):
+            rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
+    if config["lms"] and (theirs := fitting.lms(trace, limit, free, torchs)):
         rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
 
-def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
+def modelled_row(served: Fitting, costs: Costs) -> dict[str, Any]:
     """A plan's iteration; each chunk is mapped or unmapped on the compute stream."""
-    plan = fitting.plan
+    plan = served.plan
     alone = taken = costs.simulate(plan)
     mapped = 0
     if costs.map_s:
-        by_function = fitting.mapping()
+        by_function = served.mapping()
         mapped, taken = int(by_function.sum()), costs.simulate(plan, by_function)
     return {
         "budget_bytes": plan.budget_bytes,
@@ -96,8 +78,8 @@ def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
         "held_bytes": alone.peak_bytes,
-        "reserved_bytes": fitting.peaks["reserved_bytes"],
-        "internal_bytes": fitting.peaks["internal_fragmentation_bytes"],
+        "reserved_bytes": served.peaks["reserved_bytes"],
+        "internal_bytes": served.peaks["internal_fragmentation_bytes"],
         "map_operations": mapped,
     }
 
@@ -105,18 +87,21 @@ def modelled_row(fitting: Fitting, costs: Costs) -> dict[str, Any]:
 def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Look for the largest batch sizes whose traces the allocators serve within a limit."""
     limit = limit_bytes(config)
-    torchs: Make = partial(best_fit, limit)
-    known = largest_batch(lambda batch: in_core(trace_at(config, batch), torchs) is not None)
+    torchs: Make = partial(fitting.best_fit, limit)
+    known = largest_batch(
+        lambda batch: fitting.in_core(trace_at(config, batch), torchs) is not None
+    )
     metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": known}
     for name, allocator in ALLOCATORS.items():
 
         def swapped(batch: int, make: Any = allocator) -> bool:
-            return can_train(trace_at(config, batch), limit, partial(make, limit))
+            return fitting.can_train(trace_at(config, batch), limit, partial(make, limit))
 
         known = metrics[name] = largest_batch(swapped, known)
     if config["lms"]:
         metrics["lms"] = largest_batch(
-            lambda batch: lms_can_train(trace_at(config, batch), limit, torchs), metrics["in_core"]
+            lambda batch: fitting.lms_can_train(trace_at(config, batch), limit, torchs),
+            metrics["in_core"],
         )
     return Outcome(metrics)
 
@@ -144,11 +129,9 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
     limit, trace, costs = _setting(config)
     rows: dict[str, Any] = {}
     for mib in config["chunks_mib"]:
-        make: Make = partial(chunked, limit, int(mib * MIB))
-        fitting = largest_budget(trace, limit, make)
-        if fitting is not None:
-            best = tuned(fitting, limit, costs, windows=False)
-            rows[str(mib)] = modelled_row(best, costs)
+        make: Make = partial(fitting.chunked, limit, int(mib * MIB))
+        if best := fitting.largest_budget(trace, limit, make):
+            rows[str(mib)] = modelled_row(fitting.tuned(best, limit, costs, windows=False), costs)
     return Outcome({"limit_bytes": limit, "rows": rows})
 
 
@@ -169,30 +152,19 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
         for budget in budgets
         if budget >= trace.smallest_budget
     ]
-    sizes = fitted_chunks(trace, paper, config["largest_chunk"] * paper, least)
+    # Rounded up to the device's least chunk, of which all are multiples; the largest first.
+    sizes = {-(-size // least) * least for size in trace.sizes.values()}
+    most = config["largest_chunk"] * paper
+    larger = sorted((size for size in sizes if paper < size <= most), reverse=True)
     rows: dict[str, Any] = {}
-    for name, chunks in {"packed_va": [paper], "packed_fitted": [*sizes, paper]}.items():
-        makes: dict[Make, int] = {partial(chunked, limit, chunk): chunk for chunk in chunks}
-        best = costs.fastest(plans, makes)
-        if best is not None:
-            rows[name] = modelled_row(best, costs)
+    for name, chunks in {"packed_va": [paper], "packed_fitted": [*larger, paper]}.items():
+        makes: dict[Make, int] = {partial(fitting.chunked, limit, chunk): chunk for chunk in chunks}
+        if best := costs.fastest(plans, makes):
             chunk = makes[best.make]
             slow = modelled_row(best, replace(costs, map_s=costs.map_s * chunk / paper))
-            rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+            more = {"chunk_bytes": chunk, "time_by_bytes_s": slow["time_s"]}
+            rows[name] = modelled_row(best, costs) | more
     return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})
-
-
-def fitted_chunks(trace: Trace, above: int, most: int, multiple: int) -> list[int]:
-    """The sizes that variables have, rounded up to multiples, the largest first.
-
-    Args:
-        trace: The iteration.
-        above: All are larger than it, in bytes.
-        most: None is larger.
-        multiple: The device's least chunk, of which all are multiples.
-    """
-    sizes = {-(-size // multiple) * multiple for size in trace.sizes.values()}
-    return sorted((size for size in sizes if above < size <= most), reverse=True)
 
 
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -208,7 +180,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
     for mode, budget in (("in_core", trace.peak_bytes), ("schedule", limit_bytes(config))):
         if budget < trace.smallest_budget:
             continue
-        events = requests(plan_swaps(trace, budget), _ITERATIONS)
+        events = requests(plan_swaps(trace, budget), fitting.ITERATIONS)
         torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
         rows[mode] = {
             "used_bytes": torchs["requested_bytes"],

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from repro.experiments.view import panel
 from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Blue and yellow differ in brightness, too; copies have lanes with names of their own.
@@ -50,14 +49,22 @@ class Iteration:
         """The smallest feasible budget, and the peak of training in core, in bytes."""
         return self.trace.smallest_budget, self.trace.peak_bytes
 
+    def budget_bytes(self, percent: float) -> int:
+        """The budget so many percent from the smallest feasible one to that of training in core."""
+        low, high = self.limits
+        return low + int((high - low) * percent / 100)
+
+    def least_s(self, budget: int) -> float:
+        """The seconds that no schedule beats within a budget."""
+        return bound(self.trace, budget, self.times, RATE)
+
 
 @lru_cache(maxsize=4)
 def iteration(role: str, batch: int) -> Iteration:
     """Record a network of the paper at its image size; nothing of it is computed."""
     config = simulated(role, batch).config
-    trace, base = trace_at(config, batch), config["baseline"]
-    rates = Rates.fit(base, base["batches"], base["images_per_s"])
-    return Iteration(role, batch, trace, rates.times(trace))
+    trace = trace_at(config, batch)
+    return Iteration(role, batch, trace, Rates.fit(config["baseline"]).times(trace))
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
@@ -65,7 +72,7 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
 
     def computed(network: tuple[str, int], percent: int, window: int) -> "tuple[str, Figure]":
         shown = iteration(*network)
-        budget = budget_bytes(shown, percent)
+        budget = shown.budget_bytes(percent)
         return describe(shown, budget, window), draw(shown, budget, window)
 
     networks = {
@@ -83,12 +90,6 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     return [Explorer("outofcore", controls, computed, height=485)]
 
 
-def budget_bytes(shown: Iteration, percent: float) -> int:
-    """The budget so many percent from the smallest feasible one to that of training in core."""
-    low, high = shown.limits
-    return low + int((high - low) * percent / 100)
-
-
 @lru_cache(maxsize=64)
 def simulate(shown: Iteration, budget: int, window_percent: float) -> Simulation:
     """Schedule within a budget by a window of so many percent of it, and simulate that."""
@@ -96,14 +97,9 @@ def simulate(shown: Iteration, budget: int, window_percent: float) -> Simulation
     return plan.simulate(shown.times, RATE)
 
 
-def least_s(shown: Iteration, budget: int) -> float:
-    """The seconds that no schedule beats within a budget."""
-    return bound(shown.trace, budget, shown.times, RATE)
-
-
 def describe(shown: Iteration, budget: int, window_percent: float) -> str:
     """In two lines the effect of a budget and a window."""
-    result, least = simulate(shown, budget, window_percent), least_s(shown, budget)
+    result, least = simulate(shown, budget, window_percent), shown.least_s(budget)
     limited = f"; link-limited: at best {shown.batch / least:,.0f} images/s by any schedule"
     return (
         f"SIMULATED V100, {shown.role}, batch {shown.batch}: budget {budget / GIB:.2f} of "
@@ -123,48 +119,36 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
     from repro.plots import legend_below, new_axes, sign
 
     result = simulate(shown, budget, window_percent)
-    slowest = simulate(shown, budget_bytes(shown, 0), 0).time_s
     figure, axes = new_axes(2, 1, 10.5, 5.2)
-    _draw_memory(axes[0, 0], shown, result, budget)
-    _draw_lanes(axes[1, 0], result, least_s(shown, budget))
+    memory, lanes = axes.flat
+    starts, ends = result.starts_s, result.ends_s
+    held, alone = result.memory_bytes / GIB, np.array(shown.trace.live_bytes) / GIB
+    edges, dotted = [*starts, ends[-1]], {"color": _COPY, "lw": 1.2, "ls": ":"}
+    memory.stairs(held, edges, baseline=0, fill=True, color="#bcd7ea", label="held by the device")
+    memory.stairs(alone, edges, baseline=None, label="in core, same function", **dotted)
+    memory.axhline(budget / GIB, color=_INK, ls="--", lw=1.2, label="budget")
+    ran = network_name(simulated(shown.role, shown.batch).config)
+    memory.set_title(
+        f"{panel(shown.role, ran, 'simulated, V100')}, batch {shown.batch}", fontsize=9
+    )
+    memory.set(ylabel="device memory (GiB)", ylim=(0, 1.08 * shown.limits[1] / GIB))
+
+    begins = np.concatenate([[0.0], ends[:-1]])
+    waits = [(b, s - b) for b, s in zip(begins, starts, strict=True) if s - b > 0]
+    lanes.broken_barh(list(zip(starts, ends - starts, strict=True)), (1.62, 0.76), color=_COMPUTE)
+    lanes.broken_barh(waits, (1.62, 0.76), color=_STALL, label="compute waits")
+    for lane, kind in enumerate((Kind.SWAP_OUT, Kind.SWAP_IN)):
+        bars = [(t.start_s, t.end_s - t.start_s) for t in result.transfers if t.kind is kind]
+        lanes.broken_barh(bars, (lane - 0.38, 0.76), color=_COPY)
+    least = shown.least_s(budget)
+    lanes.axvline(least, color=_INK, ls="-.", lw=1.4, label="no schedule ends sooner")
+    lanes.set_yticks(range(3), ["copied to the host", "copied to the device", "compute"])
+    lanes.set(ylim=(-0.6, 2.6), xlabel="time of one iteration (s)")
+    lanes.grid(axis="y", visible=False)
+
+    slowest = simulate(shown, shown.budget_bytes(0), 0).time_s
     for axis in axes.flat:
         axis.set_xlim(0, 1.01 * max(slowest, result.time_s))
     legend_below(figure, 5)
     sign(figure, f"SIMULATED V100: {shown.role}'s own trace, times by published rates.")
     return figure
-
-
-def _draw_memory(axis: "Axes", shown: Iteration, result: Simulation, budget: int) -> None:
-    """Draw the bytes that the device holds over time, and that training in core would hold."""
-    edges = [*result.starts_s, result.ends_s[-1]]
-    held, alone = result.memory_bytes / GIB, np.array(shown.trace.live_bytes) / GIB
-    axis.stairs(held, edges, baseline=0, fill=True, color="#bcd7ea", label="held by the device")
-    in_core: dict[str, Any] = {
-        "color": _COPY,
-        "lw": 1.2,
-        "ls": ":",
-        "label": "in core, same function",
-    }
-    axis.stairs(alone, edges, baseline=None, **in_core)
-    axis.axhline(budget / GIB, color=_INK, ls="--", lw=1.2, label="budget")
-    ran = network_name(simulated(shown.role, shown.batch).config)
-    axis.set_title(f"{panel(shown.role, ran, 'SIMULATED V100')}, batch {shown.batch}", fontsize=9)
-    axis.set_ylabel("device memory (GiB)")
-    axis.set_ylim(0, 1.08 * shown.limits[1] / GIB)
-
-
-def _draw_lanes(axis: "Axes", result: Simulation, bound_s: float) -> None:
-    """Draw computation and its waits, and copies each way."""
-    starts, ends = result.starts_s, result.ends_s
-    begins = np.concatenate([[0.0], ends[:-1]])
-    waits = [(b, s - b) for b, s in zip(begins, starts, strict=True) if s - b > 0]
-    axis.broken_barh(list(zip(starts, ends - starts, strict=True)), (1.62, 0.76), color=_COMPUTE)
-    axis.broken_barh(waits, (1.62, 0.76), color=_STALL, label="compute waits")
-    for lane, kind in enumerate((Kind.SWAP_OUT, Kind.SWAP_IN)):
-        bars = [(t.start_s, t.end_s - t.start_s) for t in result.transfers if t.kind is kind]
-        axis.broken_barh(bars, (lane - 0.38, 0.76), color=_COPY)
-    axis.axvline(bound_s, color=_INK, ls="-.", lw=1.4, label="no schedule ends sooner")
-    axis.set_yticks(range(3), ["copied to the host", "copied to the device", "compute"])
-    axis.set_ylim(-0.6, 2.6)
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel("time of one iteration (s)")

@@ -1,0 +1,20 @@
+"""A function in a process of its own."""
+
+import os
+
+import pytest
+
+from repro.experiments.child import in_a_process
+
+
+def test_arguments_and_variables_go_there_and_the_result_comes_back():
+    assert in_a_process("os:getenv", ["REPRO_TOLD"], {"REPRO_TOLD": "ü"}) == "ü"
+    assert in_a_process("builtins:sorted", [[3, 1, 2]]) == [1, 2, 3]
+    assert in_a_process("os:getpid", []) != os.getpid()
+
+
+def test_what_fails_there_is_told():
+    with pytest.raises(
+        RuntimeError, match=r"(?s)process of builtins:int failed: .*invalid literal"
+    ):
+        in_a_process("builtins:int", ["one"])
