@@ -164,6 +164,11 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     return _judged(gained(undivided, divided), label, undivided, divided)
 
 
+def over_torch(results: Results) -> Estimate:
+    """How fast AlexNet divided within 64 MiB is over torch's own convolutions without a limit."""
+    return measured.over_torch(_both(results, MODERATE)[1])
+
+
 def _told(results: Results, divided: Record, limit_mib: int) -> str:
     within = Cell(limit_mib).told(results.profile)
     return f"{network_name(divided, True)}, {divided.config['policy']} within {within}"
