@@ -18,6 +18,7 @@ from repro import datasets, paths, terminal
 from repro.experiments import self_tests
 from repro.measure import accelerator, describe_device, memory_state
 from repro.measure.files import cache_folder
+from repro.measure.host import cores
 from repro.records import RecordError, check_writable, commit_state, library_versions
 
 GIB = 2**30
@@ -108,9 +109,8 @@ def software() -> Facts:
 def host() -> Facts:
     """Return the host's cores and memory; the available part minds a container's limit."""
     described = describe_device("cpu")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cores": cores,
+        "cores": cores(),
         "processor": described["name"],
         "memory_bytes": described["memory_bytes"],
         "available_bytes": memory_state("cpu").limit_bytes,

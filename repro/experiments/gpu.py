@@ -28,6 +28,7 @@ from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
 from repro.measure.checks import is_whole
 from repro.measure.files import replacing
+from repro.measure.host import cores
 from repro.records import RecordStore, identity, local_store, reference_stores
 
 LIST = Path(__file__).with_name("gpu.toml")
@@ -330,7 +331,7 @@ def _compute(
             os.dup2(file.fileno(), stream)
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))
+    torch.set_num_threads(max(1, cores() // at_once))
     paper = load_paper(key)
     try:
         with Workers(at_once) as workers:

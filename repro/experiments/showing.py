@@ -1,6 +1,5 @@
 """One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
 from repro.experiments.workers import Workers
 from repro.measure.files import replacing
+from repro.measure.host import cores
 from repro.records import commit_state, identity, library_versions, now
 
 FORMATS = ("svg", "pdf", "png")
@@ -176,7 +176,7 @@ def write_report(
     asked = [(key, profile, device, folder) for key in PAPERS]
     with (
         terminal.Bar("report", len(asked), sys.stderr.isatty()) as bar,
-        Workers(min(len(asked), os.cpu_count() or 1)) as workers,
+        Workers(min(len(asked), cores())) as workers,
     ):
         chapters = workers.map(_chapter, asked) if workers else ((a, _chapter(a)) for a in asked)
         for (key, *_), chapter in chapters:

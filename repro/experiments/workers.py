@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self, TypeVar
 
+from repro.measure.host import cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -113,8 +115,7 @@ class Workers:
 
 def default_count(profile: str, device: str) -> int:
     """Return two where runs on a CPU take long enough that starting processes pays."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 2 if device == "cpu" and profile in ("quick", "long") and (cores or 1) > 1 else 1
+    return 2 if device == "cpu" and profile in ("quick", "long") and cores() > 1 else 1
 
 
 def _begin(ends: Connection) -> None:

@@ -10,6 +10,12 @@ _GROUPS = Path("/sys/fs/cgroup")
 _MARGIN_BYTES = 4 * 2**30  # left to other processes; on a small machine a sixteenth of memory
 
 
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")  # not everywhere
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
 def memory_bytes() -> int:
     """The memory of this machine, or of the container if that is less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,5 @@
 """Machine settings for measuring times."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from repro.measure.allocations import keep_freed_memory
+from repro.measure.host import cores
 
 Config = Mapping[str, Any]
 
@@ -19,9 +19,7 @@ def machine(config: Config, device: str) -> Iterator[None]:
     if device == "cpu":
         keep_freed_memory()
         if config.get("threads"):
-            known = hasattr(os, "sched_getaffinity")  # not everywhere
-            cores = len(os.sched_getaffinity(0)) if known else os.cpu_count()
-            torch.set_num_threads(min(config["threads"], cores or 1))
+            torch.set_num_threads(min(config["threads"], cores()))
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import torch
 
 from repro.measure import accelerator
 from repro.measure.accelerator import synchronize
+from repro.measure.host import cores
 
 __all__ = ["Timing", "describe_device", "synchronize", "time_interleaved"]
 
@@ -152,11 +153,10 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     """
     device = torch.device(device)
     if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {
             "type": "cpu",
             "name": f"{_processor_name()} with {torch.backends.cpu.get_cpu_capability()}",
-            "slug": f"cpu-{cores}-cores",
+            "slug": f"cpu-{cores()}-cores",
             "threads": torch.get_num_threads(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }

@@ -21,6 +21,7 @@ from repro.experiments.dualbatch.building import Config, build_model, compute_of
 from repro.experiments.dualbatch.measuring import fitted
 from repro.experiments.dualbatch.training import train
 from repro.measure import TimeModel, Timing, accelerator
+from repro.measure.host import cores
 
 TWO = 2  # workers with a core or an accelerator each
 RATE = 0.01  # of trainings on random numbers, whose times alone count
@@ -100,9 +101,7 @@ def devices_here(device: str) -> int:
     """The number of workers that have a core, or an accelerator, to themselves."""
     if accelerator.is_accelerator(device):
         return accelerator.count(device)
-    if hasattr(os, "sched_getaffinity"):  # not everywhere
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return cores()
 
 
 def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
