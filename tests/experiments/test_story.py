@@ -80,12 +80,6 @@ def test_captions_are_short(source):
         assert len(words) <= MOST_WORDS, f"{artefact.name}: {len(words)} words"
 
 
-def test_the_setup_says_what_marks_mean(source):
-    text = " ".join(story.setup(source))
-    for word in ("SIMULATED", "STAND-IN", "SYNTHETIC", "95 % interval", "hollow", "profile"):
-        assert word in text
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
 def test_a_notebook_opens_with_what_the_reference_records_say(name):
@@ -129,12 +123,6 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 
-def test_a_study_of_our_own_asks():
-    source = find_source(load_paper("together"), local=False)
-    assert "**What we asked.**" in story.opening(source)
-    assert "**What the paper says.**" in story.opening(find_source(load_paper("mbs"), local=False))
-
-
 def test_an_effect_of_a_ratio_is_a_ratio():
     times = ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1])
     for inverse in (1, -1):
@@ -146,16 +134,6 @@ def test_an_effect_of_a_ratio_is_a_ratio():
         Effect.of("points", None, difference([2.0, 3.0], [1.0, 1.5]))
 
 
-def test_the_figure_of_all_papers_shows_ours_and_the_papers():
-    figure = plots.effects([("a", 2.0, 1.5, (1.2, 1.9)), ("b", None, None, None)], "ratio")
-    drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert list(drawn["paper"].get_xdata()) == [2.0]
-    assert drawn["paper"].get_markerfacecolor() == "none"
-    assert list(drawn["ours"].get_xdata()) == [1.5]
-    assert list(drawn["ours, 95 % interval"].get_xdata()) == [1.2, 1.9]
-    assert [text.get_text().strip() for text in figure.axes[0].texts] == ["not run"]
-
-
 def test_missing_records_leave_a_sentence_out(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
@@ -163,12 +141,3 @@ def test_missing_records_leave_a_sentence_out(monkeypatch):
     told.findings = ["{table4.overhead_halved[U-Net]} of the time", first]  # Table 5 has U-Net
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     assert story.findings_of(source) == [story.filled(first, source.paper, story.looking(source))]
-
-
-def test_the_figure_of_all_papers_is_a_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(showing, "PAPERS", ("mbs", "together"))
-    path = showing.write_figure("overview", str(tmp_path / "all.svg"))
-    page = path.read_text()
-    assert page.startswith("<?xml") and "<svg" in page
-    with pytest.raises(UsageError, match="svg, pdf or png"):
-        showing.write_figure("overview", str(tmp_path / "all.gif"))
