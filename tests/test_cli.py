@@ -21,9 +21,6 @@ from repro.records import CorruptRecordWarning
 COUNT = len(load_paper("mbs").artefacts)
 
 
-RESULTS = paths.ROOT / "results"  # the checkout's
-
-
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Run a command in this process; return its exit code, stdout and stderr."""

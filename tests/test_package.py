@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from repro import paths
-from repro.experiments.design import paper_toml
 
 MODULES = sorted(paths.PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent.relative_to(paths.PACKAGE.parent).as_posix() for path in MODULES})

@@ -40,10 +40,6 @@ def follow(controller, costs, distances, first_cost=10.0):
     return steps
 
 
-def costs_of(thetas, distances, first_cost=10.0):
-    return [first_cost - t * d for t, d in zip(thetas, distances, strict=True)]
-
-
 def falling(epochs, first_cost=10.0):
     return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
 

@@ -1,7 +1,5 @@
 import hashlib
 import pickle
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import numpy as np

@@ -255,13 +255,6 @@ def nothing(run: Run) -> None:
     return None
 
 
-def lost_some(run: Run) -> Mapping[str, Any] | None:
-    """No record of linear scaling, a failed one of the best batch, none of processes."""
-    if run.config.get("strategy", "linear").startswith("linear"):
-        return None
-    return made.FAILED if run.config["strategy"] == "best" else {}
-
-
 def only_strategies(*strategies):
     return lambda run: {} if run.config.get("strategy") in strategies else None
 

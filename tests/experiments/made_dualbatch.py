@@ -332,9 +332,3 @@ def panel(drawn: Any, start: str) -> Any:
     """Return the one panel whose title begins so."""
     (found,) = (axis for title, axis in panels(drawn).items() if title.startswith(start))
     return found
-
-
-def legend_of(drawn: Any) -> list[str]:
-    """Return the texts of a figure's legend."""
-    (legend,) = drawn.legends
-    return [text.get_text() for text in legend.get_texts()]

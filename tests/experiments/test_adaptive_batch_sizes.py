@@ -7,9 +7,8 @@ from made_adaptive import World, judge, nothing, paper_final, results_of
 
 from repro.experiments import load_paper
 from repro.experiments.adaptive import batch_sizes, experiments, stable_batch
-from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES, TASKS
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, PROFILES
 from repro.experiments.judge import BySeed
-from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
 ARTEFACTS = ("figure1", "figure2", "figure6", "stable")
@@ -243,45 +242,3 @@ class TestStable:
         assert found.word == "undecided" and "Phantom: our best fixed batch ends" in found.evidence
         found = judge("stable/keeps_accuracy", World(norm=lambda share, seed: 1 / share))
         assert found.word == "not run" and "no batch above the smallest" in found.evidence
-
-    def test_table_and_figure(self):
-        rows = stable_batch.table(results_of("stable"))
-        assert list(dict.fromkeys(row["task"] for row in rows)) == list(TASKS)
-        assert all(
-            row["B_s"] == str(row["B_s, paper"]) == str(row["B_s, paper, at scale"]) for row in rows
-        )
-        assert rows[0]["‖∇w‖ by batch size"].startswith("128: 1, 256: 1, 512: 0.25")
-        drawn = stable_batch.figure(results_of("stable"))
-        titles = [axis.get_title() for axis in drawn.axes]
-        assert titles == ["ours: ResNet-20, cifar10", "ours: EDSR, div2k", "ours: EDSR, phantom"]
-
-
-class TestShown:
-    def test_tables(self):
-        rows = batch_sizes.table(results_of("figure1"), [DIV2K])
-        sizes = [16, 32, 64, 128, 256]
-        assert [row["B, paper"] for row in rows] == [row["B"] for row in rows] == sizes
-        papers = [row["accuracy or PSNR, paper"] for row in rows]
-        assert papers == ["33.59", DASH, DASH, DASH, "31.35"]
-        assert [row["θ peaks in epoch"] for row in rows] == ["8", "9", "10", "11", "12"]
-        rows = batch_sizes.table(results_of("figure2"), [CIFAR])
-        assert [row["θ peaks in epoch, paper"] for row in rows] == ["5", "5", DASH, "5"]
-        rows = batch_sizes.table(results_of("figure6"), [DIV2K, PHANTOM])
-        assert [row["B"] for row in rows] == [16, 64, 256, DASH, 16, 32, 128, DASH]
-        papers = [row["θ peaks in epoch, paper"] for row in rows]
-        assert papers == [DASH, "9 to 10", DASH, "9 to 10", DASH, "55 to 65", DASH, "55 to 65"]
-        assert (rows[3]["K, paper"], rows[3]["K"], rows[7]["θ peaks in epoch"]) == (10, "10", "59")
-
-    def test_a_theta_that_is_not_defined_is_no_peak(self):
-        def edit(metrics, config):
-            metrics["theta"][0] = None
-
-        results = results_of("figure1", World(edit={"train": edit}))
-        assert batch_sizes.first_peaks(results, results.ok("variant", strategy="best")) == [8] * 3
-
-    def test_figures_have_a_line_for_every_size(self):
-        multiples = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
-        shown = {"figure1": multiples, "figure2": [multiples[n] for n in (0, 1, 4)]}
-        for artefact, labels in shown.items():
-            (legend,) = DESIGN.artefacts[artefact].draw(results_of(artefact)).legends
-            assert [text.get_text() for text in legend.get_texts()] == labels

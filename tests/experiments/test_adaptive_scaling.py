@@ -6,7 +6,7 @@ import statistics
 import made
 import pytest
 from invented import make_record
-from made_adaptive import MODEL, World, checked, judge, measured_task, nothing, results_of
+from made_adaptive import World, checked, judge, measured_task, nothing, results_of
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
@@ -238,42 +238,7 @@ class TestProjection:
         assert all(map(math.isnan, projection.steps_without(found).values()))
 
 
-def pace_by_hand(task, strategy):
-    """Every step of the paper's training at scale, by the model that our steps follow."""
-    share = {CIFAR: 1 / 16, DIV2K: 1 / 4, PHANTOM: 1 / 4}[task]
-    alone = together = 0.0
-    for size, epochs in paper_schedule(task, strategy):
-        count = epochs * math.ceil(PAPER[task]["samples"] / size)
-        alone += count * MODEL.step(round(size * share), 1).total_s
-        together += count * MODEL.step(round(size * share), 2).total_s
-    return alone / together
-
-
 class TestTables:
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_speedups(self, artefact):
-        task = STRONG[artefact]
-        for row, strategy in zip(
-            scaling.table(results_of(artefact), task), projection.SCALED, strict=True
-        ):
-            low, high = sorted(projection.predicted(task, strategy))
-            assert row["modelled from the other two"] == f"{low:.1f} to {high:.1f}"
-            assert row["paper"] == f"{PAPER[task]['speedups'][strategy][1]:.2f}" and row["n"] == 5
-            said = row["two processes, measured"]
-            assert said.startswith(f"×{pace_by_hand(task, strategy):.2f} [")
-
-    def test_where_the_time_goes(self):
-        rows = steps.steps_table(results_of("figure9"))
-        row = next(r for r in rows if (r["task"], r["averaging"]) == (CIFAR, "all_to_all"))
-        assert (row["batch size"], row["processes"], row["n"]) == (8, 2, 5)
-        for name in ("computation", "blocked", "communication"):
-            assert row[f"{name} (ms)"] == f"{1e3 * getattr(MODEL.step(8, 2), f'{name}_s'):.2f}"
-        rows = steps.nodes_table(results_of("breakdown", World(status=nothing)))
-        assert [row["nodes"] for row in rows] == list(projection.NODES) * 2
-        whole = projection.fitted_to_paper(DIV2K, None, projection.overhead())
-        for name, value in projection.breakdown(whole, 128).items():
-            assert rows[16][f"{name} (%)"] == f"{100 * value:.2f}"
-
     def test_overlap(self):
         """1 s of the 2 s of communication hides; the model has it all hidden, but on 256 nodes."""
         row = {"computation_s": 4.0, "after_s": [6.0] * 3, "within_s": [5.0, 5.5, 4.5]}
@@ -287,48 +252,3 @@ class TestTables:
         assert [row["nodes modelled"] for row in rows] == [64, 128, 256]
         assert {row["blocked, measured (%)"] for row in rows} == {"20"}
         assert [row["blocked, model (%)"] for row in rows] == ["0", "0", "43"]
-
-
-def marks(axis, hollow):
-    """The points that are drawn as the paper's, or as measured here."""
-    return [
-        point
-        for line in axis.get_lines()
-        if line.get_ls() == "None" and (line.get_markerfacecolor() == "none") == hollow
-        for point in zip(*line.get_data(), strict=True)
-    ]
-
-
-class TestFigures:
-    @pytest.mark.parametrize("artefact", ["figure7", "figure8"])
-    def test_speedups(self, artefact):
-        task = STRONG[artefact]
-        results = results_of(artefact)
-        drawn = scaling.figure(results, task)
-        speed, here = drawn.axes
-        assert "SIMULATED" in speed.get_title() and "random images" in here.get_title()
-        wanted = sorted(tuple(v) for v in PAPER[task]["speedups"].values() if v[0])
-        assert sorted(marks(speed, hollow=True)) == wanted
-        paces = [pace_by_hand(task, name) for name in projection.SCALED]
-        assert [y for _, y in marks(here, hollow=False)] == pytest.approx(paces, rel=0.02)
-        assert not marks(here, hollow=True)
-        assert len(scaling.figure(results_of(artefact, World(status=nothing)), task).axes) == 1
-
-    def test_parts_of_a_step(self):
-        first, *others = steps.figure9(results_of("figure9")).axes
-        assert len(others) == 2
-        labels = [text.get_text() for text in first.get_yticklabels()]
-        assert labels == ["1 process", "2, allreduce", "2, all-to-all", "2, reduce-scatter"]
-        widths = [patch.get_width() for patch in first.patches]
-        blocked = 1e3 * MODEL.step(128, 2).blocked_s
-        assert any(width == pytest.approx(blocked) for width in widths)
-        assert first.get_title().startswith("ours: ResNet-8 for ResNet-20, random images")
-
-
-def test_measured_steps_are_of_stand_ins_on_synthetic_images():
-    artefact = "figure9"
-    said = DESIGN.artefacts[artefact].caption(results_of(artefact))
-    assert "SYNTHETIC: random images." in said and "STAND-IN" in said
-    assert "SYNTHETIC" not in DESIGN.artefacts[artefact].caption(
-        results_of(artefact, World(status=nothing))
-    )

@@ -18,7 +18,6 @@ from repro.experiments import load_paper
 from repro.experiments.adaptive import read, strategies
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, PAPER, PHANTOM, PROFILES
 from repro.experiments.design import claims_of
-from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
 TASKS = {"figure4": DIV2K, "figure5": PHANTOM, "figure10": CIFAR}
@@ -197,12 +196,6 @@ class TestDecay:
         early = World(length=lambda c, seed: 20 if c["strategy"] == "theta" else None)
         assert judge("figure3/theta_rises_less", early).word == "not run"
 
-    def test_the_table(self):
-        rows = strategies.decay_table(results_of("figure3"))
-        factors = [row["rises by the factor"] for row in rows]
-        assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 3
-        assert rows[0]["θ at the end"] == f"{1.2 * 0.01 * 128**0.3:.4f} ± 0.0000"
-
 
 class TestLayers:
     def ending(self, values, scatter=0.1):
@@ -227,21 +220,6 @@ class TestLayers:
         found = judge("lars/lars_keeps_up", World(length=lost("theta_LARS")))
         assert found.word == "not reproduced"
 
-    def test_table_and_figure(self):
-        results = results_of("lars", World(spread=0.1, scatter=0.01))
-        rows = strategies.layers_table(results)
-        names = [f"{by}{name}" for by in ("", "LARS, ", "LAMB, ") for name in
-                 ("linear scaling", "θ-adaptive")]  # fmt: skip
-        assert [row["strategy"] for row in rows] == names
-        assert rows[3]["over linear"].startswith("+3.00 [") and rows[3]["K"] == "5"
-        assert rows[2]["accuracy (%)"] == "88.00 ± 0.11"
-        # LAMB has no time under quick, and no row then.
-        assert len(strategies.layers_table(results_of("lars", profile="quick"))) == 4
-        every = World(length=lost("theta_LARS", epochs=0, seeds=(0, 1, 2)))
-        assert strategies.layers_table(results_of("lars", every))[3]["n"] == "0, 3 diverged"
-        drawn = DESIGN.artefacts["lars"].draw(results)
-        assert [len(axis.get_lines()) for axis in drawn.axes] == [6, 6]
-
 
 class TestUpdates:
     def test_they_are_those_of_the_schedule(self):
@@ -261,44 +239,6 @@ class TestUpdates:
                 metrics["updates"][-1] += 1
 
         assert checked("figure10", World(edit={"train": edit}))["holds"] == "NO"
-
-
-def rows_of(artefact, world=None, profile="gpu", **options):
-    return strategies.table(results_of(artefact, world, profile, **options), TASKS[artefact])
-
-
-class TestTables:
-    def test_by_hand(self):
-        best, linear, _, theta, *_ = rows_of("figure4", profile="paper")
-        assert theta["b (epochs; seed 0)"] == "64 (10), 128 (10), 256 (1380)"
-        assert (theta["K, paper"], theta["K"], best["K"]) == (10, "10", DASH)
-        assert (linear["over best, paper"], best["over best, paper"]) == ("-2.24", DASH)
-        assert linear["over best"] == "-2.24 dB" and best["over best"] == DASH
-        assert best["fewer updates"] == "1.00" and theta["fewer updates"] == "12.24"
-        assert (theta["epochs, paper"], theta["epochs"]) == (1100, "1,400")
-        large = rows_of("figure10")[5]
-        assert large["strategy"] == "SGD, large batch" and large["over best, paper"] == "-45.22"
-
-    def test_trouble_is_told(self):
-        rows = rows_of("figure4", World(length=lambda c, seed: 3 if seed == 1 else None))
-        assert {row["n"] for row in rows} == {"3, 1 diverged"}
-
-        def edit(metrics, config):
-            metrics["stopped"] = False
-
-        rows = rows_of("figure4", World(edit={"train": edit}))
-        assert {row["epochs"] for row in rows} == {"250 (rule not met)"}
-        rows = rows_of("figure4", World(status=only_strategies("theta")))
-        ours, linear = rows[3], rows[1]
-        assert ours["n"] == 3 and ours["over best"] == ours["fewer updates"] == DASH
-        assert linear["n"] == 0 and linear["PSNR (dB)"] == linear["fewer updates"] == DASH
-
-
-def test_curves_end_at_the_means():
-    drawn = DESIGN.artefacts["figure4"].draw(results_of("figure4", World(spread=0.5)))
-    axis = drawn.axes[0]
-    ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
-    assert ends["θ-adaptive"] == pytest.approx(33.49)
 
 
 def test_the_metric_is_drawn_against_the_updates():

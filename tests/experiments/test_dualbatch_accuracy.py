@@ -18,7 +18,6 @@ from made_dualbatch import (
 
 from repro.experiments.dualbatch import accuracy, cells
 from repro.experiments.dualbatch.runs import KEPT, RATES, K
-from repro.report import DASH
 
 
 def drawn_gains(drawn, title):
@@ -35,16 +34,6 @@ def test_the_best_of_some_is_not_the_best_of_all():
     for key, lost in (("three_best", 4), ("lowest_loss", 3), ("gain", 0)):
         status = {"status": lambda run, n=lost: {} if run.config["n_small"] != n else None}
         assert judge(f"table5/{key}", **status)[0] == "not run"
-
-
-def test_factors():
-    _, evidence = judge("table3/factor_gains")
-    assert "√(d_S/d_L), n_S = 3" in evidence and "√(d_S/d_L), n_S = 1" not in evidence
-    assert judge("table3/factor_gains", spread=3.0)[0] == "undecided"
-    linear, sqrt, none = rows("table3")[3:6]
-    assert (linear["workers"], linear["factor"]) == ("2 small, 2 large", "d_S/d_L")
-    assert (sqrt["gain, paper"], sqrt["loss, paper"]) == ("+0.7", "1.270")
-    assert sqrt["gain"].startswith("+0.70 [") and "gain" not in none
 
 
 @pytest.mark.parametrize(
@@ -80,53 +69,7 @@ def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
         assert str(gain) == row["gain"]  # one number has one interval
 
 
-def test_table_5():
-    found = rows("table5")
-    assert len(found) == 10
-    base, last = found[0], found[-1]
-    assert (base["k"], base["workers"], last["k"]) == ("k = 1.05", "4 large", "k = 1.1")
-    assert base["accuracy, paper (%)"] == "67.8" and "gain" not in base
-    assert (last["gain, paper"], last["n"]) == ("+2.7", 3) and last["gain"].startswith("+2.70 [")
-    for row in rows("table5", World(status=only(n_small=2))):
-        has = row["workers"] == "2 small, 2 large"
-        assert row["n"] == (3 if has else 0) and (row["accuracy (%)"] != DASH) == has
-        assert row.get("gain", DASH) == DASH  # without the baseline
-    assert "[" not in rows("table5", seeds=(0,))[1]["gain"]
-
-
-def test_the_hybrid_scheme():
-    *found, saving = rows("table8")
-    assert [row["scheme"] for row in found[:10]] == ["dual-batch"] * 5 + ["hybrid"] * 5
-    assert found[8]["gain, paper"] == "+3.3" and found[8]["gain"].startswith("+3.30 [")
-    assert "gain" not in found[0] and "gain" in found[5]
-    assert saving["paper"] == "×0.90" and saving["real workers"].startswith("×0.7")
-
-
-def test_imagenet():
-    # It is trained under the profile paper alone.
-    word, evidence = judge("table10/imagenet_accuracy", "gpu")
-    assert word == "not run" and "ImageNet" in evidence
-    trained = rows("table10")[:10]
-    assert [row["accuracy, paper (%)"] for row in trained[:3]] == ["65.9", "62.1", "64.5"]
-    assert {row["n"] for row in trained} == {0} and trained[6]["gain, paper"] == "-2.3"
-    found = rows("table10", World(noise=0.0), "paper")
-    assert found[9]["accuracy (%)"] == "65.50 ± 0.02"
-    sides = [f"an epoch at {side} px" for side in (160, 224, 288)]
-    assert [row["scheme"] for row in found[10:-1]] == sides
-
-
 # Equal updates, and momentum kept.
-
-
-def test_what_mixing_gains_is_over_four_small_workers():
-    (row,) = (
-        row
-        for row in rows("updates")
-        if (row["trained with"], row["workers"]) == ("k = 1.1, over 4 small", "3 small, 1 large")
-    )
-    assert row["gain (points)"].startswith(row["gain, paper (points)"])
-    paper, ours = drawn_gains(figure("updates"), "paper and ours: k = 1.1, over 4 small")
-    assert paper == pytest.approx([-2.0, 0.0, 0.2]) and ours == pytest.approx(paper, abs=0.05)
 
 
 def test_all_seeds_with_momentum_kept_judge():

@@ -10,7 +10,7 @@ import pytest
 from made_dualbatch import World, figure, judge, only, panel, results, rows
 
 from repro.experiments.dualbatch import real_workers
-from repro.experiments.dualbatch.runs import CIFAR, OWN, SYNCS
+from repro.experiments.dualbatch.runs import CIFAR, OWN
 
 # Whole schedules.
 
@@ -147,20 +147,6 @@ def test_convergence_by_the_same_rule():
         word, evidence = judged(change)
         assert word == "reproduced"
         assert "left out, since neither learned anything: delta" in evidence
-
-
-def test_table_of_synchronisation():
-    found = rows("synchronisation")
-    assert [row["merge"] for row in found[:10]] == [merge for _, merge in SYNCS]
-    assert found[-1]["synchronisation"].startswith("ASP, two real workers")
-    stale = ["0.00"] * 4 + ["3.00"] * 3 + ["1.00"] * 3
-    assert [row["staleness, mean"] for row in found[:10]] == stale
-    slow = [row["synchronisation"].split(", one")[0] for row in found[10:14]]
-    assert slow == [*(f"SSP, s = {bound}" for bound in range(3)), "ASP"]
-    # Of large batches alone, k = 1.05 and k = 1.1: 3.15 s in turns at a barrier, 2.5 without.
-    bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[14:])
-    assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
-    assert len(rows("synchronisation", profile="paper")) == 12
 
 
 def test_engines():

@@ -1,18 +1,14 @@
 """Times, memory and their lines: what is read, drawn and judged."""
 
 import made
-import numpy as np
 import pytest
-from made_dualbatch import PAPER, World, figure, judge, line, only, panels, results, rows
+from made_dualbatch import PAPER, World, figure, judge, only, panels, results, rows
 
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.runs import CIFAR
 from repro.experiments.judge import NotRun, mean_of
 
 OURS = ["ours: ResNet-18, 24 px", "ours: ResNet-18, 32 px"]
-RAW = [
-    f"paper: ResNet-18, GTX 1080,\n{name}, raw measurements" for name in ("PyTorch", "TensorFlow")
-]
 NO_RAW_DATA = World(status=only(role=CIFAR))
 
 
@@ -63,28 +59,6 @@ def test_without_the_raw_data():
         for check in PAPER.artefacts[artefact].checks:
             assert "not at hand" in check.row(found)["evidence"]
         assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
-
-
-def test_table_and_figure_of_lines():
-    found = rows("figure3")
-    assert [row["where"] for row in found] == [
-        "gives the paper's Table 2",
-        "here, 24 px",
-        "here, 32 px",
-        "paper, GTX 1080, PyTorch",
-        "paper, GTX 1080, TensorFlow",
-    ]
-    assert float(found[2]["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
-    assert found[4]["error, largest"] == "0.0 %" and found[0]["a (ms per sample)"] == "0.5661"
-    # Errors are of a batch, not of an epoch.
-    bent = World(step=lambda side, n: line(side, n) * (1 + 0.5 * (n == 16)), noise=0.0)
-    assert rows("figure3", World(epoch=lambda side, n: 1.5))[2] == rows("figure3")[2]
-    assert float(rows("figure3", bent)[2]["error, largest"][:-2]) > 5
-    drawn = figure("figure3", World(noise=0.0))
-    assert list(panels(drawn)) == [*OURS, *RAW]
-    for drawn_line in panels(drawn)[OURS[1]].get_lines():
-        sizes, seconds = drawn_line.get_data()
-        assert seconds == pytest.approx(1e-6 * 32**2 * np.array(sizes) + 3.2e-3)
 
 
 # Several processes.
@@ -166,19 +140,6 @@ def test_shares():
     assert shares(lambda row, seed: 1 + 0.1 * (seed % 2))[0] == "undecided"
     assert shares(lambda row, seed: 1.0, "gpu")[0] == "undecided"  # of one process
     assert shares(lambda row, seed: 1.0)[1].count("farthest of 4: ") == 2
-
-
-def test_table_4():
-    found = rows("table4")
-    paper = [row for row in found if row["where"] == "paper, GTX 1080"]
-    assert [row["error"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
-    assert len(paper) == 10 and {row["error"] for row in found[10:]} == {"+2.0 %"}
-    assert {row["where"] for row in found[10:]} == {"here, small", "here, large"}
-
-    def unsolved(metrics, config):
-        metrics["shares"] = [row for row in metrics["shares"] if "error" in row]
-
-    assert judge("table4/shares_predicted", edit={"times": unsolved})[0] == "not run"
 
 
 # Figure 13.

@@ -1,16 +1,14 @@
 """The profile `long`: what it runs, and that it hides nothing that it does not run."""
 
-import json
-
 import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
-from repro.experiments.design import LONG, PROCESSES, claims_of
-from repro.experiments.mbs.runs import ROLES
+from repro.experiments.design import LONG, claims_of
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import setup
 from repro.records import RecordStore
+
 
 def plan(key):
     paper = load_paper(key)

@@ -10,51 +10,13 @@ from torch import nn
 
 from repro.experiments import arguments, load_paper
 from repro.experiments import run as running
-from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, experiments, measured, runs
-from repro.experiments.microconv.measured import NATIVE
 from repro.measure import machine as machine_module
-from repro.microconv import (
-    micro_batch_sizes,
-)
+from repro.microconv import micro_batch_sizes
 from repro.records import RecordStore
 
 MIB = 2**20
 PAPER = load_paper("microconv")
-
-
-def network(mode: str, limit_mib: int, policy: str, role: str = "AlexNet") -> Run:
-    return runs.network("smoke", role, mode, limit_mib, policy)
-
-
-# By name: a run of the smoke profile, with changes to its configuration.
-TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
-    "whole": (runs.alexnet_kernels("smoke")[0], {}),
-    "conv2": (runs.conv2("smoke"), {}),
-    "WR": (network("WR", 64, "all"), {}),
-    "WR, undivided": (network("WR", 8, "undivided"), {}),
-    "WR, nothing": (network("WR", 0, "powerOfTwo"), {}),
-    "WD": (network("WD", 8, "all"), {}),
-    "WD, tight": (network("WD", 8, "all"), {"limit_mib": 1}),
-    "WD, nothing": (network("WD", 0, "all"), {}),
-    "OCR": (runs.deepbench("smoke", "OCR", "fp32"), {}),
-    "Face recognition": (
-        runs.deepbench("smoke", "Face recognition", "fp32"),
-        {"largest_mmacs": 105},
-    ),
-    "Vision": (runs.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
-    "iterations": (runs.iterations("smoke", "ResNet-50"), {"processes": 2}),
-    "cluster": (runs.cluster("smoke"), {"repeats": 1}),
-    "programme": (runs.programmes("smoke")[1], {}),
-    "solver": (runs.programmes("smoke")[0], {"sizes": [[5, 20], [9, 40]]}),
-}
-NETWORKS = [name for name, (run, _) in TOYS.items() if run.experiment == "network"]
-LAYERS = [name for name, (run, _) in TOYS.items() if run.experiment == "deepbench"]
-
-
-def config_of(name: str) -> dict[str, Any]:
-    run, changes = TOYS[name]
-    return run.config | changes
 
 
 @pytest.fixture(autouse=True)
@@ -67,25 +29,6 @@ def quiet(monkeypatch):
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def toys() -> dict[str, Outcome]:
-    """The outcome of every toy run, each carried out once, with two threads before and after."""
-    outcomes, kept = {}, []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (machine_module, experiments):
-            patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
-        patch.setattr(building, "caches", {})
-        for name, (run, _) in TOYS.items():
-            function = PAPER.experiments[run.experiment].function
-            outcomes[name] = function(config_of(name), 0, None, "cpu")
-            assert torch.get_num_threads() == 2, name
-    torch.set_num_threads(threads)
-    assert len(kept) == len(TOYS) - 1  # the solver computes, and allocates little
-    return outcomes
 
 
 def fastest(batch: int, kernel: dict[str, Any], policy: str, limit_mib: float) -> float:
@@ -103,24 +46,10 @@ def fastest(batch: int, kernel: dict[str, Any], policy: str, limit_mib: float) -
     return times[batch]
 
 
-def test_every_experiment_is_here_and_its_outcome_can_be_written(toys, tmp_path, make_record):
-    assert {run.experiment for run, _ in TOYS.values()} == set(PAPER.experiments)
-    store = RecordStore(tmp_path)
-    for name, outcome in toys.items():
-        timings = {k: {"samples_s": list(t.samples_s)} for k, t in outcome.timings.items()}
-        values = {"metrics": outcome.metrics, "timings": timings, "config": config_of(name)}
-        store.write(make_record(TOYS[name][0].experiment, paper="microconv", key=name, **values))
-    read = {record.key: record.metrics for record in store.load("microconv")}
-    assert read == {name: outcome.metrics for name, outcome in toys.items()}
-
-
 class TestCandidates:
-    def kernels(self, toys, name="whole"):
-        kernels = toys[name].metrics["kernels"]
-        return {(kernel["layer"], kernel["kind"]): kernel for kernel in kernels}
-
-    def test_divisions_of_conv2_that_were_run(self, toys):
-        metrics = toys["conv2"].metrics
+    def test_divisions_of_conv2_that_were_run(self):
+        config = runs.conv2("smoke").config
+        metrics = experiments.candidates(config, 0, None, "cpu").metrics
         cells = [(row["limit_mib"], row["policy"]) for row in metrics["checked"]]
         assert sorted(cells) == sorted((limit, p) for limit in (8, 64) for p in runs.POLICIES)
         for row in metrics["checked"]:
@@ -128,7 +57,7 @@ class TestCandidates:
             best = fastest(4, metrics["kernels"][0], row["policy"], row["limit_mib"])
             assert row["predicted_s"] == pytest.approx(best) and row["time_s"] > 0
         # The golden rerun derives from the measured times what was derived then.
-        again = measured.divided_again(config_of("conv2"), metrics)
+        again = measured.divided_again(config, metrics)
         assert again["infeasible_at_64_mib"] == metrics["infeasible_at_64_mib"] == 0
         for row, before in zip(again["checked"], metrics["checked"], strict=True):
             assert [list(part) for part in row["parts"]] == before["parts"]
@@ -142,59 +71,9 @@ class TestCandidates:
         conv2 = runs.conv2("smoke").config | {"policy": "undivided"}
         experiments.candidates(conv2, 0, None, "cpu")  # a layer keeps its times to itself
         assert list(building.caches.values()) == [cache]
-        found = [
-            experiments.network(config_of("WR, undivided"), 0, None, "cpu").metrics["kernels"]
-            for _ in range(2)
-        ]
+        one = runs.network("smoke", "AlexNet", "WR", 8, "undivided").config
+        found = [experiments.network(one, 0, None, "cpu").metrics["kernels"] for _ in range(2)]
         assert len(building.caches) == 1 and len(found[0]) == len(found[1])
-
-
-class TestNetwork:
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_divisions(self, toys, name):
-        config, metrics = config_of(name), toys[name].metrics
-        assert set(metrics) == {"kernels", "own", "variables", "optimise_s"}
-        assert not metrics["variables"] or config["mode"] == "WD"
-        held = [row for row in metrics["kernels"] if "time_s" in row]
-        for row in held:
-            sizes = [size for size, _ in row["parts"]]
-            assert sum(sizes) == row["batch"] == config["batch"]
-            assert set(sizes) <= set(micro_batch_sizes(row["batch"], config["policy"]))
-        needs = [row["workspace_bytes"] for row in held]
-        taken = max(needs, default=0) if config["mode"] == "WR" else sum(needs)
-        assert taken <= config["limit_mib"] * MIB
-        # Torch's own is timed against itself: else the error may be unknown.
-        assert all(row["parts"] == [[row["batch"], NATIVE]] for row in metrics["own"])
-        estimate = measured.compared(0.1, 1.0, [*metrics["kernels"], *metrics["own"]])
-        assert estimate.dof >= 6 and 0 < estimate.error < math.inf
-
-    @pytest.mark.parametrize("name", ["WR", "WR, undivided", "WR, nothing"])
-    def test_wr_takes_the_fastest_of_what_was_measured(self, toys, name):
-        config = config_of(name)
-        for row, kernel in zip(
-            toys[name].metrics["kernels"], toys["whole"].metrics["kernels"], strict=True
-        ):
-            best = fastest(4, kernel, config["policy"], config["limit_mib"])
-            assert ("time_s" in row) == math.isfinite(best)
-            assert "time_s" not in row or row["predicted_s"] == pytest.approx(best)
-
-
-class TestLayers:
-    @pytest.mark.parametrize("name", LAYERS)
-    def test_rows_are_the_chosen_layers_within_the_limit(self, toys, name):
-        config, metrics = config_of(name), toys[name].metrics
-        rules = config["factor"], config["largest_mmacs"], config["of_each_size"]
-        chosen = building.chosen_layers(config["role"], *rules)
-        assert len(chosen) + metrics["left_out"] == len(building.layers(config["role"]))
-        assert len(chosen) == {"OCR": 1, "Face recognition": 2, "Vision": 0}[name]
-        for row, layer in zip(metrics["layers"], chosen, strict=True):
-            assert row["batch"] == layer.batch * config["factor"]
-            assert row["kernel_size"] == "×".join(map(str, layer.conv.kernel_size))
-            for form in {"undivided", "divided"} & set(row):
-                assert set(row[form]) == {"parts", "workspace_bytes", "time_s", "native_s"}
-                assert sum(size for size, _ in row[form]["parts"]) == row["batch"]
-                assert 0 <= row[form]["workspace_bytes"] <= config["limit_mib"] * MIB
-            assert "undivided" not in row or len(row["undivided"]["parts"]) == 1
 
 
 class TestCluster:
@@ -205,22 +84,12 @@ class TestCluster:
         torch.set_num_threads(3)
         monkeypatch.setattr(experiments, "tune", refuse)
         with pytest.raises(Broken):
-            experiments.cluster(config_of("cluster"), 0, None, "cpu")
+            experiments.cluster(runs.cluster("smoke").config, 0, None, "cpu")
         assert torch.get_num_threads() == 3
 
 
 class Broken(Exception):
     pass
-
-
-class TestSolver:
-    def test_a_networks_own_kernels_within_both_totals(self, toys):
-        told = toys["programme"].metrics
-        assert told["variables"] >= told["kernels"] == 3 * 13 - 1  # resnet_cifar of depth 14
-        assert set(toys["programme"].timings) == {"as in the paper", "binding"}
-        for name, total in told["total_bytes"].items():
-            assert 0 <= told["taken_bytes"][name] <= total
-        assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
 
 class TestBuilding:

@@ -10,7 +10,7 @@ from made_microconv import MIB, check, iterations, judge, table
 from repro.experiments.microconv import iterating, runs
 
 NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18")
-PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
+FREE = "tuned, no limit"
 
 
 def world(change=lambda run, forms: None, **relative):
@@ -138,49 +138,8 @@ class TestChecks:
         assert holds == "not run" and "no kernel of them left torch's own" in evidence
 
 
-class TestShown:
-    def test_the_table(self):
-        frame = table("iterations", world(WR_undivided="3145728 bytes"))
-        frame = frame.set_index(["network", "form"])
-        row = frame.loc["AlexNet", "WR undivided"]
-        assert row["iteration (ms)"] == "cannot be held: 3.0 MiB would do"
-        row = frame.loc["AlexNet", "WR powerOfTwo"]
-        assert row["limit (MiB)"] == "5.5 each"
-        assert row["paper"] == "1.23×" and row["processes"] == 3
-        assert row["over torch's own"].startswith("×1.00")
-        assert frame.loc["AlexNet", "WD 82.5 MiB powerOfTwo"]["limit (MiB)"] == "82.5 in all"
-
-    def test_the_figure(self):
-        drawn = made.figure("iterations", world(WR_undivided=1.5))
-        (axis,) = drawn.axes
-        labels = [label.get_text() for label in axis.get_yticklabels()]
-        assert labels[0] == "AlexNet, 5.5 MiB"
-        assert "ResNet-18 of width 16 (for ResNet-18), 1.5 MiB" in labels
-        papers = made.dots_of(axis, "paper")
-        assert list(papers.values()) == pytest.approx([1.23, 1.05, 1.10, 1.21], abs=0.01)
-        ours = made.dots_of(axis, "ours")
-        assert {labels[round(row)] for row in papers} == {"divided over undivided"}
-        assert all(ours[row] == pytest.approx(1.5, abs=0.01) for row in papers)
-        unlimited = made.figure("iterations", world(), "paper").axes[0].get_yticklabels()
-        assert "SqueezeNet, no limit" in [label.get_text() for label in unlimited]
-
-
 class TestRivals:
     """Torch's own convolutions under other settings, beside our gains."""
-
-    def rows(self, **forms):
-        frame = table("iterations", world(WR_undivided=1.3, **forms), "gpu")
-        frame = frame[frame["form"].str.startswith("torch's own, cudnn.benchmark")]
-        return frame.set_index(["network", "form"])
-
-    def test_rows(self):
-        rows = self.rows(cudnn_benchmark="failed", cudnn_benchmark_all_plans=0.8)
-        assert set(rows.index.levels[0]) == {runs.CAFFE, "ResNet-50"} and len(rows) == 5
-        assert set(rows["limit (MiB)"]) == {"64 each", "–"}
-        row = rows.loc[runs.CAFFE, "torch's own, cudnn.benchmark, all plans"]
-        assert row["over torch's own"].startswith("×1.25") and row["largest seen (MiB)"] == "100.0"
-        failed = rows.loc["ResNet-50", "torch's own, cudnn.benchmark"]
-        assert (failed["iteration (ms)"], failed["over torch's own"]) == ("failed", "–")
 
     def test_no_claim_takes_them_for_the_methods_own(self):
         only = lambda run: made.plausible(run) if run.config.get("rivals") else None  # noqa: E731

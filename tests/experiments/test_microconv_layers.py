@@ -5,11 +5,9 @@ import re
 
 import made_microconv as made
 import pytest
-from made_microconv import MIB, alexnet, candidates, check, conv2, entry, judge, table
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from made_microconv import MIB, alexnet, candidates, check, conv2, entry, judge
 
 from repro.experiments.microconv import measured, widget
-from repro.report import DASH
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
 
@@ -44,20 +42,6 @@ class TestFigure1:
         assert found == word, evidence
         assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
 
-    def make(self, run):
-        return alexnet(conv3={"slow_mib": 4.0, "fast_mib": 10.0})
-
-    def test_the_cells(self):
-        # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
-        frame = table("figure1", self.make)
-        second, third = frame.iloc[1], frame.iloc[2]
-        assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
-        assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
-        assert (third["8 MiB: workspace"], third["8 MiB: ms"]) == ("does not fit", DASH)
-        assert (third["64 MiB: workspace"], third["512 MiB: workspace"]) == ("96.0", "240.0")
-        third = table("figure1", self.make, "long").iloc[2]
-        assert third["16 MiB (paper 64): workspace"] == "does not fit"
-
 
 class TestFigure6:
     def test_divided_configurations(self):
@@ -71,13 +55,6 @@ class TestFigure6:
         # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
         assert check("figure6", 0, of_conv2(entry(fast_mib=100.0)))[1].startswith("1 of 2")
         assert check("figure6", 0, lambda run: None)[0] == "not run"
-
-    def test_the_table(self):
-        # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.
-        frame = table("figure6", lambda run: candidates(entry()))
-        assert list(frame["workspace (MiB)"]) == ["0.00", "2.00", "4.00", "6.00", "8.00", "16.00"]
-        divisions = ["8×1 fast", "4×2 fast", "2×3 fast + 2 fast", "2×4 fast", "8 fast"]
-        assert list(frame["division"])[1:] == divisions
 
 
 class TestFigure10:
@@ -151,21 +128,6 @@ class TestFigure12:
             assert word == "not run"
             assert evidence.startswith("no limit binds: the fastest divisions of all 14 kernels")
             assert judge(f"figure12/{key}", lambda run: None) == ("not run", "no records")
-
-    def test_table_and_figure(self):
-        frame = table("figure12", made.plausible).set_index("kernel")
-        assert len(frame) == 14 and "conv1 BD" not in frame.index
-        row = frame.loc["conv2 BF"]
-        assert row["workspace (MiB)"] == "16.0" and row["share of the limit"] == "13.3 %"
-        assert row["division"] == "8 fast" and row["torch's own (ms)"] == "4.0"
-        drawn = made.figure("figure12", made.plausible)
-        widths = {
-            round(patch.get_y() + patch.get_height() / 2, 1): patch.get_width()
-            for patch in drawn.axes[0].patches
-        }
-        # Of conv2 F: two calls of four samples within 8 MiB; all eight at once.
-        assert (widths[1.8], widths[2.2]) == (8.0, 16.0)
-        assert "conv3 100.0 % of its total; the paper's 93.7 %" in drawn.get_suptitle()
 
 
 class TestOptimisation:
@@ -244,19 +206,6 @@ class TestWidget:
         assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
         assert widget.describe(kernel, 1) == told
-
-    def test_the_drawing_marks_the_chosen_point_on_axes_that_stay(self):
-        kernel, limits = entry() | {"device": "a toy"}, set()
-        for limit, chosen in ((0.0, 1), (9.5, 5), (1000.0, 6)):
-            drawn = widget.draw(kernel, limit)
-            FigureCanvasAgg(drawn).draw()
-            assert drawn.texts[-1].get_text() == "Computed from times measured on a toy."
-            curve, _ = drawn.axes
-            (mark,) = [line for line in curve.get_lines() if line.get_label() == "chosen"]
-            division = measured.front(kernel)[chosen - 1]
-            assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
-            limits.add((curve.get_xlim(), curve.get_ylim()))
-        assert len(limits) == 1
 
     def test_sharing(self):
         """Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 and calls."""

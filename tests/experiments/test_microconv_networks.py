@@ -107,40 +107,6 @@ class TestFigure9:
         assert judge("figure9/memory_cost", nothing_saved)[0] == "not run"
         assert check("figure9", 0, nothing_saved)[0] == "not run"
 
-    def ran(self, run):
-        cell = run.config["limit_mib"], run.config["policy"]
-        if cell == (64, "powerOfTwo"):
-            return None
-        if cell == (8, "undivided"):
-            return network(1.0, unfit=["conv2 F", "conv2 BF"], scatter=None)
-        divided = run.config["policy"] != "undivided"
-        # Slower spells of the machine while divided: only the ratio to torch's own counts.
-        return network(0.5 if divided else 1.25, 2.0, 0.03 if divided else 0.01, scatter=None)
-
-    def test_the_cells(self):
-        frame = table("figure9", self.ran).set_index(["limit", "policy"])
-        assert len(frame) == 8
-        row = frame.loc["64 MiB each", "WR all"]
-        assert row["convolutions (ms)"] == "60.0"  # 4 kernels of 15 ms
-        assert row["workspace in all (MiB)"] == "8.0" and row["paper"] == "1.63×"
-        assert row["over undivided"] == "×2.50 (no spread known)"
-        assert row["over torch's own"] == "×2.00 (no spread known)"
-        unfit = frame.loc["8 MiB each", "WR undivided"]
-        assert unfit["convolutions (ms)"] == "conv2 F, conv2 BF do not fit"
-        gpu = table("figure9", lambda run: network(), "gpu")
-        assert list(gpu["setting"].unique()) == ["fp32", "tf32", "bf16"]  # with own baselines
-
-    def test_the_figure(self):
-        drawn = made.figure("figure9", self.ran)
-        (axis,) = drawn.axes
-        labels = [label.get_text() for label in axis.get_yticklabels()]
-        assert labels[0] == "within 8 MiB each"
-        assert "WR undivided: conv2 F, conv2 BF do not fit, over torch's own" in labels
-        ours, papers = made.dots_of(axis, "ours"), made.dots_of(axis, "paper")
-        row = labels.index("within 64 MiB each") + 2
-        assert labels[row] == "WR all, over WR undivided"
-        assert (papers, ours[row]) == ({row: 1.63}, pytest.approx(2.5))
-
 
 class TestComparison:
     def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
@@ -206,22 +172,6 @@ class TestFigure11:
         found, evidence = judge("figure11/wd_faster", world(cells, 0.001))
         assert found == "undecided" and "conv1 F do not fit with WR undivided" in evidence
 
-    def test_the_table(self):
-        def make(run):
-            relative = {"undivided": 1.0, "powerOfTwo": 0.8, "all": 0.5}[run.config["policy"]]
-            wd = run.config["mode"] == "WD"
-            return network(relative * (0.9 if wd else 1), variables=31 * wd)
-
-        frame = table("figure11", make)
-        assert len(frame) == len(PAPER.artefacts["figure11"].runs("quick", {}))
-        row = frame.set_index(["limit", "policy"]).loc["120 MiB in all", "WD all"]
-        assert row["paper"] == "1.38×"
-        assert row["over undivided"].startswith(f"×{1 / 0.45:.2f} [")
-        # The paper's comparison is with 32 MiB for each; nothing was run with 16.
-        (row,) = frame[frame["limit"] == "2,544 MiB in all"].to_dict("records")
-        assert row["over undivided"].startswith(f"×{1 / 0.72:.2f} [")
-        assert "30 MiB (paper 120) in all" in set(table("figure11", make, "long")["limit"])
-
 
 def of(*rows, scatter: float | None = 0.001):
     """A world of these layers, all of one network type."""
@@ -286,24 +236,6 @@ class TestFigure8:
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))
 
-    def test_the_table(self):
-        rows = [("20×5", 1.0, 0.8), ("3×3", 1.0, 0.5), ("3×3", 1.0, 0.25), ("1×1", None, 2.0)]
-        frame = table("figure8", of(*rows, scatter=None)).set_index("kernel")
-        assert list(frame.index) == ["all", "1×1", "3×3", "20×5"]
-        assert list(frame["over undivided: n"]) == [3, 0, 2, 1]
-        means = [f"×{(1.25 + 2 + 4) / 3:.2f}", DASH, "×3.00", "×1.25"]
-        shown = [cell.removesuffix(" (no spread known)") for cell in frame["over undivided"]]
-        assert shown == means
-        assert frame["paper, V100 half"]["all"] == "1.60×, up to 4.54×"
-
-
-def fast(b):
-    return 0.010 + 1e-3 * b
-
-
-def slow(b):
-    return 0.005 + 3e-3 * b
-
 
 class TestFigure13:
     def test_the_papers_two_times(self, monkeypatch):
@@ -315,43 +247,3 @@ class TestFigure13:
         other = dict(zip(machines.FIGURE["even_ms"], (115.0, 83.03), strict=True))
         monkeypatch.setitem(machines.FIGURE, "even_ms", other)
         assert check("figure13", 0, lambda run: None)[0] == "NO"
-
-    def test_the_table(self):
-        """32 take 42 ms on the fast device; 24 and 8 on the slow one 34; 16, 12 and 4 take 26."""
-        frame = table("figure13", lambda run: made.cluster(fast, slow))
-        assert list(frame["slowest (ms)"])[:4] == ["42.0", "101.0", "34.0", "26.0"]
-        assert list(frame["batch sizes"])[2] == "fast: 24, slow: 8"
-        assert list(frame["over the best one"])[2:4] == [f"{42 / 34:.2f}×", f"{42 / 26:.2f}×"]
-        assert list(frame["even is slower by"])[2:4] == [f"{53 / 34:.2f}×", DASH]  # 32 / 3
-        assert list(frame["over the best one"])[5:] == ["2.12×", "2.20×"]
-
-
-class TestTables:
-    def here(self, make=lambda run: None, profile="quick"):
-        rows = table("tables", make, profile).to_dict("records")
-        return {(row["table"], row["row"]): row["here"] for row in rows}
-
-    def test_without_records_machines_are_not_run_and_layers_are_there(self):
-        found = self.here()
-        assert {found[cell] for cell in found if cell[0] in ("I", "II", "VI")} == {"not run"}
-        assert found["IV", "OCR"] == "4 layers: 3×3; batch size 16"
-        assert found["III", "cluster"] == "WR; 64 MiB; ResNet-18"
-        assert check("tables", 0, lambda run: None) == ("yes", "6 of 6; 94 layers")
-        found = self.here(made.plausible)
-        assert found["I", "FLOAT"] == "fast, torch:native"
-        assert found["II", "frameworks"] == "PyTorch"
-
-
-class TestCaptions:
-    def told(self, artefact, make=made.plausible, profile="quick"):
-        return PAPER.artefacts[artefact].caption(made.results(artefact, make, profile))
-
-    def test_what_is_not_the_papers_is_marked(self):
-        for name in PAPER.artefacts:
-            said, unrun = self.told(name), self.told(name, lambda run: None)
-            assert "SYNTHETIC inputs" in said and unrun.endswith("Not run yet."), name
-            assert ("SIMULATED" in said) == (name == "figure13")
-            # AlexNet is torchvision's, which is the paper's in Table V alone.
-            caffes = name in ("figure1", "figure6", "figure9", "figure10", "figure11", "figure12")
-            assert ("STAND-IN for the paper's AlexNet;" in said) == caffes, name
-        assert "STAND-IN" not in self.told("table5", profile="gpu")

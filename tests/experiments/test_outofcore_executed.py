@@ -2,7 +2,6 @@
 
 import gc
 import random
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -14,10 +13,8 @@ from torch.optim.optimizer import (
 )
 
 from repro.experiments import load_paper
-from repro.experiments.design import Outcome
-from repro.experiments.outofcore import building, measuring, modelled, runs, simulating
+from repro.experiments.outofcore import building, measuring, modelled, runs
 from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
     GIB,
     best_fit,
     can_train,
@@ -31,8 +28,7 @@ from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB, BestFitAllocator, ChunkedAllocator, Event, replay
-from repro.records import RecordStore
+from repro.outofcore.allocator import MIB, BestFitAllocator
 
 PAPER = load_paper("outofcore")
 SMOKE = runs.MODELS["smoke"]
@@ -46,58 +42,6 @@ _MEASURED = _TOY | {
     "base_batch": 8,
     "limit_between": [8, 16],
 }
-_BASELINE = _TOY | {"role": RESNET, "batches": [4, 8], "images_per_s": [40.0, 60.0]}
-_SIMULATED = _TOY | {
-    "role": RESNET,
-    "limit_between": [8, 16],
-    "bandwidth": 5e7,
-    "baseline": _BASELINE,
-    "tune": True,
-    "lms": True,
-    "map_s": 1e-4,
-}
-_ANALYSED = {key: value for key, value in _SIMULATED.items() if key not in ("tune", "lms")}
-TOYS = {
-    "in core": ("measured", _MEASURED | {"mode": "in_core", "batch": 8}),
-    "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
-    "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
-    "paced": ("measured", _MEASURED | {"mode": "schedule", "batch": 32, "link_share": 0.5}),
-    "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
-    "reach": ("reach", _TOY | {"role": RESNET, "limit_between": [8, 16], "lms": True}),
-    "simulated": ("simulated", _SIMULATED | {"batch": 32}),
-    "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
-    "link": ("link", _ANALYSED | {"batch": 32, "rates": [5e5, 1e6], "shares": [1.0, 0.8]}),
-    "packed": (
-        "packed",
-        _ANALYSED
-        | {"batch": 32, "chunk_mib": 2**-10, "largest_chunk": 1000, "least_chunk_mib": 2**-11},
-    ),
-    "by schedule": (
-        "by_schedule",
-        {k: v for k, v in _MEASURED.items() if k != "role"}
-        | {"schedule": "paper", "batch": 32, "link_bytes_per_s": 2**26},
-    ),
-    "physical": ("physical", _TOY | {"batch": 32, "limit_between": [8, 16], "chunk_mib": 2**-8}),
-    "half": ("half", _SIMULATED | {"batch": 32, "precision": "bfloat16"}),
-    "half reach": (
-        "half_reach",
-        _TOY | {"precision": "float16", "limit_between": [8, 16], "lms": False},
-    ),
-    "half measured": (
-        "half_measured",
-        _MEASURED | {"mode": "schedule", "batch": 32, "precision": "bfloat16"},
-    ),
-    "chunk sizes": (
-        "chunk_sizes",
-        _ANALYSED | {"batch": 32, "chunks_mib": [2**-10, 2**-8], "map_s": 1e-4},
-    ),
-}
-
-
-@dataclass
-class Toys:
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    threads_after: dict[str, int] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,74 +52,12 @@ def memory_is_not_kept():
         yield
 
 
-@pytest.fixture(scope="module")
-def toys():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    made = Toys()
-    for name, (experiment, config) in TOYS.items():
-        made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
-        made.threads_after[name] = torch.get_num_threads()
-    yield made
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("name", TOYS)
-def test_what_is_measured_can_be_written_and_threads_are_put_back(
-    toys, name, tmp_path, make_record
-):
-    assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
-    assert toys.threads_after[name] == 2
-    outcome, store = toys.outcomes[name], RecordStore(tmp_path)
-    timings = {
-        k: {"samples_s": list(t.samples_s), "warmup": t.warmup} for k, t in outcome.timings.items()
-    }
-    given = {"config": TOYS[name][1], "metrics": outcome.metrics, "timings": timings}
-    store.write(make_record("x", paper="outofcore", key="k", **given))
-    (read,) = store.load("outofcore")
-    assert (read.metrics, read.timings) == (outcome.metrics, timings)
-
-
-class TestLimit:
-    @pytest.mark.slow
-    def test_half_way_between_two_needs(self):
-        needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
-        assert limit_bytes(_MEASURED) == sum(needs) // 2
-        assert needs[0] < limit_bytes(_MEASURED) < needs[1]
-
-
 class TestMeasured:
-    def test_in_core(self, toys):
-        outcome = toys.outcomes["in core"]
-        assert set(outcome.timings) == {"iteration", "reference"}
-        assert all(len(timing.samples_s) == 2 for timing in outcome.timings.values())
-        assert outcome.metrics["held_bytes"] <= outcome.metrics["limit_bytes"]
-        # A trace counts the mini-batch, too, which the limit takes for host memory.
-        batch = 8 * (3 * 12 * 12 * 4 + 8)
-        peak = trace_at(_TOY, 8).peak_bytes
-        assert peak - batch == pytest.approx(outcome.metrics["held_bytes"], rel=0.02)
-
     def test_what_does_not_fit_runs_out_of_memory(self):
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
             measuring.measured(_MEASURED | {"mode": "in_core", "batch": 32}, 0, None, "cpu")
         with pytest.raises(torch.OutOfMemoryError, match="no budget can be served"):
             measuring.measured(_MEASURED | {"mode": "schedule_va", "batch": 4000}, 0, None, "cpu")
-
-    @pytest.mark.parametrize("name", ["schedule", "chunks"])
-    def test_within_a_budget(self, toys, name):
-        metrics = toys.outcomes[name].metrics
-        limit = metrics["limit_bytes"]
-        assert metrics["held_bytes"] <= metrics["budget_bytes"] <= limit
-        assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= limit
-        assert metrics["bytes_moved"] > 0
-        assert metrics["iterations"] == 5 + 3 + 2  # to settle, to warm up, timed
-        assert metrics["replayed"] >= 2  # all that are timed
-        assert set(toys.outcomes[name].timings) == {"iteration", "reference"}
-
-    def test_on_a_link_it_is_slower(self, toys):
-        paced = toys.outcomes["paced"]
-        metrics, samples = paced.metrics, paced.timings["iteration"].samples_s
-        assert min(samples) >= metrics["bytes_moved"] / 2 / metrics["link_bytes_per_s"]
 
     @pytest.mark.slow
     def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
@@ -192,84 +74,6 @@ class TestMeasured:
         metrics = measuring.measured(config, 0, None, "cpu").metrics
         smallest = trace_at(_TOY, 32).smallest_budget
         assert metrics["budget_bytes"] == max(smallest, int(0.9 * refused[0])) < refused[0]
-
-
-class TestSimulated:
-    def test_what_fits_takes_the_published_time(self, toys):
-        rows = toys.outcomes["simulated in core"].metrics["rows"]
-        assert 8 / rows["in_core"]["time_s"] == pytest.approx(60.0)
-        assert rows["schedule"]["time_s"] == pytest.approx(rows["in_core"]["time_s"])
-        assert rows["schedule"]["bytes_moved"] == 0
-
-    def test_what_does_not_fit_waits_for_copies(self, toys):
-        metrics = toys.outcomes["simulated"].metrics
-        rows = metrics["rows"]
-        assert "in_core" not in rows
-        trace = trace_at(_TOY, 32)
-        assert metrics["peak_bytes"] == trace.peak_bytes > metrics["limit_bytes"]
-        assert metrics["functions"] == len(trace.functions)
-        alone = Rates.fit(_BASELINE, [4, 8], [40.0, 60.0]).times(trace).sum()
-        for name in ("schedule", "schedule_va"):
-            row = rows[name]
-            assert row["held_bytes"] <= row["budget_bytes"] <= metrics["limit_bytes"]
-            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
-            assert row["unmapped_s"] == pytest.approx(alone + row["stall_s"])
-            assert row["unmapped_s"] >= metrics["bound_s"] * (1 - 1e-9)
-            # Each direction alone takes its bytes' time; both at once halve it at best.
-            assert row["time_s"] >= row["bytes_moved"] / 2 / 5e7 * (1 - 1e-9)
-
-    def test_mapping_costs_time_where_there_are_chunks(self, toys):
-        rows = toys.outcomes["simulated"].metrics["rows"]
-        alone, chunks = rows["schedule"], rows["schedule_va"]
-        assert alone["time_s"] == alone["unmapped_s"] and not alone["map_operations"]
-        more = chunks["time_s"] - chunks["unmapped_s"]
-        assert 0 < more <= 1e-4 * chunks["map_operations"] * (1 + 1e-9)
-
-
-class TestAnalysed:
-    def test_a_faster_link_and_fewer_bytes_take_less_time(self, toys):
-        rows = toys.outcomes["link"].metrics["rows"]
-        found = {(row["share"], row["rate"]): row for row in rows}
-        assert len(found) == 4
-        for row in rows:
-            assert row["bound_s"] <= row["time_s"] * (1 + 1e-9)
-            assert toys.outcomes["link"].metrics["compute_s"] <= row["bound_s"] * (1 + 1e-9)
-        for key in ("bound_s", "time_s"):
-            assert found[1.0, 1e6][key] < found[1.0, 5e5][key]
-            assert found[0.8, 5e5][key] < found[1.0, 5e5][key]
-
-    def test_larger_chunks_lose_more_and_are_mapped_less(self, toys):
-        small, large = toys.outcomes["chunk sizes"].metrics["rows"].values()
-        assert small["internal_bytes"] < large["internal_bytes"]
-        assert small["map_operations"] > large["map_operations"] > 0
-
-    def test_fitted_chunks_map_less_than_the_papers(self, toys):
-        metrics, whole = (toys.outcomes[name].metrics for name in ("packed", "simulated"))
-        own, fitted = metrics["rows"]["packed_va"], metrics["rows"]["packed_fitted"]
-        assert own["chunk_bytes"] == 2**10 < fitted["chunk_bytes"] <= 1000 * 2**10
-        assert fitted["chunk_bytes"] % 2**9 == 0
-        assert fitted["map_operations"] < own["map_operations"]
-        assert whole["bound_s"] * (1 - 1e-9) <= fitted["unmapped_s"] <= fitted["time_s"]
-        assert fitted["time_s"] < own["time_s"] == own["time_by_bytes_s"]
-        assert fitted["time_s"] < fitted["time_by_bytes_s"]
-        for row in (own, fitted):
-            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
-
-
-class TestReach:
-    def test_each_way_trains_larger_than_the_one_before(self, toys):
-        metrics = toys.outcomes["reach"].metrics
-        assert 8 <= metrics["in_core"] < 16
-        assert metrics["in_core"] < metrics["schedule"] <= metrics["schedule_va"]
-
-    def test_the_next_batch_size_does_not_fit(self, toys):
-        metrics = toys.outcomes["reach"].metrics
-        limit = metrics["limit_bytes"]
-        for name, allocator in ALLOCATORS.items():
-            make = partial(allocator, limit)
-            for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
-                trace = trace_at(_TOY, metrics[name] + more)
-                assert (largest_budget(trace, limit, make) is not None) is fits
 
 
 class TestChild:
@@ -344,39 +148,6 @@ class TestAccelerator:
         with pytest.raises(HostMemoryError):
             measuring.measure(_MEASURED | {"mode": "schedule", "batch": 32}, str(device))
         assert len(tried) == 1
-
-
-CHUNK = 2 * MIB
-
-
-class TestMapped:
-    def test_the_simulator_says_the_same(self):
-        names = [number * 7 % 40 for number in range(40)]
-        events = [Event(name, (name * 977_777) % (9 * MIB) + 1) for name in names]
-        events += [Event(name, None) for name in names[::2]]
-        events += [Event(name, (name + 3) * 555_555) for name in names[::2]]
-        chunk = 6 * MIB
-        peaks = replay(ChunkedAllocator(chunk, None, chunk // 2), events).peaks
-        counters = simulating.mapped(events, chunk)
-        assert counters.peak_reserved_bytes == peaks["reserved_bytes"]
-        assert counters.peak_requested_bytes == peaks["requested_bytes"]
-
-
-class TestPhysical:
-    def rows(self, batch, limit_gib):
-        config = runs.physical("DenseNet", batch).config | SMALL
-        config |= {"limit_gib": limit_gib, "chunk_mib": 0.125}
-        return simulating.physical(config, 0, None, "cpu").metrics["rows"]
-
-    def test_a_schedule_uses_no_more_than_the_device_has(self):
-        limit = 2 * MIB
-        rows = self.rows(256, limit / 2**30)
-        assert rows["schedule"]["used_bytes"] <= limit < rows["in_core"]["used_bytes"]
-        for row in rows.values():
-            assert row["used_bytes"] <= min(row["torch_bytes"], row["chunks_bytes"])
-            assert row["chunks_bytes"] % (MIB // 8) == 0
-        # Nothing limits the allocators: torch's keeps the holes that it makes.
-        assert rows["schedule"]["torch_bytes"] > limit
 
 
 TRACED = [

@@ -16,28 +16,24 @@ from made_outofcore import (
     judged,
     panels,
     results,
-    table,
     timing,
 )
 
 from repro.experiments.design import claims_of
 from repro.experiments.judge import NotRun
-from repro.experiments.outofcore import fragmentation, points, runs
+from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.points import Trained
 from repro.experiments.outofcore.runs import (
     CHUNKS,
     FITTED,
     IN_CORE,
-    LABELS,
     MEASURED,
-    MODES,
     PEERS,
     PIX2PIXHD,
     RESNET,
     SCHEDULE,
     SIMULATED,
 )
-from repro.report import DASH
 
 # At 512 images the paper keeps 77 %, more than these records of chunks (75 %) do.
 KEPT = {("relative", "schedule_va", size): 0.8 for size in (512, 32)}
@@ -266,85 +262,8 @@ class TestChecks:
         assert check.row(found)["holds"] == "not run"
 
 
-class TestTables:
-    def rows(self, world):
-        found = table("table1", world)
-        heads = [f"{b} ({b / 190:.2g}×)" for b in runs.TABLE["batches"]]
-        assert all(list(row) == ["where", "method", *heads] for row in found)
-        return {(row["where"], row["method"]): [row[head] for head in heads] for row in found}
-
-    def test_table1_of_the_paper_and_simulated(self):
-        rules = {("status", SIMULATED, 1120): None, ("status", SIMULATED, 1248): FAILED}
-        rows = self.rows(World(rules=rules, places=(SIMULATED,)))
-        assert rows["paper, V100", "in core"] == ["336", "492", "581", *"xxxxxx"]
-        assert rows["paper, V100", "schedule + VA"][-1] == "321"
-        assert rows["paper", "LMS, P100 (Le et al.)"][5:] == ["137", "x", "x", "x"]
-        place = "simulated, V100"
-        assert rows[place, "in core"] == ["80", "80", "100", "x", "x", "x", DASH, DASH, "x"]
-        assert rows[place, "schedule + VA"] == [*["75"] * 6, DASH, DASH, "75"]
-        assert rows[place, "LMS"] == [*["55"] * 6, DASH, DASH, "x"]
-        assert rows[place, "no schedule beats"] == [*["125"] * 6, DASH, DASH, "125"]
-        packed = [*[DASH] * 4, "120", "120", DASH, DASH, "120"]  # beyond twice the core
-        assert rows[place, "packed + VA"] == rows[place, "packed + VA, fitted chunks"] == packed
-
-    def test_table1_measured(self):
-        rules = {("status", SCHEDULE, 32): None, ("status", CHUNKS, 32): FAILED}
-        rows = self.rows(World(rules=rules))
-        place = "measured here, ResNet-50 of width 16 (for ResNet-50)"
-        own = [DASH, DASH, "70 (N = 12)", DASH, DASH, "70 (N = 59)", DASH, DASH, "x (N = 91)"]
-        assert rows[place, "schedule"] == own
-        assert rows[place, "checkpointing"][4:6] == ["60 (N = 32)", "x (N = 59)"]
-
-    def test_memory(self):
-        rows = {(r["where"], r["batch"]): r for r in table("figure3", World())}
-        assert len(rows) == 9 + 4
-        row = rows["simulated, V100", 928]
-        assert (row["limit"], row["in core"]) == ("16.00 GiB", "x")
-        assert (row["schedule"], row["schedule: budget"]) == ("14.40 GiB", "8.00 GiB")
-        assert (row["schedule + VA"], row["schedule + VA: budget"]) == ("15.20 GiB", "13.60 GiB")
-        assert rows["measured here", 91]["schedule: budget"] == "x"
-        rows = {(r["network"], r["where"], r["batch"]): r for r in table("figure5", World())}
-        row = rows["DenseNet-121 (for DenseNet)", "simulated, V100", 128]
-        assert row["over use, schedule"] == "1.10× (torch's 2.00×)"
-        found = fragmentation.over_used(results("figure5", World()), DENSENET, IN_CORE)
-        assert found[128] == (2.0, pytest.approx(1.1))
-
-    def test_figure4(self):
-        rules = {("status", DENSENET, CHUNKS, 32): FAILED}
-        rows = {
-            (r["network"].rpartition("(for ")[2].removesuffix(")"), r["where"], r["batch"]): [
-                r[LABELS[mode]] for mode in MODES
-            ]
-            for r in table("figure4", World(rules=rules))
-        }
-        assert rows[DEEPLAB, "simulated, V100", 144] == ["x", "x", "120"]
-        assert rows[DENSENET, "measured here", 32] == ["x", "120", DASH]
-        paper = rows[DEEPLAB, "paper, V100", "largest"]
-        assert paper == ["N = 6", "5.3× that", "1.5 to 2× that"]
-
-    def test_the_others(self):
-        rows = table("link", World())
-        assert len(rows) == 3 * 4 * 2
-        key = (928, "100%", "50")
-        (row,) = [r for r in rows if (r["batch"], r["bytes"], r["GB/s each way"]) == key]
-        assert row["our fastest"] == "327 (56%)" and row["paper"] == "409 (70%)"
-        row = table("chunks", World())[3]
-        assert row["chunk"] == "40 MiB (the paper's)"
-        rules = {("status", "vdnn"): OUT_OF_MEMORY, ("status", "lms", runs.BY_SCHEDULE): FAILED}
-        rows = table("schedules", World(rules=rules))
-        assert [row["over in core"] for row in rows] == ["80%", "70%", DASH, "40%"]
-        rows = table("precision", World())
-        largest = {row["precision"]: row for row in rows if row["batch"] == "largest"}
-        assert largest["float32"]["LMS"] == "N = 928" and largest["bfloat16"]["LMS"] == "N = 1856"
-
-
 V100 = "ours: ResNet-50, SIMULATED V100"
 HERE = "ours: ResNet-50 of width 16 for ResNet-50, measured, SIMULATED memory limit and link"
-
-
-def _ours(axis):
-    lines = [line for line in axis.get_lines() if line.get_label() == "ours"]
-    return [x for line in lines for x in line.get_xdata()]
 
 
 class TestFigures:
@@ -362,12 +281,6 @@ class TestFigures:
         assert low < curves(measured)["in core"][0][1] < high
         assert any(area.get_label() == "no schedule beats" for area in simulated.collections)
 
-    def test_effects(self):
-        ((title, axis),) = panels("schedules", World()).items()
-        assert title == "ours: ResNet-20 for ResNet-50, measured, SIMULATED memory limit and link"
-        ours = _ours(axis)
-        assert ours == pytest.approx([0.7 / 0.54, 0.7 / 0.5, 0.7 / 0.4, 0.8 / 0.7])
-
     def test_every_mark_is_in_every_caption_that_needs_it(self):
         for name, artefact in PAPER.artefacts.items():
             found = results(name, World())
@@ -381,23 +294,6 @@ class TestFigures:
         )
         assert "Measured: SIMULATED memory limit, SYNTHETIC images." in said
         assert "V100" not in said and "STAND-IN" not in said
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "rules",
-        [
-            {("status",): OUT_OF_MEMORY},
-            {("reach", IN_CORE): 0},
-            {("reach", way): 0 for way in (SCHEDULE, CHUNKS, "lms")},
-        ],
-        ids=str,
-    )
-    def test_ways_that_train_nothing_can_be_shown(self, rules):
-        for name, artefact in PAPER.artefacts.items():
-            found = results(name, World("paper", rules))
-            assert "nan" not in str(artefact.rows(found)).lower(), name
-            assert artefact.draw is None or artefact.figure(found).axes
-            assert all(check.row(found)["evidence"] for check in artefact.checks)
 
 
 class TestPoints:

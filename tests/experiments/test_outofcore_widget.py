@@ -36,13 +36,3 @@ def test_the_bound_is_told_and_drawn_where_the_link_limits(shown):
     assert [line.get_xdata()[0] for line in lanes.get_lines()] == [least]
     bars = [len(c.get_paths()) for c in lanes.collections]
     assert bars[1] > 0 and sum(bars) >= len(result.transfers) + len(result.starts_s)
-
-
-@pytest.mark.slow
-def test_axes_stand_still(shown):
-    drawn = [
-        widget.draw(shown, widget.budget_bytes(shown, percent), window)
-        for percent, window in ((0, 0), (30, 150), (100, 300))
-    ]
-    limits = [[(a.get_xlim(), a.get_ylim()) for a in figure.axes] for figure in drawn]
-    assert limits[0] == limits[1] == limits[2]

@@ -17,7 +17,6 @@ from repro.experiments import UsageError, arguments, load_paper, one_run, query
 from repro.experiments import run as running
 from repro.experiments.design import (
     PROFILES,
-    SEEDS,
     Artefact,
     Experiment,
     Outcome,

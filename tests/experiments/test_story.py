@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from repro import notebooks, paths, plots
-from repro.experiments import PAPERS, load_paper, showing, story, summary
-from repro.experiments.design import UsageError
+from repro import notebooks, paths
+from repro.experiments import PAPERS, load_paper, story, summary
 from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import Effect

@@ -2,8 +2,6 @@
 
 import inspect
 import math
-import subprocess
-import sys
 from functools import partial
 
 import pytest
