@@ -18,7 +18,6 @@ from repro.experiments.adaptive.runs import (
     PAPER,
     PHANTOM,
     TASKS,
-    paper_schedule,
 )
 from repro.experiments.query import Results
 from repro.experiments.view import signature
@@ -196,16 +195,6 @@ def uncached():
 
 
 class TestProjection:
-    def test_schedules_by_hand(self):
-        theta = [(256, 5), (512, 5), (1024, 5), (2048, 125)]
-        assert paper_schedule(CIFAR, "theta") == theta
-        scheduled = [(256, 30), (512, 30), (1024, 30), (2048, 50)]
-        assert paper_schedule(CIFAR, "scheduled") == scheduled
-        assert paper_schedule(DIV2K, "theta") == [(64, 10), (128, 10), (256, 1080)]
-        assert paper_schedule(PHANTOM, "best") == [(16, 930)]
-        assert projection.nodes_of(DIV2K, "best") == [1, 2, 4, 8, 16]
-        assert projection.overhead() == pytest.approx(7 / 6)  # 0.0014 s a step, 0.0012 s a sample
-
     def test_a_value_that_is_left_out_changes_nothing(self, monkeypatch, uncached):
         """A flattering value cannot move the band that it is compared with."""
         task = DIV2K

@@ -106,8 +106,3 @@ def test_the_best_rate_is_that_of_images_held_out_and_untuned_at_an_end_of_the_g
     }
     axis = panel(figure("rates", World(spread=0.0), "long"), "accuracy on test images")
     assert "4 large" in axis.get_legend_handles_labels()[1]
-
-
-def test_nothing_is_chosen_before_all_rates_were_run():
-    lacking = World(status=lambda run: None if run.config["rate"] == 4 else {})
-    assert "best" not in str(rows("rates", lacking, "long"))

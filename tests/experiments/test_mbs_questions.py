@@ -205,18 +205,8 @@ class TestSameness:
         cases = claimed("figure3/same_curves", found)
         wanted = {"accuracy": 2.0, "loss": 1.2}
         assert means_of(cases) == {f"{r}, {q}": v for r in CLASSIFIERS for q, v in wanted.items()}
-        without, with_, change = rows_of("figure3", found)[:3]
-        assert without["paper, best (%)"] == "87.16 ± 0.33" and change["paper, best (%)"] == "-0.12"
-        assert (without["ours, best (%)"], with_["ours, best (%)"]) == (
-            "60.00 ± 0.00",
-            "62.00 ± 1.00",
-        )
-        assert change["ours, best (%)"] == "+2.00 [-0.48, +4.48]" and change["n"] == 3
-        assert with_["ours, mean training loss"] == "2.340 ± 0.000"
         drawn = PAPER.artefacts["figure3"].figure(found).axes
         assert list(drawn[0].get_lines()[1].get_ydata()) == pytest.approx([2.4, 2.28])
-        assert [row["paper, best (%)"] for row in rows_of("table3", results("table3", make))] == [
-            "95.48 ± 0.13", "95.45 ± 0.26", "-0.03"]  # fmt: skip
 
     def test_pairs_are_compared_however_far_seeds_lie_apart(self):
         def make(run, seed, wide=0.0):
@@ -229,16 +219,9 @@ class TestSameness:
 
         found = results("batchnorm", make)
         assert means_of(claimed("batchnorm/same_without_batchnorm", found)) == {"ResNet-50": 2.0}
-        normed, grouped, exact = rows_of("batchnorm", found)
-        assert grouped["ours, with less without (points)"].startswith("+2.00 [+0.76")
-        assert (normed["weights apart, at most"], exact["weights apart, at most"]) == (
-            "5.0e+01",
-            "1.0e-15",
-        )
         assert holds("batchnorm", found) == {"one_training": "yes"}
         broken = results("batchnorm", lambda run, seed: make(run, seed, wide=1.0))
         assert holds("batchnorm", broken) == {"one_training": "NO"}
-        assert len(PAPER.artefacts["batchnorm"].figure(found).axes) == 4
 
 
 class TestNormalisation:
@@ -267,20 +250,8 @@ class TestNormalisation:
         found = self.world()
         (case,) = claimed("normalisation/closer", found).values()
         assert case.mean == pytest.approx(0.45)
-        rows = {(r["model"], r["mini-batch in micro-batches"], r["loss"]): r
-                for r in rows_of("normalisation", found)}  # fmt: skip
-        assert len(rows) == 12
-        row = rows["ResNet-50", "17 = 4×4 + 1", "not normalised"]
-        assert row["training loss, distance from the whole one's"] == "0.500 ± 0.000"
-        assert (row["ours: error"], row["n"], row["ours, best (%)"]) == (
-            "3.0e+00",
-            3,
-            "60.00 ± 0.00",
-        )
         (case,) = claimed("normalisation/closer", self.world(diverged=True)).values()
         assert isinstance(case, Exact) and case.holds
-        drawn = PAPER.artefacts["normalisation"].figure(self.world(diverged=True))
-        assert len(drawn.axes) == 3
 
     def test_a_planted_fault_breaks_each_check(self):
         assert list(holds("normalisation", self.world()).values()) == ["yes", "yes", "NO"]
@@ -305,9 +276,6 @@ def test_sizes_that_fit_lie_between_two_powers_of_two():
     for numbers, said in (((1, 1.5, 1), ["yes", "yes"]), ((1, 2, 1), ["NO", "yes"]),
                           ((1, 1, 2), ["yes", "NO"])):  # fmt: skip
         assert list(holds("table2", world(*numbers)).values()) == said
-    rows = rows_of("table2", world(1, 1.5, 1))
-    assert [(r["limit (MiB)"], r["mini-batch, paper"]) for r in rows] == [
-        ("3.0", 16), ("3.0", 8), ("3.0", 32), ("3.0", 16)]  # fmt: skip
 
 
 def test_the_share_of_copies_behind_computations():
@@ -324,8 +292,6 @@ def test_the_share_of_copies_behind_computations():
     assert means_of(claimed("figure2/overlap", found(CARD, 0))) == {"ResNet-50": 100.0}
     assert holds("figure2", found(CARD, 0)) == {"one_update": "yes"}
     assert holds("figure2", found(CARD, 1)) == {"one_update": "NO"}
-    rows = rows_of("figure2", found(CARD, 0))
-    assert [row["in all (ms)"] for row in rows] == ["2000.00", "2000.00", "500.00"]
 
 
 @pytest.mark.parametrize(("profile", "trials"), [("quick", "rounds"), (LONG, "processes")])
@@ -344,12 +310,7 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     found = results("files", make, profile)
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
-    assert [row["ours, larger / smaller"][:6] for row in rows_of("files", found)] == [
-        "×1.000", "×1.500", "×1.100"]  # fmt: skip
     assert len(claimed("files/time_grows", found)) == 2
-    said = PAPER.artefacts["files"].caption(found)
-    assert "512 files of our own: JPEG, 224 px, 8 kB, 100 % not in the page cache" in said
-    assert {row["ours"] for row in rows_of("files", nothing)} == {"not run"}
 
 
 def test_table1_compares_cells():
@@ -362,7 +323,5 @@ def test_table1_compares_cells():
     found = results("table1", make)
     assert set(means_of(claimed("table1/large_mini_batch", found)).values()) == {11.0}
     assert set(means_of(claimed("table1/high_resolution", found)).values()) == {14.0}
-    assert [row["paper (%)"] for row in rows_of("table1", found)[:4]] == [
-        "48.66", "62.10", "61.86", "83.74"]  # fmt: skip
     bars = PAPER.artefacts["table1"].figure(found).axes[0].patches
     assert {83.74, 65.0} <= {round(bar.get_height(), 2) for bar in bars}

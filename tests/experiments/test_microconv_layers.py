@@ -1,7 +1,6 @@
 """Questions asked of kernels by themselves: Figures 1, 6, 10 and 12, tuning cost, the widget."""
 
 import itertools
-import re
 
 import made_microconv as made
 import pytest
@@ -206,14 +205,3 @@ class TestWidget:
         assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
         assert widget.describe(kernel, 1) == told
-
-    def test_sharing(self):
-        """Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 and calls."""
-        record = widget.network(made.results("figure12", made.plausible))
-        assert widget.totals_mib(record) == (0.0, 96.0)
-        for total, wr, wd in ((0.0, 112, 112), (12.0, 112, 88), (28.0, 88, 88), (96.0, 88, 88)):
-            told = widget.describe_sharing(record, total)
-            alone, shared = (float(part.split(" ms")[0]) for part in re.findall(r"[\d.]+ ms", told))
-            assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
-        drawn = [widget.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
-        assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1

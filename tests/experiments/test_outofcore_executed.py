@@ -8,17 +8,14 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from repro.experiments import load_paper
 from repro.experiments.outofcore import building, measuring, modelled, runs
 from repro.experiments.outofcore.fitting import (
-    GIB,
     best_fit,
     can_train,
-    chunk_bytes,
     chunked,
     fit,
     largest_budget,
@@ -27,8 +24,7 @@ from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, OutOfCore, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB, BestFitAllocator
+from repro.outofcore import Function, Trace, plan_swaps, record
 
 PAPER = load_paper("outofcore")
 SMOKE = runs.MODELS["smoke"]
@@ -250,12 +246,6 @@ def random_chain(seed: int) -> Trace:
 
 
 class TestFitting:
-    def test_the_papers_limit_has_torchs_own_sizes(self):
-        ours, theirs = best_fit(16 * GIB), BestFitAllocator(16 * GIB)
-        free = [{small: vars(f) for small, f in one._free.items()} for one in (ours, theirs)]
-        assert vars(ours) | {"_free": free[0]} == vars(theirs) | {"_free": free[1]}
-        assert chunk_bytes(16 * GIB) == 40 * MIB
-
     @pytest.mark.slow
     @pytest.mark.parametrize("allocator", [best_fit, chunked])
     @pytest.mark.parametrize("seed", range(3))
@@ -285,52 +275,12 @@ class TestFitting:
         assert can_train(trace, limit, make)
 
 
-def losses_and_weights(config, budget):
-    """Return the trained weights, swapped within a budget where one is given."""
-    seen: list[torch.Tensor] = []
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, *_: seen.extend(p.detach().clone() for p in parameters(optimizer))
-    )
-    try:
-        step = building.training_step(config, "cpu")
-        if budget is None:
-            for _ in range(3):
-                step()
-        else:
-            with OutOfCore(budget, window_bytes=None, device="cpu") as block:
-                for _ in range(3):
-                    step()
-            assert block.statistics.bytes_out and block.statistics.peak_bytes <= budget
-    finally:
-        handle.remove()
-    return seen
-
-
 def parameters(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 @pytest.mark.usefixtures("one_thread")
 class TestTraining:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("precision", runs.HALVES)
-    @pytest.mark.parametrize(
-        "toy",
-        [
-            pytest.param(SMALL, id="classes"),
-            pytest.param(SMOKE[PIX2PIXHD], id="players", marks=pytest.mark.thorough),
-        ],
-    )
-    def test_swapping_changes_no_bit(self, toy, precision):
-        config = toy | {"precision": precision, "batch": 4}
-        trace = trace_at(config, 4)
-        budget = (trace.smallest_budget + trace.peak_bytes) // 2
-        whole, swapped = (losses_and_weights(config, limit) for limit in (None, budget))
-        assert len(whole) == len(swapped) > 10
-        assert all(torch.equal(a, b) for a, b in zip(whole, swapped, strict=True))
-        assert all(weight.dtype == torch.float32 for weight in whole)
-        assert all(weight.isfinite().all() for weight in whole)
-
     def test_float16s_loss_is_scaled_and_its_gradients_are_not(self):
         gradients = {}
         for precision in ("float32", *runs.HALVES):
@@ -348,27 +298,3 @@ class TestTraining:
         for precision in runs.HALVES:
             off = (gradients[precision] - gradients["float32"]).norm()
             assert 0 < off < 0.2 * gradients["float32"].norm()
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("precision", runs.HALVES)
-    def test_a_trace_without_values_is_that_of_training(self, precision):
-        config = SMALL | {"precision": precision}
-        step = building.training_step(config | {"batch": 6}, "cpu")
-        computed = record(step, warmup=2, in_parts=False)
-        extended = trace_at(config, 6)
-        assert extended.functions == computed.functions
-        # Of batch norm's own statistics torch foretells half of the bytes that a CPU makes.
-        assert extended.peak_bytes == pytest.approx(computed.peak_bytes, rel=0.002)
-        assert extended.peak_bytes < 0.85 * trace_at(SMALL, 6).peak_bytes
-
-    def test_an_unknown_precision_is_refused(self):
-        with pytest.raises(ValueError, match=r"'half': give one of 'float32', 'bfloat16'"):
-            building.training_step(SMALL | {"precision": "half", "batch": 2}, "cpu")
-
-    def test_float32_whatever_torchs_default_is(self):
-        torch.set_default_dtype(torch.float64)
-        try:
-            losses = losses_and_weights(SMALL | {"batch": 2}, None)
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert {weight.dtype for weight in losses} == {torch.float32}

@@ -6,7 +6,6 @@ import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
 from made_outofcore import (
-    DEEPLAB,
     DENSENET,
     GPU,
     PAPER,
@@ -108,28 +107,6 @@ class TestClaims:
             assert on_a_cpu.word == "reproduced"
         else:
             assert on_a_cpu.word == "not run" and on_a_cpu.evidence.startswith("needs a GPU")
-
-    @pytest.mark.parametrize(
-        ("claim", "rules", "noise", "word"),
-        [
-            # Scatter, and sizes that were not tried.
-            ("table1/speed_kept_here", {}, 1.0, "undecided"),
-            ("schedules/faster_than_lms_here", {}, 1.0, "undecided"),
-            ("table1/larger_than_alone_here", {("reach", SCHEDULE): 1440}, 0, "undecided"),
-            ("figure4/alone_larger_here", {("status", DENSENET): None}, 0, "undecided"),
-            ("figure5/fragmented_here", {("reach", PIX2PIXHD, SCHEDULE): 0}, 0, "undecided"),
-            # A part of it.
-            ("table1/speed_kept_here", {("relative", CHUNKS, 512): 0.5}, 0, "partly"),
-            # 928 is 4.9 times 190, on a log scale more than half of 7.6 times; 512 is less.
-            ("table1/larger_than_core", {("reach", CHUNKS): 512}, 0, "partly"),
-            # 0.5 halves it: its root is half of that.
-            ("figure3/budget_halved_here", {("budget", SCHEDULE): 0.71}, 0, "partly"),
-            ("figure4/chunks_larger_here", {("reach", DEEPLAB, CHUNKS): "schedule"}, 0, "partly"),
-            ("schedules/faster_than_earlier_here", _speeds(on_demand=0.75), 0, "partly"),
-        ],
-    )
-    def test_undecided_and_partly(self, claim, rules, noise, word):
-        assert judged(claim, World("paper", rules, noise=noise or 0.003)).word == word
 
     def test_a_speed_on_a_cpu_needs_a_link(self):
         found = results("table1", World(rules=KEPT))
@@ -280,20 +257,6 @@ class TestFigures:
         (low, high) = measured.collections[0].get_segments()[0][:, 1]
         assert low < curves(measured)["in core"][0][1] < high
         assert any(area.get_label() == "no schedule beats" for area in simulated.collections)
-
-    def test_every_mark_is_in_every_caption_that_needs_it(self):
-        for name, artefact in PAPER.artefacts.items():
-            found = results(name, World())
-            assert artefact.draw is None or artefact.figure(found).axes
-            said = artefact.caption(found)
-            measured = any(record.experiment in runs.MEASURING for record in found.records)
-            assert "SIMULATED" in said, name
-            assert ("SYNTHETIC" in said) == ("STAND-IN" in said) == measured, name
-        said = PAPER.artefacts["table1"].caption(
-            results("table1", World("paper", places=(MEASURED,)))
-        )
-        assert "Measured: SIMULATED memory limit, SYNTHETIC images." in said
-        assert "V100" not in said and "STAND-IN" not in said
 
 
 class TestPoints:
