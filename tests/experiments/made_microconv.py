@@ -285,7 +285,6 @@ Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy
 # Which of the algorithms a cell takes: the fast one needs twice as much undivided.
 SLOW = {"name": "slow", "whole": True, "mib": 0.1}
 FAST = {"mib": 60.0}
-TINY = {"mib": 0.1}  # fits undivided into any limit
 UNFIT = "unfit"  # in place of a time
 
 

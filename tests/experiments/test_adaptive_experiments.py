@@ -14,7 +14,6 @@ from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, PHANTOM, TASKS
 
-DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
 
 

@@ -31,18 +31,6 @@ FURTHER, PREDICTED = 0, 1
 NOT_LINEAR = 3
 
 
-def slower(factor, tasks=TASKS, **options):
-    """Return a world in which all-to-all takes so many times as long in some tasks."""
-
-    def edit(metrics, config):
-        for task in tasks:
-            for step in metrics["tasks"][task]["steps"]:
-                if step["averaging"] == "all_to_all":
-                    step["samples_s"] = [factor * seconds for seconds in step["samples_s"]]
-
-    return World(edit={"parallel": edit}, device=FREE_CORES, **options)
-
-
 def launches(factors, change=lambda seed, step: 1.0):
     """Return launches that take as many times the modelled steps, whose first turns say nothing."""
     (run,) = runs.parallel("long", {})
@@ -102,40 +90,6 @@ class TestMeasured:
         assert found.word == "reproduced", found.evidence
         assert judge(target, World(status=nothing)).word == "not run"
 
-    @pytest.mark.parametrize(
-        ("factor", "jitter", "word"),
-        [(1.15, 0.01, "reproduced"), (1.3, 0.01, "not reproduced")],
-    )
-    def test_steps_predicted(self, factor, jitter, word):
-        """The prediction is of the medians of other sizes; these turns are judged."""
-        found = judge("figure9/steps_predicted", slower(factor, jitter=jitter))
-        assert found.word == word, found.evidence
-        assert f"DIV2K, B = 4 ×{1 / factor:.2f} [" in found.evidence
-        assert found.evidence.count("B = ") == 14
-
-    def test_few_samples(self):
-        """Without a cost of a step a sample takes its time."""
-        free = World(model=ScalingModel(1e-3), jitter=0.001)
-        assert judge("figure9/few_samples", free).word == "not reproduced"
-        found = judge("figure9/few_samples")
-        wanted = (1 + 7 / 6 / 8) / (1 + 7 / 6 / 128)  # section VI-B: a step costs 7/6 of a sample
-        said = "CIFAR: time of a sample at B = 8 over 128"
-        assert said in found.evidence and f"paper ×{wanted:.2f}" in found.evidence
-
-    def test_all_to_all(self):
-        target = "figure9/all_to_all_faster"
-        assert judge(target, slower(9.0)).word == "not reproduced"
-        assert judge(target, slower(9.0, [CIFAR], jitter=0.001)).word == "partly"
-        found = judge(target)
-        assert found.word == "not run" and "2 processes on 2 cores leave no core" in found.evidence
-
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_the_speedups_need_a_cluster(self, artefact):
-        found = judge(f"{artefact}/speedup")
-        assert found.word == "not run"
-        for nodes, value in PAPER[STRONG[artefact]]["speedups"].values():
-            assert f" of {nodes or math.ceil(value)} " in found.evidence
-
 
 def row_of(blocked, communication=0.0):
     """A step's parts, of which this share is blocked."""
@@ -150,21 +104,6 @@ class TestChecks:
             first, other = [checked(artefact, world, place=place) for world in worlds]
             assert other == first and first["holds"] in ("yes", "NO")
         assert "SIMULATED" in DESIGN.artefacts[artefact].caption(results_of(artefact))
-
-    @pytest.mark.parametrize(("values", "holds"), [((77.0, 54.0), "yes"), ((78.0, 64.0), "NO")])
-    def test_predicted(self, monkeypatch, values, holds):
-        """Paper: 64.64, of which 20 % are ×1.2 and ×1/1.2."""
-        monkeypatch.setattr(projection, "predicted", lambda task, strategy: values)
-        row = checked("figure11", place=PREDICTED)
-        said = " and ".join(f"{n:.1f} (×{n / 64.64:.2f})" for n in values)
-        assert row["holds"] == holds and row["evidence"].startswith(f"{said}, without")
-
-    def test_scaling_further(self, monkeypatch):
-        assert checked("figure7", place=FURTHER)["holds"] == "yes"
-        paper = PAPER[DIV2K]["speedups"]
-        others = max(paper[name][1] for name in ("best", "scheduled"))
-        monkeypatch.setattr(projection, "predicted", lambda *given: (others + 1, others - 1))
-        assert checked("figure7", place=FURTHER)["holds"] == "NO"
 
     def test_the_modelled_cluster(self):
         assert steps.blocked({32: row_of(0.05), 128: row_of(0.2)}, 128)[0]

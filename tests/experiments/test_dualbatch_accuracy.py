@@ -2,10 +2,8 @@
 
 import math
 
-import made
 import pytest
 from made_dualbatch import (
-    PAPER,
     World,
     figure,
     judge,
@@ -53,20 +51,6 @@ def test_figures_of_gains_and_curves(artefact, title, gains, ends):
     # Where nothing ran the paper's gains are drawn alone.
     none = figure(artefact, World(status=only(n_small=9)))
     assert drawn_gains(none, f"paper and ours, {title}") == (pytest.approx(gains), [])
-
-
-def test_seeds_of_the_first_look_judge_only_where_there_are_no_others():
-    """The first three were looked at before others were added."""
-    for seeds, word in (((0, 1, 2), "partly"), (range(8), "reproduced")):
-        found = results("table5", World(), "long", seeds=seeds)
-        for record in found.ok("train"):
-            if record.seed in (0, 1, 2) and record.config["n_small"]:
-                record.metrics["accuracy"][-1] += 50
-        assert made.verdict("dualbatch/table5/gain", found).word == word
-        row = PAPER.artefacts["table5"].rows(found)[-1]
-        assert row["gain"].startswith("+52.7" if word == "partly" else "+2.7")
-        gain, _ = cells.gains(found, accuracy.by_mix(found, K[1]))["4 small"]
-        assert str(gain) == row["gain"]  # one number has one interval
 
 
 # Equal updates, and momentum kept.

@@ -7,42 +7,12 @@ import statistics
 
 import made
 import pytest
-from made_dualbatch import World, figure, judge, only, panel, results, rows
+from made_dualbatch import World, judge, results, rows
 
 from repro.experiments.dualbatch import real_workers
 from repro.experiments.dualbatch.runs import CIFAR, OWN
 
 # Whole schedules.
-
-
-@pytest.mark.parametrize("artefact", ["table8", "table10"])
-def test_the_saving_is_of_whole_schedules(artefact):
-    def cycled(share):
-        return {"cycled": lambda side, highest: 1.0 if side == highest else share}
-
-    # 4 % of the paper's 10, 5 % of its 35: certainly less time, but not so much less.
-    assert judge(f"{artefact}/saving", **cycled(0.92))[0] == "partly"
-    assert judge(f"{artefact}/saving", noise=1.0)[0] == "undecided"
-    assert judge(f"{artefact}/saving", status=only(experiment="none"))[0] == "not run"
-
-
-def test_the_saving_is_the_mean_over_resolutions():
-    seconds = {160: 1.0, 224: 2.5, 288: 4.0}
-    _, evidence = judge("table10/saving", cycled=lambda side, _: seconds.get(side, 1), noise=0)
-    assert f"×{7.5 / 3 / 4:.2f}, paper ×0.65" in evidence
-    assert "35 at 160 px + 35 at 224 px + 35 at 288 px for 105 epochs" in evidence
-
-
-def test_a_slow_small_batch_worker_counts():
-    """The saving is of the whole plan: an epoch ends with its slower worker."""
-
-    def slow(metrics, config):
-        for part in metrics["parts"]:
-            for number, kind in enumerate(config["parts"][0]["epochs"]):
-                if kind["in"] == CIFAR and kind["resolution"] == 24:
-                    part["shares_s"][str(number)][0] = [3.0] * config["rounds"]
-
-    assert judge("table8/saving", edit={"wall": slow})[0] == "not reproduced"
 
 
 def test_no_process_is_dropped_and_those_after_the_first_look_judge():
@@ -78,27 +48,6 @@ def test_workers_that_share_a_core_say_nothing():
 
 
 # A plan for times measured here.
-
-
-def test_without_a_plan_nothing_is_judged():
-    word, evidence = judge("own_plan/extra_time", edit={"wall": no_plans})
-    assert word == "not run" and "there is no B_S" in evidence
-    word, evidence = judge("own_plan/gain", edit={"own_plan": no_plan})
-    assert word == "not run" and "there is no B_S" in evidence
-    # Of one seed no spread is known.
-    assert judge("own_plan/gain", "quick")[0] == "undecided"
-
-
-def no_plan(metrics, config):
-    metrics |= {"error": "there is no B_S", "plan": None}
-    del metrics["accuracy"]
-
-
-def no_plans(metrics, config):
-    for number, kind in enumerate(config["parts"][0]["epochs"]):
-        if kind["a"] is None and kind["k"] > 1:
-            metrics["parts"][0]["solved"][number] |= {"error": "there is no B_S", "plan": None}
-            del metrics["parts"][0]["shares_s"][str(number)]
 
 
 # Synchronisation.
@@ -168,43 +117,3 @@ def test_engines():
 
 
 # Flatness.
-
-
-def edited(**changes):
-    """Return an edit of the metrics by kind of batches."""
-
-    def edit(metrics, config):
-        if change := changes.get(config["batches"]):
-            change(metrics)
-
-    return {"flatness": edit}
-
-
-def test_variance_of_gradients():
-    def steeper(metrics):
-        metrics["variances"] = [value / 2**n for n, value in enumerate(metrics["variances"])]
-
-    holds = made.check_row("dualbatch/flatness", 0, results("flatness"))
-    assert holds["holds"] == "yes" and "small batches ×0.50" in holds["evidence"]
-    wrong = results("flatness", World(edit=edited(small=steeper)))
-    assert made.check_row("dualbatch/flatness", 0, wrong)["holds"] == "NO"
-
-
-def test_table_and_figures_of_flatness():
-    small, large, dual = rows("flatness", World(noise=0.0, spread=0.0))
-    assert [row["rise by random 0.3"][:5] for row in (small, large, dual)] == [
-        "0.090", "0.270", "0.180",
-    ]  # fmt: skip
-    assert small["variance ∝ N to the"].startswith("-1.00")
-    drawn = figure("figure1")
-
-    def lines(kind):
-        drawn_lines = panel(drawn, f"{kind} batches").containers
-        return [container.lines[0].get_ydata() for container in drawn_lines]
-
-    train, test = lines("large")
-    assert train[5] == pytest.approx(0.5) == min(train) and test[5] > train[5]
-    assert max(train) > max(lines("small")[0])
-    (rises,) = figure("flatness", World(noise=0.0)).axes
-    heights = [container.lines[0].get_ydata()[-1] for container in rises.containers]
-    assert heights == pytest.approx([0.25, 0.75, 0.5])  # steepness by the size squared

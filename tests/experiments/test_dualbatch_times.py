@@ -2,15 +2,10 @@
 
 import made
 import pytest
-from made_dualbatch import PAPER, World, figure, judge, only, panels, results, rows
+from made_dualbatch import World, results, rows
 
 from repro.experiments.dualbatch import times
-from repro.experiments.dualbatch.runs import CIFAR
 from repro.experiments.judge import NotRun, mean_of
-
-OURS = ["ours: ResNet-18, 24 px", "ours: ResNet-18, 32 px"]
-NO_RAW_DATA = World(status=only(role=CIFAR))
-
 
 def checked(artefact, position=0, **world):
     return made.check_row(f"dualbatch/{artefact}", position, results(artefact, World(**world)))
@@ -51,30 +46,7 @@ def test_the_farthest_is_widened_for_the_choice():
 # Figure 3.
 
 
-def test_without_the_raw_data():
-    for artefact, here in (("figure3", ["line"]), ("figure4", ["falls", "equation2"])):
-        found = results(artefact, NO_RAW_DATA, "long")
-        for key in here:
-            assert made.verdict(f"dualbatch/{artefact}/{key}", found).word == "reproduced"
-        for check in PAPER.artefacts[artefact].checks:
-            assert "not at hand" in check.row(found)["evidence"]
-        assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
-
-
 # Several processes.
-
-
-def by_processes(artefact, change, **world):
-    """Return results of several processes, after `change` of each one's timings by its number."""
-    found = results(artefact, World(**world), "long")
-    timed = [record for record in found.records if record.experiment == "times"]
-    assert len(timed) == 5
-    for record in timed:
-        for name, timing in record.timings.items():
-            timing["samples_s"] = [change(record.seed, name, s) for s in timing["samples_s"]]
-        for fit in record.metrics["fits"]:  # of the steps' medians
-            fit["seconds"] = [change(record.seed, "step of", s) for s in fit["seconds"]]
-    return found
 
 
 def verdict(target, found):
@@ -82,39 +54,7 @@ def verdict(target, found):
     return judged.word, judged.evidence
 
 
-def test_a_round_counts_no_more_than_its_process():
-    def one_is_odd(seed, name, seconds):
-        return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
-
-    def all_are(seed, name, seconds):
-        return seconds * (1 + 0.1 * ("step of" in name))
-
-    word, evidence = verdict("figure4/equation2", by_processes("figure4", one_is_odd, noise=0.0))
-    assert word == "undecided" and "processes a cell" in evidence
-    found = by_processes("figure4", all_are, noise=0.0)
-    assert verdict("figure4/equation2", found)[0] == "not reproduced"
-
-
 # Figure 4.
-
-
-def test_equation_2():
-    def off(far):
-        return {"epoch": lambda side, n: 1.1 if (side, n) in far or not far else 1.0}
-
-    word, evidence = judge("figure4/equation2", "long", **off([(12, 8)]))
-    assert word == "partly" and "12 px, batch size 8: ×1.098" in evidence
-    assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
-    word, evidence = judge("figure4/equation2", noise=2.0)
-    assert word == "undecided" and "a fitted line predicts one of 0 or less" in evidence
-
-    def edit(metrics, config):
-        far = {"largest_error": 0.05, "largest_at": 7, "share_beyond": 0.1}
-        metrics["frameworks"]["TensorFlow"].update(far)
-
-    row = checked("figure4", edit={"published": edit})
-    assert row["holds"] == "NO"
-    assert "at batch size 7; 10.0 % of 500 batch sizes" in row["evidence"]
 
 
 # Table 4.

@@ -17,7 +17,7 @@ from made_mbs import (
 )
 
 from repro.experiments.design import LONG
-from repro.experiments.judge import Exact, NotRun
+from repro.experiments.judge import Exact
 from repro.experiments.mbs import runs
 from repro.experiments.mbs.runs import CLASSIFIERS, ROLES, paper_rows
 from repro.experiments.mbs.streaming import growth, hidden_shares
@@ -97,27 +97,6 @@ class TestTables4And5:
             assert holds(artefact, results(artefact, make)) == sound | broken
 
     @both
-    def test_on_a_gpu_steps_at_the_papers_sides_say_what_fits(self, artefact):
-        def make(run, seed):
-            if run.experiment == "step":
-                fits = streamed(run) or not beyond(run)
-                return {"metrics": {"limit_bytes": 24 * 2**30}} if fits else OUT_OF_MEMORY
-            if run.experiment == "epochs":
-                timing = {"samples_s": [1.0, 1.01, 0.99], "warmup": 1}
-                return {"metrics": {}, "timings": dict.fromkeys(run.config["ways"], timing)}
-            return trained(50.0) if run.experiment == "train" else None
-
-        found = results(artefact, make, "gpu")
-        failed = [row["ours (%)"] for row in rows_of(artefact, found)
-                  if row["MBS"] == "without" and row["mini-batch"] > 32]  # fmt: skip
-        assert set(failed) == {"out of memory"}
-        assert holds(artefact, found)["streamed_trains"] == "yes"
-        # A card's rounds count, not its one process.
-        cases = claimed(f"{artefact}/{OF_EPOCHS[artefact]}", found).values()
-        timed = [case for case in cases if not isinstance(case, NotRun)]
-        assert {(case.trials, case.n) for case in timed} == {("rounds", 3)}
-
-    @both
     def test_the_best_size_beyond_the_initial_one(self, artefact):
         found = results(artefact, by_size(lambda doublings: 5 - doublings))
         cases = claimed(f"{artefact}/optimum_beyond", found)
@@ -159,18 +138,6 @@ class TestTables4And5:
         assert shown.startswith("×1.500")
         only_trained = results(artefact, lambda run, seed: make(run, seed), LONG)
         assert verdict(f"mbs/{epochs}", only_trained).word == "not run"
-
-    def test_resnet101_alone_is_faster(self):
-        def make(run, seed):
-            own = 0.98 if run.config["role"] == "ResNet-101" else 1.02
-            return trained(50.0, epoch_s=own if beyond(run) else 1.0)
-
-        cases = claimed("table4/resnet101_faster", results("table4", of_trainings(make)))
-        assert means_of(cases) == {
-            "ResNet-101, 128": 0.98,
-            "ResNet-50, 128": round(1 / 1.02, 9),
-            "AmoebaNet-D, 256": round(1 / 1.02, 9),
-        }
 
     def test_times_of_two_machines_do_not_compare(self):
         def make(run, seed):

@@ -130,26 +130,6 @@ class TestFigure12:
 
 
 class TestOptimisation:
-    def tuned(self, every, two):
-        def make(run):
-            given = {"all": every, "powerOfTwo": two}.get(run.config.get("policy"))
-            if given is None:
-                return None
-            made_up = candidates(entry())
-            made_up["metrics"] |= {"benchmark_s": 0.9 * given, "optimise_s": 0.1 * given}
-            return made_up
-
-        return make
-
-    def test_the_first_tuning(self):
-        word, evidence = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0))
-        assert word == "undecided"  # each was taken once
-        assert f"×0.10 (no spread known), paper ×{3.82 / 34.16:.2f}" in evidence
-        assert "34 for 34 times measured at a mini-batch of 8" in evidence
-        word, _ = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0), "long")
-        assert word == "reproduced"  # by five processes
-        assert judge("optimisation/power_of_two_saves", self.tuned(10.0, None))[0] == "not run"
-
     @pytest.mark.parametrize(
         ("samples", "small", "large"),
         [

@@ -6,7 +6,7 @@ from typing import Any
 import made_microconv as made
 import pytest
 from invented import make_record
-from made_microconv import FAST, TINY, at, bench, check, judge, network, table, world
+from made_microconv import FAST, at, bench, check, judge, network, table, world
 
 from repro.experiments import load_paper
 from repro.experiments.judge import NotRun
@@ -54,37 +54,6 @@ class TestFigure9:
         told = f"undivided falls back to our own torch:implicit on {left} of 24 kernels; "
         assert told + "divided is ×1.00 [" in evidence
         assert (measured.FALLBACK in evidence) == (word == "not run")
-
-    def test_where_the_limit_excludes_nothing_it_is_not_judged(self):
-        word, evidence = judge("figure9/moderate_faster", two(1.0, (0.5, TINY)))
-        assert word == "not run"
-        assert evidence.startswith("no limit binds: 64 MiB exclude nothing of AlexNet's 24 kernels")
-        # Undivided with more room shows that it binds.
-        roomier = 0.5, {"name": "fast", "whole": True, "mib": 100.0}
-        cells = {at(64, "undivided"): 1.0, at(64, "all"): (0.5, TINY)}
-        bound = world(cells | {at(512, "undivided"): roomier})
-        assert judge("figure9/moderate_faster", bound)[0] == "reproduced"
-
-    @pytest.mark.parametrize(
-        ("divided", "scatter", "small", "ample"),
-        [
-            (0.99, 0.01, "reproduced", "reproduced"),
-            (1.3, 0.01, "reproduced", "not reproduced"),
-            (0.95, 0.3, "undecided", "undecided"),
-        ],
-    )
-    def test_other_limits(self, divided, scatter, small, ample):
-        """At the paper's mini-batch (`gpu`); a smaller one makes the limits looser."""
-        for key, limit, word in (("small_no_gain", 8, small), ("ample_no_gain", 512, ample)):
-            make = two(1.0, divided, limit, scatter=scatter)
-            found, evidence = judge(f"figure9/{key}", make, "gpu")
-            assert found == word and f"{100 * (1.63**0.25 - 1):.2g} %" in evidence
-            word, evidence = judge(f"figure9/{key}", make, "quick")
-            assert word == "not run"
-            assert f"are {32 * limit:,} at the paper's" in evidence
-        only_divided = two((1.0, {"unfit": ["conv1 F"]}), 1.0, 8)
-        word, evidence = judge("figure9/small_no_gain", only_divided, "gpu")
-        assert word == "not reproduced" and "only divided, conv1 F fit; " in evidence
 
     def make(self, small_mib=50.0, small=1.0, large_mib=200.0, scatter=0.001):
         roomy = 1.0, {"name": "fast", "whole": True, "mib": large_mib}
@@ -164,13 +133,6 @@ class TestFigure11:
         assert f"{name} 8 MiB for each: ×{1 / wd:.2f}" in evidence
         assert f"{name} 64 MiB for each: ×{roomy / wd:.2f}" in evidence
         assert f"ResNet-50, 2,544 MiB in all over 32 MiB for each: ×{1 / resnet:.2f}" in evidence
-
-    def test_not_run(self):
-        nothing_excluded = world(self.cells(0.5, 0.7, 0.9, TINY), 0.001)
-        assert judge("figure11/wd_faster", nothing_excluded)[0] == "not run"
-        cells = self.cells(0.5, 0.7, 0.9) | {self.WR: (1.0, {"unfit": ["conv1 F"]})}
-        found, evidence = judge("figure11/wd_faster", world(cells, 0.001))
-        assert found == "undecided" and "conv1 F do not fit with WR undivided" in evidence
 
 
 def of(*rows, scatter: float | None = 0.001):

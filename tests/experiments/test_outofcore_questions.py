@@ -9,7 +9,6 @@ from made_outofcore import (
     DENSENET,
     GPU,
     PAPER,
-    REACH,
     World,
     curves,
     judged,
@@ -115,19 +114,6 @@ class TestClaims:
         verdict = made.verdict("outofcore/table1/speed_kept_here", found)
         assert verdict.word == "not run" and "needs a GPU" in verdict.evidence
 
-    def test_shares_that_were_not_run_leave_it_open(self):
-        """As after some minutes of a GPU, which has up to 512 images."""
-        above = {("status", MEASURED, b): None for b in runs.TABLE["batches"] if b > 512}
-        verdict = judged(
-            "table1/speed_kept_here", World("paper", above | {("relative", CHUNKS, 512): 0.5})
-        )
-        assert verdict.word == "undecided"
-        assert "1440 with chunks: no records of 1440 images" in verdict.evidence
-        for key in ("larger_than_core", "larger_than_alone_here", "alone_ends_here"):
-            verdict = judged(f"table1/{key}", World("paper", above))
-            assert verdict.word == "undecided"
-            assert "512 is the largest that was tried" in verdict.evidence
-
     def test_out_of_memory_keeps_no_speed(self):
         world = World("paper", {("reach", SCHEDULE): 256, ("reach", CHUNKS): 256})
         for key in ("speed_kept_here", "faster_with_chunks_here"):
@@ -140,25 +126,6 @@ class TestClaims:
         other = World(rules={("status", "vdnn"): OUT_OF_MEMORY})
         verdict = judged("schedules/faster_than_earlier_here", other)
         assert verdict.word == "undecided" and "vdnn: vDNN: one function ahead" in verdict.evidence
-
-    def test_use_is_compared_at_the_largest_size_that_trains_both_ways(self):
-        said = judged("figure3/close_here", World("paper", {("reach", SCHEDULE): 512})).evidence
-        assert "at 512: 10 % of the memory for 40 %, -30 points" in said
-
-    @pytest.mark.parametrize(("noise", "expected"), [(0.035, "reproduced"), (0.045, "undecided")])
-    def test_the_fastest_of_two_is_judged_by_a_wider_interval(self, noise, expected, monkeypatch):
-        # One size alone would be clear of 1 up to a noise of 0.052.
-        monkeypatch.setitem(runs.PROFILES["quick"]["measured"], PIX2PIXHD, [4, 16, 32])
-        monkeypatch.setitem(REACH["quick"], PIX2PIXHD, (4, 16, 32))
-        rules = {("relative", CHUNKS): 0.9, ("relative", CHUNKS, 32): 1.1}
-        found = results("figure4", on_device(World(rules=rules, noise=noise), GPU))
-        assert made.verdict("outofcore/figure4/gains_speed", found).word == expected
-
-    def test_the_cost_of_chunks_in_core_does_not_count(self):
-        in_core = {("relative", CHUNKS, size): 0.1 for size in (2, 3, 4, 6, 64, 128)}
-        verdict = judged("figure4/chunks_cost_here", World("paper", in_core))
-        assert verdict.word == "reproduced"
-        assert verdict.evidence.count("time of an image") == 6  # two of each network
 
 
 _PAPERS = {("relative", IN_CORE, b): rate / 100 for b, rate in runs.published(IN_CORE).items()}
