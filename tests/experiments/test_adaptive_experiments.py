@@ -10,7 +10,7 @@ from torch import nn
 from repro import datasets
 from repro.adaptive import METHODS
 from repro.datasets import PatchLoader
-from repro.experiments import captured, load_paper
+from repro.experiments import captured
 from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, PHANTOM, TASKS
 

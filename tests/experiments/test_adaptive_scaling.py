@@ -27,7 +27,6 @@ STRONG = {"figure7": DIV2K, "figure8": PHANTOM, "figure11": CIFAR}
 MEASURED = [f"figure9/{key}" for key in ("few_samples", "all_to_all_faster", "steps_predicted")]
 FREE_CORES = {"type": "cpu", "name": "a CPU", "slug": "cpu-4-cores", "memory_bytes": 2**33}
 # Checks of the model of the paper's cluster, by their place in the artefact.
-FURTHER, PREDICTED = 0, 1
 NOT_LINEAR = 3
 
 

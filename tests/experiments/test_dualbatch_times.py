@@ -7,6 +7,7 @@ from made_dualbatch import World, results, rows
 from repro.experiments.dualbatch import times
 from repro.experiments.judge import NotRun, mean_of
 
+
 def checked(artefact, position=0, **world):
     return made.check_row(f"dualbatch/{artefact}", position, results(artefact, World(**world)))
 
