@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from made import check_row, verdict
 
 from repro import paths
 from repro.experiments import load_paper
-from repro.experiments.design import claims_of
-from repro.experiments.judge import NotRun, Verdict
+from repro.experiments.judge import Verdict
 from repro.experiments.query import Results, find_source, results_of
 from repro.records import Record
 
@@ -49,16 +49,6 @@ def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) 
     return results
 
 
-def verdict(target: str, results: Results) -> Verdict:
-    """Return the verdict on ``PAPER/ARTEFACT/KEY`` by its rule, whatever the setting."""
-    paper, artefact, key = target.split("/")
-    numbers = load_paper(paper).artefacts[artefact].claims[key]
-    try:
-        return claims_of(paper)[artefact][key].judge(numbers(results))
-    except NotRun as missing:
-        return Verdict("not run", str(missing))
-
-
 def judged(target: str, edit: Edit = lambda record: None, gpu: bool = False) -> Verdict:
     """Return the verdict on ``PAPER/ARTEFACT/KEY`` of the reference records, changed by `edit`."""
     return verdict(target, reference(target, edit, gpu))
@@ -66,5 +56,4 @@ def judged(target: str, edit: Edit = lambda record: None, gpu: bool = False) -> 
 
 def check(target: str, position: int = 0, edit: Edit = lambda record: None) -> dict[str, str]:
     """Return a check of ``PAPER/ARTEFACT``, by its place, as a row."""
-    paper, artefact = target.split("/")
-    return load_paper(paper).artefacts[artefact].checks[position].row(reference(target, edit))
+    return check_row(target, position, reference(target, edit))

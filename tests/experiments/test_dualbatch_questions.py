@@ -4,7 +4,8 @@ import dataclasses
 import math
 
 import pytest
-from planted import check, judged, reference, verdict
+from made import verdict
+from planted import check, judged, reference
 
 from repro.experiments import load_paper
 from repro.experiments.dualbatch import cells, real_workers, times
