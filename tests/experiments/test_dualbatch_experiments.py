@@ -207,9 +207,6 @@ def test_seconds_of_shares_and_rounds():
     assert workers.round_seconds(log, 1) == [4.5]  # without a barrier, the slower worker's
 
 
-# Times.
-
-
 # Memory.
 
 
