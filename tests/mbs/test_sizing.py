@@ -204,6 +204,24 @@ def test_size_shrinks_and_grows_back_with_the_memory():
         assert size() > first
 
 
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("form", ["whole", "pieces"])
+def test_where_not_even_one_sample_fits(form, existing):
+    model = make_model(batchnorm=False, dropout=0.5)
+    gradients = [torch.ones_like(p) if existing else None for p in model.parameters()]
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        p.grad = g
+    x, y = make_batch(16)
+    rng = torch.get_rng_state()
+    resident = sum(t.nbytes for t in [*model.parameters(), *(g for g in gradients if existing)])
+    with MemoryBudget(resident + 500, resident=model), pytest.raises(torch.OutOfMemoryError):
+        streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+        streamer.backward(iter([(x, y)])) if form == "pieces" else streamer.backward(x, y)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert not existing or all(torch.equal(g, torch.ones_like(g)) for g in gradients)
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
 def test_a_fixed_size_that_does_not_fit_is_an_error_without_a_trace():
     model = make_model()
     gradients = [torch.ones_like(p) for p in model.parameters()]
@@ -280,6 +298,20 @@ def simulated(capacity, fixed=100, per_sample=10, unused=0):
         return 0, live, live + unused
 
     return measure
+
+
+@pytest.mark.parametrize("capacity", [110, 119, 120, 139, 140, 180, 500, 1049])
+def test_sizer_against_brute_force(capacity):
+    with MemoryBudget(capacity):
+        sizer = AutoSizer(CPU)
+        sizer.probe(64, simulated(capacity))
+        size = sizer.size_for(64)
+        largest = max(b for b in range(1, 65) if 100 + 10 * b <= capacity)
+        probed = [s for s, _ in sizer.sizing.probes]
+        if len(probed) >= 2:
+            assert size == largest
+        else:  # no line through one point: that size, and doubled after a while
+            assert size == max(probed) <= largest < 2 * max(2, size)
 
 
 def test_sizer_compares_what_is_held_with_the_limit():

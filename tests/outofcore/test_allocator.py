@@ -109,6 +109,34 @@ class TestBestFit:
         assert allocator.blocks["d"][1] == 512
         assert allocator.reserved_bytes == 54 * MIB
 
+    def test_the_smallest_block_that_fits_at_the_lowest_address(self):
+        allocator = MAKE["small best fit"]()
+        for name, units in zip("abcdef", (4, 2, 6, 2, 4, 2), strict=True):
+            allocator.malloc(name, 512 * units)
+        places = {name: address for name, (address, _) in allocator.blocks.items()}
+        for name in "ace":
+            allocator.free(name)
+        for name, nbytes, where in (("g", 2047, "a"), ("h", 2000, "e"), ("i", 1600, "c")):
+            allocator.malloc(name, nbytes)
+            assert allocator.blocks[name][0] == places[where]
+
+    def test_fragmentation_that_chunks_do_not_have(self):
+        # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
+        capacity = 400 * MIB
+        events = [Event(n, 20 * MIB) for n in range(20)]
+        events += [Event(n, None) for n in range(20)]
+        events += [Event("all", 400 * MIB), Event("all", None)]  # one segment from here on
+        events += [Event(f"b{n}", 20 * MIB) for n in range(20)]
+        events += [Event(f"b{n}", None) for n in range(0, 20, 2)]
+        last = Event("last", 40 * MIB)
+        chunked = replay(ChunkedAllocator(2 * MIB, capacity), [*events, last])
+        assert chunked.peaks["reserved_bytes"] == capacity
+        best_fit = replay(BestFitAllocator(capacity), events)
+        assert best_fit.cached_bytes == 200 * MIB
+        with pytest.raises(OutOfMemory):
+            best_fit.malloc(*last)
+        best_fit.malloc("fits", 20 * MIB)
+
     def test_free_segments_go_back_where_the_device_is_full(self):
         allocator = BestFitAllocator(40 * MIB)
         allocator.malloc("a", 12 * MIB)
