@@ -21,9 +21,6 @@ from repro.records import CorruptRecordWarning
 COUNT = len(load_paper("mbs").artefacts)
 
 
-RESULTS = paths.ROOT / "results"  # the checkout's
-
-
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Run a command in this process; return its exit code, stdout and stderr."""
@@ -49,13 +46,6 @@ def snapshot(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 
 class TestCommands:
-    def test_list_names_every_artefact(self, run):
-        code, out, err = run("list")
-        assert (code, err) == (0, "")
-        for name in ("table1", "table2", "table3", "table4", "table5", "figure2", "figure3"):
-            assert f"mbs/{name}" in out
-        assert "Table 4" in out
-
     def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):
         from repro.experiments.mbs import measuring
 

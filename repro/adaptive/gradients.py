@@ -41,6 +41,7 @@ class NoiseScale(float):
     signal: float
 
     def __new__(cls, noise: float, signal: float) -> "NoiseScale":
+        """Divide the one by the other; infinite where the signal is not above 0."""
         scale = super().__new__(cls, noise / signal if signal > 0 else math.inf)
         scale.noise, scale.signal = noise, signal
         return scale

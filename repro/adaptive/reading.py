@@ -24,6 +24,7 @@ class Hook:
         self._owner, self._name = weakref.ref(owner), name
 
     def __call__(self, hooked: Any = None, *_: Any) -> None:
+        """Call the owner's method, if the owner is alive."""
         owner = self._owner()
         if owner is not None:
             getattr(owner, self._name)(hooked)

@@ -60,7 +60,8 @@ class DenseNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # (B, C, H, W) -> (B, channels, H / 4, W / 4) -> (B, channels)
+        """Map (B, C, H, W) to logits (B, classes)."""
+        # -> (B, channels, H / 4, W / 4) -> (B, channels)
         maps: torch.Tensor = self.features(x)
         logits: torch.Tensor = self.classifier(maps.mean((2, 3)))
         return logits

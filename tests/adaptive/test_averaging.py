@@ -4,7 +4,6 @@ Others of which one dies or hangs, a pair for each way of averaging and each end
 """
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -186,22 +185,6 @@ def failing(method, stage, **options):
 PLACES = ("before", "within", "backward", "first", "extra")
 
 
-def closing(method, rank):
-    """Compute a gradient in one process alone after the end."""
-    model = make(Net)
-    optimizer = make_optimizer(model)
-    parallel = parallel_of(model, optimizer, method)
-    parallel.step(*batch(0))
-    parallel.close()
-    updated = weights_of(model)
-    del parallel
-    gc.collect()
-    model.zero_grad()
-    if rank == 0:
-        F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
-    return updated, hooks_of(model, optimizer), [p.grad for p in model.parameters()]
-
-
 def averages(method, rank):
     model = nn.Sequential(nn.Linear(18, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), method)
@@ -228,7 +211,6 @@ def todo(rank):
         yield (method, "frozen"), partial(trained, method, steps=3, freeze="hidden")
         evaluated = partial(trained, method, "adam", steps=3, evaluation=torch.inference_mode)
         yield (method, "inference"), evaluated
-        yield (method, "closing"), partial(closing, method, rank)
         yield (method, "averages"), partial(averages, method, rank)
     for method in SPLIT:
         for stage in PLACES:
@@ -370,18 +352,6 @@ class TestTwoProcesses:
                 assert kind == "ZeroDivisionError"
             assert_close(good, plainly(1))
             assert_close(end, plainly(3))
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_after_close_the_model_is_plain(self, both, method):
-        first, second = answers(both, method, "closing")
-        model = make(Net)
-        train(None, model, make_optimizer(model), [batch(0)])
-        for weights, hooks, _ in (first, second):
-            assert_close(weights, weights_of(model))
-            assert hooks == 0
-        model.zero_grad()
-        F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
-        assert_close(first[2], [p.grad for p in model.parameters()])
 
     @pytest.mark.parametrize("method", METHODS)
     def test_means(self, both, method):

@@ -40,10 +40,6 @@ def follow(controller, costs, distances, first_cost=10.0):
     return steps
 
 
-def costs_of(thetas, distances, first_cost=10.0):
-    return [first_cost - t * d for t, d in zip(thetas, distances, strict=True)]
-
-
 def falling(epochs, first_cost=10.0):
     return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
 
@@ -111,16 +107,6 @@ class TestTheta:
 
 
 class TestAlgorithm1:
-    def test_batch_and_rate_double_after_every_kth_epoch_until_b_m(self):
-        # θ changes by 40, 29, 5.6 %: K = 4. Line 11 holds after epochs 4, 8, 12 and no longer.
-        thetas = [1.0, 1.4, 1.8, 1.7, 0.1, 3.0, 0.2, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-        steps = with_thetas(ThetaController(256, 2048, 0.2), thetas)
-        assert [s.batch_size for s in steps] == [256] * 4 + [512] * 4 + [1024] * 4 + [2048] * 5
-        rates = [0.2] * 4 + [0.4] * 4 + [0.8] * 4 + [1.6] * 5
-        assert [s.lr for s in steps] == pytest.approx(rates)
-        assert [s.interval for s in steps] == [None] * 4 + [4] * 13
-        check(steps, algorithm_1(thetas, 256, 2048, 0.2))
-
     @pytest.mark.parametrize("seed", range(8))
     @pytest.mark.parametrize("b_m", [32, 100, 256])
     def test_random_curves(self, seed, b_m):

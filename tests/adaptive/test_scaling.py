@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from repro.adaptive import MeasuredStep, ScalingModel, StepCost, updates
+from repro.adaptive import MeasuredStep, ScalingModel, updates
 
 PARTS = ("computation_s", "communication_s", "blocked_s")
 
@@ -67,33 +67,6 @@ class TestModel:
         alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
         speedup = model.speedup(SCHEDULE, 90, processes)
         assert speedup == pytest.approx(alone / wanted["total_s"])
-
-    def test_of_one_node_or_one_sample_needs_no_communication(self):
-        model = drawn(0)
-        for batch in (1, 7, 64):
-            cost = model.step(batch, 1)
-            assert cost == StepCost(model.sample_s * batch + model.overhead_s, 0.0, 0.0)
-        assert model.step(1, 16) == model.step(1, 1)
-        assert model.speedup(SCHEDULE, 90, 1) == 1
-
-    def test_nodes_beyond_the_batch_are_idle(self):
-        model = drawn(1)
-        assert model.step(16, 16) == model.step(16, 17) == model.step(16, 400)
-
-    def test_a_share_is_the_largest_of_any_node(self):
-        assert ScalingModel(0.5).speedup([(64, 3)], 640, 16) == pytest.approx(16)
-        # Two samples on one node and one on others take as long as two on each.
-        assert ScalingModel(0.5).speedup([(12, 1)], 12, 8) == pytest.approx(6)
-
-    def test_communication_hides_under_the_share_that_overlaps(self):
-        def step(overlap):
-            return ScalingModel(1.0, 2.0, 0.25, 4.0, overlap).step(8, 4)
-
-        # Two samples: 4 s. 2 * 3 * (0.25 + 4 / 4) = 7.5 s, of which 4, 2, 0 hide.
-        for overlap, blocked in ((1.0, 3.5), (0.5, 5.5), (0.0, 7.5)):
-            assert step(overlap) == StepCost(4.0, 7.5, blocked)
-            assert step(overlap).total_s == 4.0 + blocked
-        assert ScalingModel(1.0, latency_s=0.1).step(8, 4).blocked_s == 0
 
     @pytest.mark.parametrize(
         "given",

@@ -6,12 +6,10 @@ import torch
 
 from repro.adaptive import (
     DivergedError,
-    FixedBatch,
     LinearScaling,
     NoImprovement,
     NoiseScaleBatch,
     ScheduledBatch,
-    ThetaController,
 )
 from repro.adaptive.gradients import NoiseScale
 
@@ -35,21 +33,6 @@ def batches(steps):
 
 def rates(steps):
     return [s.lr for s in steps]
-
-
-def test_all_strategies_report_the_same_theta():
-    strategies = [
-        ThetaController(8, 64, 0.1),
-        FixedBatch(8, 0.1, decay_at=(3,)),
-        LinearScaling(64, 8, 0.1),
-        ScheduledBatch(8, 64, 0.1, every=2),
-        NoiseScaleBatch(8, 64, 0.1, lambda: 30.0),
-    ]
-    for strategy in strategies:
-        first, *others = follow(strategy, THETAS)
-        assert first.theta is None
-        assert [s.theta for s in others] == pytest.approx(THETAS)
-        assert [s.epoch for s in (first, *others)] == list(range(1, 14))
 
 
 class TestLinearScaling:

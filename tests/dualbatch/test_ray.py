@@ -19,7 +19,7 @@ from trainings import make_data, make_plan, same, train
 
 ray = pytest.importorskip("ray")
 
-from repro.dualbatch import CheckpointError, Commit, NonFiniteError, cluster  # noqa: E402
+from repro.dualbatch import CheckpointError, Commit, cluster  # noqa: E402
 from repro.dualbatch import own_cluster as own  # noqa: E402
 from repro.dualbatch.cluster import ClusterError, connected  # noqa: E402
 from repro.measure import load_checkpoint  # noqa: E402
@@ -268,29 +268,6 @@ class TestFailures:
         with pytest.raises(ClusterError, match=r"worker [01] died 1 times; the last time: \w+Err"):
             train(make_plan(1, 1), engine="ray", data=deadly)
         assert ray.is_initialized()
-
-    @pytest.mark.exhaustive
-    def test_a_loss_that_is_not_finite(self, started, tmp_path):
-        plan, ended, path = make_plan(1, 1), [], tmp_path / "training.pt"
-        seen = []  # each process has its own
-
-        def data(share):
-            for step, index in enumerate(share.indices.split(share.batch_size), 1):
-                images = IMAGES[index].clone()
-                if share.batch_size == plan.large_batch and len(seen) == 1 and step == 2:
-                    images[:] = float("inf")
-                yield images, LABELS[index]
-            seen.append(share.seed)
-
-        # The other worker waits at the barrier.
-        with pytest.raises(
-            NonFiniteError, match=r"the loss is nan \(worker 1, epoch 2, step 2"
-        ) as e:
-            train(plan, engine="ray", data=data, sync="bsp", on_epoch=ended.append, checkpoint=path)
-        assert (e.value.worker, e.value.epoch, e.value.step) == (1, 2, 2)
-        assert [entry.epoch for entry in ended] == [1] and "\n" not in str(e.value)
-        state = load_checkpoint(path)["server"]["state"]
-        assert all(tensor.isfinite().all() for tensor in state.values())
 
 
 class TestStrangers:

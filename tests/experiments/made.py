@@ -6,12 +6,11 @@ from typing import Any
 from invented import make_record
 
 from repro.experiments import load_paper
-from repro.experiments.design import COMPUTING_PROFILES, LONG, Run, claims_of
+from repro.experiments.design import Run, claims_of
 from repro.experiments.judge import NotRun, Verdict
 from repro.experiments.query import Results
 
 SEEDS = (0, 1, 2)
-WHOLE = tuple(name for name in COMPUTING_PROFILES if name != LONG)  # run every artefact
 
 # Given a run and a seed: the changes to its record, None for no record.
 Maker = Callable[[Run, int], Mapping[str, Any] | None]

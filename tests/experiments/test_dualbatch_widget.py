@@ -4,7 +4,6 @@ import itertools
 
 import matplotlib.pyplot as plt
 import pytest
-from made_dualbatch import legend_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -55,16 +54,3 @@ def test_every_worker_has_its_words_and_steps(n_small):
         assert spans[0][0] == 0 and spans[-1][1] == pytest.approx(plan.time_of(kind))
         for (_, end), (start, _) in itertools.pairwise(spans):
             assert start == pytest.approx(end, abs=1e-9)
-
-
-def test_axes_and_names_stay_whatever_the_sliders_say():
-    """So that what moves is the plan alone."""
-    least, most = widget.BATCHES
-    seen = []
-    for k, n_small, large in [(1.01, 4, least), (widget.MOST_TIME, 2, most), (3.0, 1, most)]:
-        plan = solve(k, n_small, large)
-        drawn = draw(large, plan)
-        seen.append([*(axis.axis() for axis in drawn.axes), legend_of(drawn)])
-        if not isinstance(plan, str):
-            assert max(map(plan.time_of, plan.kinds)) <= drawn.axes[0].get_xlim()[1]
-    assert all(frame == seen[0] for frame in seen)

@@ -1,55 +1,19 @@
 """The profile `long`: what it runs, and that it hides nothing that it does not run."""
 
-import json
-
 import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
-from repro.experiments.design import LONG, PROCESSES, claims_of
-from repro.experiments.mbs.runs import ROLES
+from repro.experiments.design import LONG, claims_of
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import setup
 from repro.records import RecordStore
-
-# What a measurement has more of than under quick, and threads, where it says why.
-MORE = {"repeats", "processes", "threads"}
 
 
 def plan(key):
     paper = load_paper(key)
     chosen = {task: names[0] for task, names in paper.datasets[LONG].items()}
     return paper, chosen, arguments.plan(paper, paper.artefacts.values(), LONG, chosen)
-
-
-@pytest.mark.parametrize("key", PAPERS)
-def test_what_processes_repeat_is_quicks_measurement(key):
-    paper, _, runs = plan(key)
-    quick = {task: names[0] for task, names in paper.datasets["quick"].items()}
-    planned = arguments.plan(paper, paper.artefacts.values(), "quick", quick)
-
-    def what(run):
-        config = {name: value for name, value in run.config.items() if name not in MORE}
-        return run.experiment, json.dumps(config, sort_keys=True)
-
-    repeated = [run for run in runs if run.seeds == PROCESSES]
-    assert bool(repeated) == (key != "together")
-    for run in repeated:
-        assert paper.experiments[run.experiment].measured(run.config)
-    # Quick times epochs where it trains; a training beside others says nothing of time.
-    own = [run for run in repeated if run.experiment == "epochs"]
-    assert {run.config["role"] for run in own} == (set(ROLES) if key == "mbs" else set())
-    for run in own:
-        trained = {
-            (other.config["mini_batch"], other.config["micro_batch"])
-            for other in [*planned, *runs]
-            if other.experiment == "train" and other.config["role"] == run.config["role"]
-        }
-        ways = {tuple(sizes) for sizes in run.config["ways"].values()}
-        assert ways <= trained
-        sizes = {mini for mini, micro in ways if micro}
-        assert len(sizes) > 2 and max(sizes) <= run.config["train_samples"]
-    assert {what(run) for run in repeated if run not in own} <= {what(run) for run in planned}
 
 
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])

@@ -41,61 +41,6 @@ def test_the_loss_against_numpy(highest):
     assert torch.isfinite(empty)
 
 
-class TestSmokeRecords:
-    def of(self, smoke, experiment):
-        return [r for r in smoke.store.load("mbs") if r.experiment == experiment]
-
-    def test_trainings_are_complete_and_the_limit_divides_as_on_the_papers_card(self, smoke):
-        records = smoke.store.load("mbs")
-        assert {record.status for record in records} == {"ok", "out_of_memory"}
-        errors = [r.error for r in records if r.status == "out_of_memory"]
-        assert all(error.startswith("BudgetExceededError: ") for error in errors)
-        for record in self.of(smoke, "train"):
-            config, metrics = record.config, record.metrics
-            limit = config["limit_fits"]
-            if limit is not None:
-                held = config["micro_batch"] or config["mini_batch"]
-                assert (record.status == "ok") == (held <= limit)
-            if record.status != "ok":
-                continue
-            assert limit is None or (0 < record.peak_bytes <= metrics["limit_bytes"])
-            curve = metrics[metrics["metric"]]
-            assert len(curve) == config["epochs"] and 0 <= metrics["best"] == max(curve) <= 100
-            assert metrics["steps_per_epoch"] == -(-config["train_samples"] // config["mini_batch"])
-            epoch = record.timings["epoch"]
-            assert len(epoch["samples_s"]) + epoch["warmup"] == config["epochs"]
-
-    def test_sizes_and_overheads(self, smoke):
-        records = self.of(smoke, "size")
-        assert {record.config["role"] for record in records} == set(runs.ROLES)
-        for record in records:
-            metrics, initial = record.metrics, record.config["limit_fits"]
-            assert metrics["largest_that_fits"] == initial
-            assert initial <= metrics["predicted_largest"] < 2 * initial
-            assert 0 < metrics["auto_micro_batch"] < 2 * initial
-            assert metrics["auto_observed_bytes"] <= metrics["limit_bytes"]
-            assert set(record.timings) == {"2", "4", "8", "16", "32"}
-        for record in self.of(smoke, "overhead"):
-            median = {way: np.median(t["samples_s"]) for way, t in record.timings.items()}
-            for way, samples in (("halved", 1), ("doubled", 2)):
-                expected = 100 * (median[way] / samples / median["undivided"] - 1)
-                assert record.metrics[f"{way}_percent"] == pytest.approx(expected)
-
-    def test_the_timeline_is_in_order(self, smoke):
-        (record,) = self.of(smoke, "timeline")
-        metrics = record.metrics
-        assert metrics["micro_batches"] == 4
-        assert (metrics["updates_between_micro_batches"], metrics["updates_after"]) == (0, 1)
-        spans = {k: [s for s in metrics["spans"] if s[0] == k] for k in ("copy", "compute")}
-        for own in spans.values():
-            assert [number for _, number, _, _ in own] == list(range(4))
-            times = [time for _, _, start, end in own for time in (start, end)]
-            assert times == sorted(times) and times[0] >= 0
-        # On a CPU a micro-batch is prepared before it is computed.
-        for copied, computed in zip(spans["copy"], spans["compute"], strict=True):
-            assert copied[3] <= computed[2] + 1e-3
-
-
 class TestTraining:
     @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
     @pytest.mark.parametrize("micro", [8, None])

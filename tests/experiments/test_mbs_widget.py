@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from repro.experiments.mbs.widget import default_limit_mib, draw_plan, plan_streaming
-from repro.report import figure_png
+from repro.experiments.mbs.widget import plan_streaming
 
 MIB = 2**20
 
@@ -55,39 +54,3 @@ def test_against_a_simulation(make_record):
         undivided = each_ms if len(sizes) == 1 else math.nan
         assert plan.undivided_ms == pytest.approx(undivided, nan_ok=True)
         assert not sizes or plan.streamed_mib * MIB <= limit
-
-
-@pytest.mark.parametrize(
-    ("limit_mib", "batch", "shown"),
-    [
-        (10.0, 4, "4 samples, which fit undivided"),
-        (10.0, 64, "64 samples, in 8 micro-batches of at most 8"),
-        (1.0, 64, "64 samples, of which not one fits"),
-    ],
-)
-def test_the_drawing_says_what_fits_on_axes_that_stay(make_record, limit_mib, batch, shown):
-    record = size_record(make_record, 2.0 * MIB, 1.0 * MIB)
-    figure = draw_plan(record, limit_mib, batch)
-    assert figure_png(figure, dpi=50)
-    memory, duration = figure.axes
-    assert figure.get_suptitle().endswith(shown)
-    # Memory in MiB: all of the mini-batch, and no more than fits or a sample needs.
-    drawn = {line.get_label(): line for line in memory.get_lines()}
-    place = list(drawn["without MBS"].get_xdata()).index(batch)
-    assert drawn["without MBS"].get_ydata()[place] == 2 + batch
-    assert drawn["with MBS"].get_ydata()[place] == (2 + min(batch, 8) if limit_mib > 3 else 3)
-    # No time is drawn of what does not fit.
-    times = {line.get_label(): line.get_ydata()[place] for line in duration.get_lines()[1::2]}
-    assert math.isnan(times["without MBS"]) == (2 + batch > limit_mib)
-    assert math.isnan(times["with MBS"]) == (limit_mib < 3)
-    others = draw_plan(record, 6.0, 1024).axes
-    ends = [[(axis.get_xlim(), axis.get_ylim()) for axis in axes] for axes in (figure.axes, others)]
-    assert ends[0] == ends[1]
-
-
-def test_on_the_smoke_records(smoke):
-    for record in smoke.store.load("mbs"):
-        if record.experiment == "size":
-            plan = plan_streaming(record, default_limit_mib(record), 64)
-            assert math.isnan(plan.undivided_ms) and plan.streamed_ms > 0
-            assert plan.size == record.metrics["predicted_largest"]

@@ -17,7 +17,6 @@ from repro.experiments import UsageError, arguments, load_paper, one_run, query
 from repro.experiments import run as running
 from repro.experiments.design import (
     PROFILES,
-    SEEDS,
     Artefact,
     Experiment,
     Outcome,
@@ -97,19 +96,6 @@ def execute(toy: Toy, store: RecordStore, **options):
     setting = Setting("smoke", "cpu", **{"seeds": (0, 1)} | options)
     tally = running.execute(toy.paper, toy.plan(), setting, store, lines.append)
     return tally, lines
-
-
-class TestPlan:
-    def test_each_run_once_in_order(self, toy):
-        assert [run.config["x"] for run in toy.plan()] == [1, 2, 3]
-
-    def test_seeds_are_the_runs_own_then_those_asked_for_then_the_profiles(self):
-        own = Run("add", {}, seeds=(5,))
-        free = Run("add", {})
-        asked = Setting("quick", "cpu", seeds=(1, 2))
-        assert asked.seeds_of(own) == (5,)
-        assert asked.seeds_of(free) == (1, 2)
-        assert Setting("quick", "cpu").seeds_of(free) == SEEDS["quick"]
 
 
 class TestExecute:

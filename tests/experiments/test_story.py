@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from repro import notebooks, paths, plots
-from repro.experiments import PAPERS, load_paper, showing, story, summary
-from repro.experiments.design import UsageError
+from repro import notebooks, paths
+from repro.experiments import PAPERS, load_paper, story, summary
 from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source, results_of
 from repro.experiments.story import Effect
@@ -80,12 +79,6 @@ def test_captions_are_short(source):
         assert len(words) <= MOST_WORDS, f"{artefact.name}: {len(words)} words"
 
 
-def test_the_setup_says_what_marks_mean(source):
-    text = " ".join(story.setup(source))
-    for word in ("SIMULATED", "STAND-IN", "SYNTHETIC", "95 % interval", "hollow", "profile"):
-        assert word in text
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
 def test_a_notebook_opens_with_what_the_reference_records_say(name):
@@ -156,16 +149,6 @@ def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference():
             Effect.of("other", kind, None, estimate)
 
 
-def test_the_figure_of_all_papers_shows_ours_and_the_papers():
-    figure = plots.effects([("a", 2.0, 1.5, (1.2, 1.9)), ("b", None, None, None)], "ratio")
-    drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert list(drawn["paper"].get_xdata()) == [2.0]
-    assert drawn["paper"].get_markerfacecolor() == "none"
-    assert list(drawn["ours"].get_xdata()) == [1.5]
-    assert list(drawn["ours, 95 % interval"].get_xdata()) == [1.2, 1.9]
-    assert [text.get_text().strip() for text in figure.axes[0].texts] == ["not run"]
-
-
 def test_missing_records_leave_a_sentence_out(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
@@ -173,12 +156,3 @@ def test_missing_records_leave_a_sentence_out(monkeypatch):
     told.findings = ["{table4.overhead_halved[U-Net]} of the time", first]  # Table 5 has U-Net
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     assert story.findings_of(source) == [story.filled(first, source.paper, story.looking(source))]
-
-
-def test_the_figure_of_all_papers_is_a_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(showing, "PAPERS", ("mbs", "together"))
-    path = showing.write_figure("overview", str(tmp_path / "all.svg"))
-    page = path.read_text()
-    assert page.startswith("<?xml") and "<svg" in page
-    with pytest.raises(UsageError, match="svg, pdf or png"):
-        showing.write_figure("overview", str(tmp_path / "all.gif"))

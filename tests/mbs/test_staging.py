@@ -11,23 +11,6 @@ from repro.mbs.staging import Stager, _memory_format
 from repro.measure import MemoryBudget, accelerator
 
 
-def test_weights_are_summed_over_the_samples_of_a_micro_batch():
-    piece = Reader().read(torch.zeros(5), None, [1, 2, 3, 4, 5])
-    assert piece.plan(2).weights == [3.0, 7.0, 5.0]
-    assert Reader().read(torch.zeros(5), None, None).plan(2).weights == [2.0, 2.0, 1.0]
-
-
-def test_a_cpu_stager_copies_nothing():
-    x = torch.zeros(4)
-    stager = Stager(torch.device("cpu"), 2, trace=False)
-    assert stager.ring_length == 1
-    assert [part.data_ptr() for part in stager.stream([x, x[1:]])] == [
-        x.data_ptr(),
-        x[1:].data_ptr(),
-    ]
-    assert stager.spans() == []
-
-
 def test_memory_formats():
     x = torch.zeros(4, 3, 5, 6)
     assert _memory_format(x) == torch.contiguous_format

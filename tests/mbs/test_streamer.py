@@ -1,6 +1,5 @@
 import copy
 import weakref
-from collections import UserDict
 from functools import partial
 
 import numpy as np
@@ -246,9 +245,6 @@ def test_peak_memory_does_not_grow_with_the_mini_batch():
     assert peaks[1] <= 1.02 * meter.peak_bytes
 
 
-# Randomness
-
-
 # Precision
 
 
@@ -302,46 +298,6 @@ def test_half_precision_losses_are_summed_without_overflow():
     streamer = MicroBatchStreamer(model, lambda outputs: outputs.mean() * 0 + 100.0, 2)
     result = streamer.backward(x, weights=[500.0] * 8)  # 4 * 100,000 > 65,504
     assert result.loss.item() == 100.0
-
-
-# Pytrees
-
-
-class ManyInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 4)
-
-    def forward(self, first, second=None, scale=1.0, offset=None):
-        total = first if second is None else first + second["deep"][0]
-        return {"logits": self.linear(total * scale) + (0 if offset is None else offset)}
-
-
-def dict_loss(outputs, targets):
-    return F.cross_entropy(outputs["logits"], targets["labels"][0])
-
-
-@pytest.mark.parametrize("two_pass", [False, True])
-@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "mapping", "nested mapping"])
-def test_pytrees(kind, two_pass):
-    torch.manual_seed(0)
-    model, (x, y) = ManyInputs().double(), make_batch(17)
-    z = x.flip(0)
-    offset = torch.tensor(0.5, dtype=torch.float64)  # no batch dimension: passed on as it is
-    second = {"deep": [z, "text"]}
-    inputs = {
-        "tuple": (x, second, 2.0, offset),
-        "list": [x, second, 2.0, offset],
-        "dict": {"first": x, "second": second, "scale": 2.0, "offset": offset},
-        "mapping": UserDict(first=x, second=second, scale=2.0, offset=offset),
-        "nested mapping": (x, UserDict(deep=[z, "text"]), 2.0, offset),
-    }[kind]
-    targets = UserDict(labels=(y, None)) if "mapping" in kind else {"labels": (y, None)}
-    expected, _ = reference(
-        model, lambda m: dict_loss(m(x, {"deep": [z]}, 2.0, offset), {"labels": (y,)})
-    )
-    MicroBatchStreamer(model, dict_loss, 5, two_pass=two_pass).backward(inputs, targets)
-    assert_equal_gradients(model, expected, 1e-12)
 
 
 @pytest.mark.parametrize("change", ["head", "weight_norm", "thawed"])

@@ -24,46 +24,11 @@ WEIGHT = torch.tensor([0.5, 1, 2, 7], dtype=torch.float64)
 ENDS = [(0, 3), (3, 4), (4, 12)]
 
 
-class Inherits(nn.CrossEntropyLoss):
-    """Computes as torch's does."""
-
-
 class Squares(nn.CrossEntropyLoss):
     """Computes something else."""
 
     def forward(self, outputs, targets):
         return super().forward(outputs, targets).square()
-
-
-def combined(loss_fn, targets, shares=None):
-    """Return the loss of the parts, each times its share of what the whole divides by."""
-    parts = [targets[a:b] for a, b in ENDS]
-    known = known_loss(loss_fn)
-    divisors = shares or known.weights(parts) or [b - a for a, b in ENDS]
-    losses = [loss_fn(OUTPUTS[a:b], t) for (a, b), t in zip(ENDS, parts, strict=True)]
-    if known.reduction == "sum":
-        return sum(losses)
-    pairs = zip(losses, divisors, strict=True)
-    return sum(loss * weight for loss, weight in pairs if weight) / sum(divisors)
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "targets"),
-    [
-        (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=2), LABELS),
-        (partial(F.cross_entropy, ignore_index=3), LABELS.to(torch.uint8)),
-        (Inherits(weight=WEIGHT), LABELS),
-        (nn.CrossEntropyLoss(), VALUES.softmax(1)),
-        (F.mse_loss, VALUES),
-        (partial(F.mse_loss, size_average=False), VALUES),
-        (nn.L1Loss(reduction="sum"), VALUES),
-        (nn.KLDivLoss(reduction="batchmean"), VALUES.softmax(1)),
-        (partial(F.triplet_margin_loss, negative=VALUES[:1]), VALUES),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:size_average and reduce")
-def test_torchs_losses_divide_by_what_is_read(loss_fn, targets):
-    torch.testing.assert_close(combined(loss_fn, targets), loss_fn(OUTPUTS, targets))
 
 
 def test_other_losses_are_not_known():

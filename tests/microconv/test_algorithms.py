@@ -14,7 +14,6 @@ from repro.microconv.kernels import ALIGNMENT, KINDS
 
 GUARD = 256
 NNPACK = BACKENDS["nnpack"].missing("cpu") is None
-needs_nnpack = pytest.mark.skipif(not NNPACK, reason=str(BACKENDS["nnpack"].missing("cpu")))
 
 
 def error_of(result, expected):

@@ -54,15 +54,6 @@ def test_against_exhaustive_search(most):
     assert 100 < solved < 275
 
 
-def test_a_device_that_would_only_slow_the_others_down_is_left_out():
-    sizes = range(1, 33)
-    fast = {size: 0.1 + 0.01 * size for size in sizes}
-    assert split_batch(32, {"a": fast, "slow": {size: 5.0 * size for size in sizes}}) == {"a": 32}
-    # It could take a share within the same slowest time, but only at more time in all.
-    times = {"a": {4: 3.0, 3: 3.0}, "b": {1: 2.0}, "c": {4: 3.0}}
-    assert split_batch(4, times) in ({"a": 4}, {"c": 4})
-
-
 @pytest.mark.parametrize(
     ("batch", "times", "message"),
     [

@@ -1,18 +1,13 @@
 """The pieces that a tuned convolution is made of."""
 
 import copy
-import itertools
 import pickle
-import threading
 
 import pytest
 import torch
-from torch import nn
 
 from repro.microconv import Candidate, Convolution, Kernel, best_division
 from repro.microconv.backends import given_bytes
-from repro.microconv.conv import install, signature
-from repro.microconv.kernels import KINDS
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
 NATIVE = "torch:native"
@@ -20,26 +15,6 @@ NATIVE = "torch:native"
 
 def images(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
-def test_a_second_thread_waits_for_its_turn():
-    workspace = Workspace("cpu", 8)
-    order, inside = [], threading.Event()
-
-    def work():
-        inside.wait(timeout=10)
-        with workspace.segment(0, 8):
-            order.append("second")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with workspace.segment(0, 8):
-        inside.set()
-        thread.join(timeout=0.1)
-        assert thread.is_alive()
-        order.append("first")
-    thread.join(timeout=10)
-    assert order == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -117,29 +92,3 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
     assert kernel.division(7) is None and kernel.division(12) is None  # left to torch
     kernel.parts = None
     assert kernel.division(8) is None and kernel.division(16) is None
-
-
-@pytest.mark.parametrize("divided", [*itertools.product([False, True], repeat=3)])
-def test_any_subset_of_the_kernels_may_be_divided(divided):
-    torch.manual_seed(0)
-    plain = nn.Conv2d(2, 3, 3, padding=1)
-    module, x, tuned = copy.deepcopy(plain), images(8, 2, 5, 6), {}
-    for kind, wanted in zip(KINDS, divided, strict=True):
-        tuned[kind] = make_kernel(kind=kind, algorithms=["torch:im2col"])
-        if not wanted:
-            tuned[kind].parts = None
-    install(module, signature(x, module.weight), tuned)
-    for num_samples in (8, 5):
-        results = []
-        for m in (module, plain):
-            piece = x[:num_samples].clone().requires_grad_()
-            output = m(piece)
-            results.append([output, *torch.autograd.grad(output.square().sum(), (piece, m.weight))])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert module.untuned_calls == 0
-    for other in (images(2, 2, 4, 4), images(2, 5, 6), images(0, 2, 4, 4)):  # not tuned for
-        assert torch.equal(module(other), plain(other))
-    assert module.untuned_calls == 3
-    with pytest.raises(RuntimeError, match="to have 2 channels, but got 4"):
-        module(images(2, 4, 5, 5))

@@ -16,7 +16,6 @@ CONV = Convolution(2, 5, 5, 3, (3, 3))
 KERNEL = Kernel("forward", CONV)
 OUTPUT = 3 * 3 * 3 * 4  # bytes of one sample's output
 MS = 1e-3
-LEAST, MOST = measuring._ROUNDS
 
 
 class Clock:
@@ -171,20 +170,6 @@ def test_a_second_call_measures_nothing_and_another_size_only_that(
     assert (first.measured, first.cached) == (12, 15)
     first.candidates(KERNEL, 2, [1, 2])  # of a smaller mini-batch
     assert first.measured == 12 and made == [8, 8]
-
-
-def test_a_larger_cap_measures_only_what_is_missing(store, builtin, fast):
-    bench = make(store, fast)
-    for ways in bench.candidates(KERNEL, 4, [1, 4], 512).values():
-        assert names_of(ways) == ["torch:native", "fast:small"]  # torch's own is not held to it
-    assert bench.measured == 4 and {c.workspace for c in fast.calls} == {512}
-    candidates = bench.candidates(KERNEL, 4, [1, 4], 4096)
-    assert [names_of(ways) for ways in candidates.values()] == [ALL, ALL[::2]]
-    assert (bench.measured, bench.cached) == (5, 4)
-    assert {c.b for c in fast.calls if c.algorithm == "big"} == {1}
-    calls = len(fast.calls)
-    assert bench.candidates(KERNEL, 4, [1, 4], 512)[1] == candidates[1][::2]
-    assert len(fast.calls) == calls
 
 
 def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):

@@ -268,32 +268,6 @@ def test_one_byte_short_with_many_equal_kernels(solved):
     assert sum(d.time_s for d in chosen.values()) == 16.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("close", [True, False])
-def test_many_kernels_against_a_dynamic_programme(close):
-    def make(rng):
-        need = rng.randint(0, 20)
-        # Times that fall almost alike with every byte make many choices close.
-        return Division((20 - need) * 50_000 * close + rng.randint(0, 2000), need, [])
-
-    rng, solved = random.Random(3), 0
-    for _ in range(20):
-        fronts = {k: [make(rng) for _ in range(6)] for k in range(40)}
-        total = 40 * rng.choice([4, 6, 10])
-        least = np.zeros(total + 1)  # by bytes given out; whole numbers
-        for listed in fronts.values():
-            added = np.full((len(listed), total + 1), math.inf)
-            for row, d in zip(added, listed, strict=True):
-                row[d.workspace_bytes :] = least[: total + 1 - d.workspace_bytes] + d.time_s
-            least = added.min(0)
-        if math.isfinite(least[total]):
-            chosen = assign_workspaces(fronts, total)
-            assert sum(d.workspace_bytes for d in chosen.values()) <= total
-            assert sum(d.time_s for d in chosen.values()) == least[total]
-            solved += 1
-    assert solved > 5
-
-
 def test_the_total_that_is_named_works_and_one_byte_less_does_not():
     fronts = {
         "conv1": [Division(1.0, 700, []), Division(3.0, 300, [])],

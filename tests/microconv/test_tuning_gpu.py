@@ -70,9 +70,6 @@ class Net(nn.Module):
         return self.last(self.point(x).mean((2, 3)))
 
 
-CONVOLUTIONS = ["first", "second", "third", "dilated", "point"]
-
-
 def make_net(device, dtype=torch.float32):
     torch.manual_seed(0)
     return Net().to(device, dtype)

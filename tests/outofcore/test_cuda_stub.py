@@ -21,7 +21,7 @@ from repro.outofcore.native import ChunkedMemory, Installed, NativeOutOfMemory
 HERE = Path(__file__).parent
 CHUNK = 2**21
 LIMIT = 64 * CHUNK  # of the stub's devices
-UNKNOWN, FULL = 999, 2
+UNKNOWN = 999
 
 
 def compile_library(source: Path, target: Path, *options: str) -> None:

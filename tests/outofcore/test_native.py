@@ -5,7 +5,6 @@ import os
 import random
 import stat
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -364,19 +363,6 @@ class TestBuild:
     def folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
         return tmp_path / "cache"
-
-    @pytest.mark.exhaustive
-    def test_by_several_processes_at_once(self, folder):
-        code = (
-            "from repro.outofcore.native import ChunkedMemory\n"
-            "with ChunkedMemory('posix', 4096) as m: m.free(m.malloc(1))"
-        )
-        started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-        assert [process.wait() for process in started] == [0, 0, 0]
-        (library,) = (folder / f"native-{os.geteuid()}").iterdir()
-        before = library.stat().st_mtime_ns
-        assert build() == library
-        assert library.stat().st_mtime_ns == before
 
     def compiler(self, tmp_path, monkeypatch, body: str) -> None:
         """A compiler of a shell's, with an argument, as it may have; `$out` is what it makes."""

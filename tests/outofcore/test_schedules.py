@@ -30,7 +30,6 @@ from repro.outofcore import (
     plan_literally,
     plan_swaps,
     tune_fixed_distance,
-    tune_window,
     vdnn,
 )
 from repro.outofcore.allocator import ChunkedAllocator, replay
@@ -176,16 +175,6 @@ class TestByHand:
         plan.verify()
         assert plan.after[1] == ((OUT, "a1"),) and plan.before[2][0] == (RELEASE, "a1")
         assert (IN, "a1") in plan.before[6]  # one function before backward 1
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
-    def test_the_window_stalls_no_longer_than_the_best_distances(self, share):
-        trace = chain(24, width=40, weight=9)
-        times = [need / 10 for need in trace.needs_bytes]
-        budget = max(trace.smallest_budget, int(share * trace.peak_bytes))
-        ours = tune_window(trace, budget, times, 12.0).simulate(times, 12.0)
-        theirs = tune_fixed_distance(trace, budget, times, 12.0).simulate(times, 12.0)
-        assert ours.stall_s <= theirs.stall_s + 1e-9
 
 
 GOOD = plan_swaps(chain(3, width=10, weight=0), 40, 40)

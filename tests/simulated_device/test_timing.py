@@ -18,9 +18,7 @@ SIM = torch.device("sim", 0)
 COSTS = Costs(kernel_s=1e-6, bytes_per_s=4e9, copy_s=1e-6, in_bytes_per_s=4e8, out_bytes_per_s=3e8)
 BYTES = 2**20
 ONE_S = COSTS.kernel_s + BYTES / COSTS.bytes_per_s  # of a kernel in place
-KERNEL_S = COSTS.kernel_s + 2 * BYTES / COSTS.bytes_per_s  # that reads and writes as much
 IN_S = COSTS.copy_s + BYTES / COSTS.in_bytes_per_s
-OUT_S = COSTS.copy_s + BYTES / COSTS.out_bytes_per_s
 
 
 def near(seconds: float) -> Any:

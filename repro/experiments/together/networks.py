@@ -31,6 +31,7 @@ class TransformerLayer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, C) to the same shape."""
         b, t, c = x.shape
         # (B, T, 3 C) -> three of (B, heads, T, C / heads)
         parts = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, c // self.heads)
@@ -69,6 +70,7 @@ class Recomputed(nn.Module):
         self.part = part
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the part, and keep only its input for the backward pass."""
         # No part draws random numbers, whose state need not be kept.
         output: Tensor = checkpoint(self.part, x, use_reentrant=False, preserve_rng_state=False)
         return output
