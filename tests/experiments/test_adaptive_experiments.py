@@ -1,7 +1,5 @@
 """The experiments on θ-adaptive batch sizes, each on toys; the optimizers of section V."""
 
-import itertools
-import json
 import math
 
 import numpy as np
@@ -49,41 +47,7 @@ def start(config):
     return run, captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
 
 
-@pytest.fixture(scope="module")
-def toys():
-    return {
-        name: DESIGN.experiments[experiment].function(config, 0, load(config), "cpu")
-        for name, (experiment, config) in TOYS.items()
-    }
-
-
 class TestTrain:
-    @pytest.mark.parametrize("name", TRAININGS)
-    def test_what_is_recorded(self, toys, name):
-        config, outcome = TOYS[name][1], toys[name]
-        metrics, own, epochs = outcome.metrics, config["controller"], config["epochs"]
-        shown = "accuracy" if config["task"] == CIFAR else "psnr"
-        for key in ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
-                    "control_s", "test_loss", shown):  # fmt: skip
-            assert len(metrics[key]) == epochs, key
-        sizes = metrics["batch_size"]
-        assert metrics["updates"] == [math.ceil(43 / size) for size in sizes]
-        largest = own.get("max_batch", own["batch"])
-        assert sizes[0] == own["batch"] and max(sizes) <= largest
-        assert own["kind"] == "noise" or all(
-            b in (a, min(2 * a, largest)) for a, b in itertools.pairwise(sizes)
-        )
-        ends = metrics["completed"], metrics["diverged"], metrics["stopped"]
-        assert ends == (epochs, False, False)  # four epochs, and fifty without a rise to stop
-        assert (metrics["best_epoch"] is None) == (config["task"] == CIFAR)
-        assert outcome.timings["epoch"].samples_s == tuple(metrics["time_s"])
-        costs = metrics["initial_cost"] + metrics["train_cost"]
-        assert all(map(math.isfinite, costs)) and (own["kind"] == "noise" or costs[-1] < costs[0])
-        assert json.loads(json.dumps(metrics)) == metrics
-        derived = building.schedule(config, metrics)
-        assert derived == {key: metrics[key] for key in derived}
-        assert bool(derived) == (own["kind"] != "noise")
-
     def test_theta_is_equation_4(self):
         """F(w_0), F(w_1) and the distance from the model itself, after one epoch."""
         run, step = start(config_of(epochs=1))
@@ -103,15 +67,6 @@ class TestTrain:
         assert run.history["train_cost"] == pytest.approx([cost], rel=1e-5)
         assert run.history["theta"] == pytest.approx([(initial - cost) / float(gap.norm())], 1e-4)
         assert sizes == [8] * 5 + [3]
-
-    def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
-        torch.rand(3)  # whatever ran before in the process
-        name = "Phantom, θ-adaptive"
-        again, first = train(TOYS[name][1]), toys[name].metrics
-        assert again == {key: first[key] for key in again}
-        assert train(TOYS[name][1], 1)["train_cost"] != first["train_cost"]
-        two = train(TOYS["CIFAR, best fixed batch"][1] | {"epochs": 2})
-        assert two["theta"] == toys["CIFAR, best fixed batch"].metrics["theta"][:2]
 
     @pytest.mark.parametrize("task", TASKS)
     def test_a_training_that_diverges_is_recorded(self, task):
@@ -170,37 +125,6 @@ class TestTrain:
         fourth, fifth = found["batch_size"][3:]
         # The first epoch's cost is the lowest so far; two later it is saturated, and again.
         assert found["lr"][3:] == pytest.approx([0.1 * lr, 0.1 * lr * fifth / fourth])
-
-
-class TestBuilding:
-    @pytest.mark.parametrize("task", [DIV2K, PHANTOM])
-    def test_pairs(self, task):
-        config = config_of(task=task)
-        loader, evaluate = building.build_data(config, load(config), 0, "cpu")
-        inputs, targets = next(iter(loader))
-        scale, patch = (2 if task == DIV2K else 1), config["patch"]
-        assert inputs.shape[2:] == (patch, patch) and targets.shape[2:] == (scale * patch,) * 2
-        assert sum(len(x) for x, _ in loader) == 43
-        model = building.build_model(config, 0, "cpu")
-        assert evaluate(model) == evaluate(model) and set(evaluate(model)) == {"psnr", "test_l1"}
-        if task == PHANTOM:
-            error = (255 * (inputs - targets)).flatten()
-            assert 10 < float(error.std()) < 30  # σ is 25.5, less what black and white clip
-
-
-def test_norms_are_those_of_the_best_batchs_training(toys):
-    for task in TASKS:
-        config, metrics = TOYS[task][1], toys[task].metrics
-        assert metrics["sizes"] == [n for n in config["sizes"] if n <= 43]
-        assert [point["epochs"] for point in metrics["points"]] == config["after"]
-        for point in metrics["points"]:
-            pairs = zip(metrics["sizes"], point["norms"], strict=True)
-            similar = itertools.takewhile(lambda p, low=0.9 * point["norms"][0]: p[1] >= low, pairs)
-            assert point["stable"] == max(size for size, _ in similar)
-    # The measurement in between changes nothing.
-    config = TOYS[CIFAR][1] | {"after": [2]}
-    once = experiments.norms(config, 0, load(config), "cpu").metrics
-    assert json.dumps(once["points"]) == json.dumps(toys[CIFAR].metrics["points"][-1:])
 
 
 class TestProcesses:

@@ -4,12 +4,10 @@ import itertools
 import math
 import re
 
-import matplotlib.pyplot as plt
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from repro.experiments.adaptive.runs import PAPER, PHANTOM, TASKS
-from repro.experiments.adaptive.widget import describe, draw, follow, rising
+from repro.experiments.adaptive.runs import PAPER, TASKS
+from repro.experiments.adaptive.widget import describe, follow, rising
 
 CORNERS = [*itertools.product(TASKS, (1, 80), ((0.0, 2**5), (0.5, 2**13)))]
 
@@ -31,40 +29,3 @@ def test_the_schedule_and_what_is_said_of_it(task, peak, ends):
     assert sum(epochs for _, epochs in listed) == len(curve.theta)
     assert int(re.search(r"on (\d+) nodes", said)[1]) <= steps[-1].batch_size
     assert float(re.search(r"speed-up ([\d.]+)", said)[1]) >= 1
-
-
-def test_what_is_drawn():
-    plt.close("all")
-    curve = rising(PHANTOM, 55)
-    steps = follow(curve, 0.1, 128)
-    drawn = draw(curve, steps)
-    theta, batches, rates, speed = drawn.axes
-    assert plt.get_fignums() == [] and "SIMULATED" in speed.get_ylabel()
-    assert list(theta.get_lines()[0].get_ydata()) == curve.theta
-    lines = {line.get_label(): list(line.get_ydata()) for line in batches.get_lines()}
-    assert lines["θ-adaptive"] == [step.batch_size for step in steps]
-    assert set(lines["best fixed batch"]) == {16}
-    assert lines["fixed μ, adaptive b"][:545] == [32] * 272 + [64] * 272 + [128]
-    assert list(rates.get_lines()[0].get_ydata()) == [step.lr for step in steps]
-    hollow = [line for line in speed.get_lines() if line.get_markerfacecolor() == "none"]
-    points = [tuple(v[0] for v in line.get_data()) for line in hollow if len(line.get_xdata())]
-    assert sorted(points) == sorted(map(tuple, PAPER[PHANTOM]["speedups"].values()))
-    (legend,) = drawn.legends
-    assert f"epoch K = {steps[-1].interval}" in [text.get_text() for text in legend.get_texts()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_axes_stay_whatever_a_slider_does(task):
-    """Only what changed moves, and all of it is seen."""
-    ends = set()
-    for peak, tolerance, largest in itertools.product((1, 80), (0.0, 0.5), (2**5, 2**13)):
-        curve = rising(task, peak)
-        drawn = draw(curve, follow(curve, tolerance, largest))
-        if not ends:
-            FigureCanvasAgg(drawn).draw()  # a layout that does not fit warns
-        ends.add(tuple((axis.get_xlim(), axis.get_ylim()) for axis in drawn.axes))
-        for axis in drawn.axes[1:3]:
-            low, high = axis.get_ylim()
-            assert all(low < v < high for line in axis.get_lines() for v in line.get_ydata())
-    assert len(ends) == 1

@@ -1,24 +1,18 @@
 """What the experiments of dual-batch learning run, on toys."""
 
-import json
-import math
-import re
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from repro import datasets
-from repro.datasets import DatasetError, EpochTimes, ImageData, Split
+from repro.datasets import DatasetError, ImageData, Split
 from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments import load_paper
-from repro.experiments.design import Outcome
 from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
-from repro.experiments.dualbatch.runs import CIFAR, RULES, SYNCS
-from repro.measure import TimeModel, Timing
+from repro.experiments.dualbatch.runs import CIFAR
+from repro.measure import TimeModel
 
 PAPER = load_paper("dualbatch")
 DIGITS = {CIFAR: "digits"}
@@ -68,24 +62,9 @@ TOYS = {
 }
 
 
-def epoch_times() -> EpochTimes:
-    """Return times by equation 2."""
-    sizes = np.arange(1, 501)
-    exact = (5e-4 * sizes + 0.01) * np.ceil(50_000 / sizes)
-    return EpochTimes({"TensorFlow": exact, "other": exact}, 50_000, "f" * 16)
-
-
 def digits(config: Any) -> Any:
     options = dict(config["dataset"])
     return datasets.load(options.pop("name"), **options)
-
-
-def growing(functions: Any, *, warmup: int, repeats: int, device: str) -> dict[str, Timing]:
-    """Call each once; it takes longer the larger its batch, or side, is, on a busy machine too."""
-    for function in functions.values():
-        function()
-    sizes = {name: int(re.search(r"\d+", name)[0]) for name in functions}
-    return {name: Timing((0.01 + 1e-4 * n,) * repeats, warmup) for name, n in sizes.items()}
 
 
 def timed_as(patch: pytest.MonkeyPatch, a: float, b: float) -> None:
@@ -106,52 +85,7 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
     timed_as(patch, 1e-3, 1e-2)  # steps cost something beside their samples
 
 
-@pytest.fixture(scope="module")
-def toys() -> dict[str, Outcome]:
-    made = {}
-    for name, (experiment, config) in TOYS.items():
-        data: Any = epoch_times() if experiment == "published" else None
-        if config.get("dataset") and experiment != "published":
-            data = digits(config)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(measuring, "time_interleaved", growing)
-            if experiment == "wall":
-                without_processes(patch)
-            made[name] = PAPER.experiments[experiment].function(config, 0, data, "cpu")
-    return made
-
-
-def test_every_experiment_gives_what_json_can_hold(toys):
-    assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
-    for outcome in toys.values():
-        assert json.loads(json.dumps(outcome.metrics)) == outcome.metrics
-
-
 # Trainings.
-
-
-@pytest.mark.parametrize("name", ["baseline", "dual-batch", "hybrid", "two workers"])
-def test_metrics_of_a_training(toys, name):
-    config, outcome = TOYS[name][1], toys[name]
-    metrics, epochs = outcome.metrics, sum(count for count, _ in config["stages"])
-    for key in ("accuracy", "test_loss", "train_loss", "resolution", "virtual_time_s"):
-        assert len(metrics[key]) == epochs, key
-    assert all(0 <= value <= 100 for value in metrics["accuracy"])
-    for key in ("virtual_time_s", "wall_time_s"):
-        assert metrics[key] == sorted(metrics[key]) and metrics[key][0] > 0
-    assert metrics["commits"] == len(metrics["staleness"]) == epochs * config.get("workers", 4)
-    assert len(metrics["plans"]) == len(config["sub_stages"])
-    assert sum(outcome.timings["epoch"].samples_s) == pytest.approx(metrics["wall_time_s"][-1])
-    assert metrics["same_weights"] is (True if config.get("verify") else None)
-
-
-def test_the_same_seed_repeats_exactly_and_another_does_not(toys):
-    data, first = digits(_HYBRID), toys["hybrid"].metrics
-    torch.rand(3)  # whatever ran before in the process
-    again = training.train(_HYBRID, 0, replace(data, provenance="elsewhere"), "cpu").metrics
-    assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
-    other = training.train(_HYBRID, 1, data, "cpu").metrics
-    assert other["train_loss"] != first["train_loss"]
 
 
 def test_trainings_that_cannot_be():
@@ -163,22 +97,6 @@ def test_trainings_that_cannot_be():
     config = shorter(runs.section51("smoke", DIGITS, 1.1, 2), samples=10**6)
     with pytest.raises(ValueError, match="1000000 samples of"):
         training.train(config, 0, digits(config), "cpu")
-
-
-def test_each_synchronisation_is_trained(toys):
-    metrics = toys["bsp"].metrics
-    assert metrics["pulled"] == [0] * 4 + [4] * 4 and set(metrics["staleness"]) == {0}
-    assert sorted(metrics["worker"][:4]) == [0, 1, 2, 3]
-    assert metrics["commit_s"] == sorted(metrics["commit_s"])
-    losses = {}
-    for sync, merge in SYNCS:
-        config = synchronised(sync, merge)
-        found = training.synchronise(config, 0, digits(config), "cpu").metrics
-        losses[sync, merge] = found["train_loss"][-1]
-        assert sync != "asp" or max(found["staleness"]) > 0
-    assert losses["bsp", "average"] == metrics["train_loss"][-1]
-    assert len({losses["asp", rule] for rule in RULES}) == 3
-    assert all(losses["asp", rule] != losses["bsp", rule] for rule in RULES)
 
 
 # Data and models.
@@ -291,19 +209,6 @@ def test_without_a_plan_nothing_is_trained_and_the_reason_is_said(monkeypatch):
     assert {int(n) for n in part["shares_s"]} == {n for n, no in enumerate(told) if not no}
 
 
-def test_kinds_of_epoch_are_told_apart(toys):
-    """On the virtual clock times are the plans' own."""
-    (part,) = toys["wall"].metrics["parts"]
-    for number, (kind, solved) in enumerate(zip(_PART["epochs"], part["solved"], strict=True)):
-        assert (solved["plan"] is None) == (kind["k"] == 1.0)
-        entry = {key: kind[key] for key in ("k", "large_batch")}
-        entry |= {"samples": 40, "n_small": 1, "n_large": 1, "a": solved["a"], "b": solved["b"]}
-        plan = building.plan_of(entry) if kind["k"] > 1 else workers.alone(kind["large_batch"], 40)
-        for own, seconds in zip(plan.kinds, part["shares_s"][str(number)], strict=True):
-            assert seconds == pytest.approx([plan.time_of(own)] * _WALL["rounds"])
-    assert len(part["round_s"]["asp"]) == _WALL["rounds"]
-
-
 def logged(*entries: tuple[int, int, int, float]) -> list[Commit]:
     """Return a log of (worker, share, pulled version, second)."""
     return [
@@ -322,34 +227,7 @@ def test_seconds_of_shares_and_rounds():
 # Times.
 
 
-def test_metrics_of_times(toys):
-    metrics = toys["times"].metrics
-    assert [fit["resolution"] for fit in metrics["fits"]] == _TIMES["resolutions"]
-    for fit, passes in zip(metrics["fits"], metrics["passes"], strict=True):
-        assert [row["batch"] for row in passes] == _TIMES["batch_sizes"]
-        for row in passes:
-            steps = math.ceil(80 / row["batch"])
-            whole = (fit["a"] * row["batch"] + fit["b"]) * steps
-            assert row["equation2_s"] == pytest.approx(whole) and row["measured_s"] > 0
-            assert row["predicted_s"] == pytest.approx(fit["a"] * 80 + fit["b"] * steps)
-    for row in metrics["shares"]:
-        assert "feasible k" in row["error"] if "error" in row else row["measured_s"] > 0
-
-
 # Memory.
-
-
-def test_a_line_and_the_largest_batch_under_a_limit(toys):
-    metrics = toys["memory"].metrics
-    assert metrics["limit_bytes"] == 4 * metrics["peaks"][-1]
-    assert toys["memory"].peak_bytes == metrics["peaks"][-1]
-    assert metrics["peaks"] == sorted(metrics["peaks"])
-    line = np.polyfit(metrics["batch_sizes"], metrics["peaks"], 1)
-    assert metrics["bytes_per_sample"] == pytest.approx(line[0], rel=0.05)
-    room = metrics["limit_bytes"] - metrics["fixed_bytes"]
-    assert metrics["predicted_max"] == int(room / metrics["bytes_per_sample"])
-    assert metrics["measured_max"] == pytest.approx(metrics["predicted_max"], rel=0.2)
-    assert all(n > metrics["batch_sizes"][-1] for n, _ in metrics["beyond"])
 
 
 def test_an_error_that_is_no_lack_of_memory_is_seen(monkeypatch):

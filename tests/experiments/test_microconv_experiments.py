@@ -13,7 +13,6 @@ from repro.experiments import arguments, load_paper
 from repro.experiments import run as running
 from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, experiments, measured, runs
-from repro.experiments.microconv.measured import NATIVE
 from repro.measure import machine as machine_module
 from repro.microconv import micro_batch_sizes
 from repro.records import RecordStore
@@ -100,17 +99,6 @@ def fastest(batch: int, kernel: dict[str, Any], policy: str, limit_mib: float) -
     return times[batch]
 
 
-def test_every_experiment_is_here_and_its_outcome_can_be_written(toys, tmp_path, make_record):
-    assert {run.experiment for run, _ in TOYS.values()} == set(PAPER.experiments)
-    store = RecordStore(tmp_path)
-    for name, outcome in toys.items():
-        timings = {k: {"samples_s": list(t.samples_s)} for k, t in outcome.timings.items()}
-        values = {"metrics": outcome.metrics, "timings": timings, "config": config_of(name)}
-        store.write(make_record(TOYS[name][0].experiment, paper="microconv", key=name, **values))
-    read = {record.key: record.metrics for record in store.load("microconv")}
-    assert read == {name: outcome.metrics for name, outcome in toys.items()}
-
-
 class TestCandidates:
     def kernels(self, toys, name="whole"):
         kernels = toys[name].metrics["kernels"]
@@ -146,54 +134,6 @@ class TestCandidates:
         assert len(building.caches) == 1 and len(found[0]) == len(found[1])
 
 
-class TestNetwork:
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_divisions(self, toys, name):
-        config, metrics = config_of(name), toys[name].metrics
-        assert set(metrics) == {"kernels", "own", "variables", "optimise_s"}
-        assert not metrics["variables"] or config["mode"] == "WD"
-        held = [row for row in metrics["kernels"] if "time_s" in row]
-        for row in held:
-            sizes = [size for size, _ in row["parts"]]
-            assert sum(sizes) == row["batch"] == config["batch"]
-            assert set(sizes) <= set(micro_batch_sizes(row["batch"], config["policy"]))
-        needs = [row["workspace_bytes"] for row in held]
-        taken = max(needs, default=0) if config["mode"] == "WR" else sum(needs)
-        assert taken <= config["limit_mib"] * MIB
-        # Torch's own is timed against itself: else the error may be unknown.
-        assert all(row["parts"] == [[row["batch"], NATIVE]] for row in metrics["own"])
-        estimate = measured.compared(0.1, 1.0, [*metrics["kernels"], *metrics["own"]])
-        assert estimate.dof >= 6 and 0 < estimate.error < math.inf
-
-    @pytest.mark.parametrize("name", ["WR", "WR, undivided", "WR, nothing"])
-    def test_wr_takes_the_fastest_of_what_was_measured(self, toys, name):
-        config = config_of(name)
-        for row, kernel in zip(
-            toys[name].metrics["kernels"], toys["whole"].metrics["kernels"], strict=True
-        ):
-            best = fastest(4, kernel, config["policy"], config["limit_mib"])
-            assert ("time_s" in row) == math.isfinite(best)
-            assert "time_s" not in row or row["predicted_s"] == pytest.approx(best)
-
-
-class TestLayers:
-    @pytest.mark.parametrize("name", LAYERS)
-    def test_rows_are_the_chosen_layers_within_the_limit(self, toys, name):
-        config, metrics = config_of(name), toys[name].metrics
-        chosen, left_out = building.layers(config)
-        assert metrics["left_out"] == left_out
-        assert len(chosen) == {"OCR": 1, "Face recognition": 2, "Vision": 0}[name]
-        assert len(chosen) + left_out == {"OCR": 4, "Face recognition": 23, "Vision": 19}[name]
-        for row, (conv, batch) in zip(metrics["layers"], chosen, strict=True):
-            assert row["batch"] == batch
-            assert row["kernel_size"] == "×".join(map(str, conv.kernel_size))
-            for form in {"undivided", "divided"} & set(row):
-                assert set(row[form]) == {"parts", "workspace_bytes", "time_s", "native_s"}
-                assert sum(size for size, _ in row[form]["parts"]) == row["batch"]
-                assert 0 <= row[form]["workspace_bytes"] <= config["limit_mib"] * MIB
-            assert "undivided" not in row or len(row["undivided"]["parts"]) == 1
-
-
 class TestCluster:
     def test_threads_are_put_back_after_an_error(self, monkeypatch):
         def refuse(*arguments, **options):
@@ -208,16 +148,6 @@ class TestCluster:
 
 class Broken(Exception):
     pass
-
-
-class TestSolver:
-    def test_a_networks_own_kernels_within_both_totals(self, toys):
-        told = toys["programme"].metrics
-        assert told["variables"] >= told["kernels"] == 3 * 13 - 1  # resnet_cifar of depth 14
-        assert set(toys["programme"].timings) == {"as in the paper", "binding"}
-        for name, total in told["total_bytes"].items():
-            assert 0 <= told["taken_bytes"][name] <= total
-        assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
 
 class TestBuilding:

@@ -1,15 +1,12 @@
 """Questions asked of kernels by themselves: Figures 1, 6, 10 and 12, tuning cost, the widget."""
 
 import itertools
-import re
 
 import made_microconv as made
 import pytest
-from made_microconv import MIB, alexnet, candidates, conv2, entry, judge, table
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from made_microconv import alexnet, candidates, conv2, entry, judge, table
 
 from repro.experiments.microconv import measured, widget
-from repro.report import DASH
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
 
@@ -44,20 +41,6 @@ class TestFigure1:
         assert found == word, evidence
         assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
 
-    def make(self, run):
-        return alexnet(conv3={"slow_mib": 4.0, "fast_mib": 10.0})
-
-    def test_the_cells(self):
-        # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
-        frame = table("figure1", self.make)
-        second, third = frame.iloc[1], frame.iloc[2]
-        assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
-        assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
-        assert (third["8 MiB: workspace"], third["8 MiB: ms"]) == ("does not fit", DASH)
-        assert (third["64 MiB: workspace"], third["512 MiB: workspace"]) == ("96.0", "240.0")
-        third = table("figure1", self.make, "long").iloc[2]
-        assert third["16 MiB (paper 64): workspace"] == "does not fit"
-
 
 class TestFigure6:
     def test_divided_configurations(self):
@@ -71,13 +54,6 @@ class TestFigure6:
         assert of_conv2(gain=0.5) == ["8 slow"]
         # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
         assert of_conv2(fast_mib=100.0) == ["8 slow", "8×1 fast"]
-
-    def test_the_table(self):
-        # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.
-        frame = table("figure6", lambda run: candidates(entry()))
-        assert list(frame["workspace (MiB)"]) == ["0.00", "2.00", "4.00", "6.00", "8.00", "16.00"]
-        divisions = ["8×1 fast", "4×2 fast", "2×3 fast + 2 fast", "2×4 fast", "8 fast"]
-        assert list(frame["division"])[1:] == divisions
 
 
 class TestFigure10:
@@ -147,42 +123,8 @@ class TestFigure12:
             assert evidence.startswith("no limit binds: the fastest divisions of all 14 kernels")
             assert judge(f"figure12/{key}", lambda run: None) == ("not run", "no records")
 
-    def test_table_and_figure(self):
-        frame = table("figure12", made.plausible).set_index("kernel")
-        assert len(frame) == 14 and "conv1 BD" not in frame.index
-        row = frame.loc["conv2 BF"]
-        assert row["workspace (MiB)"] == "16.0"
-        assert row["division"] == "8 fast" and row["torch's own (ms)"] == "4.0"
-        drawn = made.figure("figure12", made.plausible)
-        widths = {
-            round(patch.get_y() + patch.get_height() / 2, 1): patch.get_width()
-            for patch in drawn.axes[0].patches
-        }
-        # Of conv2 F: two calls of four samples within 8 MiB; all eight at once.
-        assert (widths[1.8], widths[2.2]) == (8.0, 16.0)
-
 
 class TestOptimisation:
-    def tuned(self, every, two):
-        def make(run):
-            given = {"all": every, "powerOfTwo": two}.get(run.config.get("policy"))
-            if given is None:
-                return None
-            made_up = candidates(entry())
-            made_up["metrics"] |= {"benchmark_s": 0.9 * given, "optimise_s": 0.1 * given}
-            return made_up
-
-        return make
-
-    def test_the_first_tuning(self):
-        word, evidence = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0))
-        assert word == "undecided"  # each was taken once
-        assert f"×0.10 (no spread known), paper ×{3.82 / 34.16:.2f}" in evidence
-        assert "34 for 34 times measured at a mini-batch of 8" in evidence
-        word, _ = judge("optimisation/power_of_two_saves", self.tuned(10.0, 1.0), "long")
-        assert word == "reproduced"  # by five processes
-        assert judge("optimisation/power_of_two_saves", self.tuned(10.0, None))[0] == "not run"
-
     @pytest.mark.parametrize(
         ("samples", "small", "large"),
         [
@@ -230,27 +172,3 @@ class TestWidget:
         assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
         assert widget.describe(kernel, 1) == told
-
-    def test_the_drawing_marks_the_chosen_point_on_axes_that_stay(self):
-        kernel, limits = entry() | {"device": "a toy"}, set()
-        for limit in (0.0, 9.5, 1000.0):
-            drawn = widget.draw(kernel, limit)
-            FigureCanvasAgg(drawn).draw()
-            assert "times measured on a toy, SYNTHETIC" in drawn.texts[-1].get_text()
-            curve, _ = drawn.axes
-            (mark,) = [line for line in curve.get_lines() if line.get_label() == "chosen"]
-            division = measured.divide(kernel, limit)
-            assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
-            assert mark.get_ydata()[0] == pytest.approx(1e3 * division.time_s)
-            limits.add((curve.get_xlim(), curve.get_ylim()))
-        assert len(limits) == 1
-
-    def test_sharing(self):
-        """Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 and calls."""
-        record = measured.alexnet(made.results("figure12", made.plausible))
-        for total, wr, wd in ((0.0, 112, 112), (12.0, 112, 88), (28.0, 88, 88), (96.0, 88, 88)):
-            told = widget.describe_sharing(record, total)
-            alone, shared = (float(part.split(" ms")[0]) for part in re.findall(r"[\d.]+ ms", told))
-            assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
-        drawn = [widget.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
-        assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1

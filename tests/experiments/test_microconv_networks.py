@@ -6,11 +6,11 @@ from typing import Any
 import made_microconv as made
 import pytest
 from invented import make_record
-from made_microconv import FAST, TINY, at, bench, judge, network, table, world
+from made_microconv import FAST, at, bench, judge, network, table, world
 
 from repro.experiments import load_paper
 from repro.experiments.judge import NotRun
-from repro.experiments.microconv import benchmark, machines, measured, runs
+from repro.experiments.microconv import benchmark, measured
 from repro.experiments.microconv.measured import IMPLICIT, NATIVE
 from repro.report import DASH
 
@@ -55,37 +55,6 @@ class TestFigure9:
         assert told + "divided is ×1.00 [" in evidence
         assert (measured.FALLBACK in evidence) == (word == "not run")
 
-    def test_where_the_limit_excludes_nothing_it_is_not_judged(self):
-        word, evidence = judge("figure9/moderate_faster", two(1.0, (0.5, TINY)))
-        assert word == "not run"
-        assert evidence.startswith("no limit binds: 64 MiB exclude nothing of AlexNet's 24 kernels")
-        # Undivided with more room shows that it binds.
-        roomier = 0.5, {"name": "fast", "whole": True, "mib": 100.0}
-        cells = {at(64, "undivided"): 1.0, at(64, "all"): (0.5, TINY)}
-        bound = world(cells | {at(512, "undivided"): roomier})
-        assert judge("figure9/moderate_faster", bound)[0] == "reproduced"
-
-    @pytest.mark.parametrize(
-        ("divided", "scatter", "small", "ample"),
-        [
-            (0.99, 0.01, "reproduced", "reproduced"),
-            (1.3, 0.01, "reproduced", "not reproduced"),
-            (0.95, 0.3, "undecided", "undecided"),
-        ],
-    )
-    def test_other_limits(self, divided, scatter, small, ample):
-        """At the paper's mini-batch (`gpu`); a smaller one makes the limits looser."""
-        for key, limit, word in (("small_no_gain", 8, small), ("ample_no_gain", 512, ample)):
-            make = two(1.0, divided, limit, scatter=scatter)
-            found, evidence = judge(f"figure9/{key}", make, "gpu")
-            assert found == word and f"{100 * (1.63**0.25 - 1):.2g} %" in evidence
-            word, evidence = judge(f"figure9/{key}", make, "quick")
-            assert word == "not run"
-            assert f"are {32 * limit:,} at the paper's" in evidence
-        only_divided = two((1.0, {"unfit": ["conv1 F"]}), 1.0, 8)
-        word, evidence = judge("figure9/small_no_gain", only_divided, "gpu")
-        assert word == "not reproduced" and "only divided, conv1 F fit; " in evidence
-
     def make(self, small_mib=50.0, small=1.0, large_mib=200.0, scatter=0.001):
         roomy = 1.0, {"name": "fast", "whole": True, "mib": large_mib}
         cells = {at(64, "undivided"): 2.0, at(512, "undivided"): roomy}
@@ -113,30 +82,6 @@ class TestFigure9:
         divided = run.config["policy"] != "undivided"
         # Slower spells of the machine while divided: only the ratio to torch's own counts.
         return network(0.5 if divided else 1.25, 2.0, 0.03 if divided else 0.01, scatter=None)
-
-    def test_the_cells(self):
-        frame = table("figure9", self.ran).set_index(["limit", "policy"])
-        assert len(frame) == 8
-        row = frame.loc["64 MiB each", "WR all"]
-        assert row["convolutions (ms)"] == "60.0"  # 4 kernels of 15 ms
-        assert row["workspace in all (MiB)"] == "8.0" and row["paper"] == "1.63×"
-        assert row["over undivided"] == "×2.50 (no spread known)"
-        assert row["over torch's own"] == "×2.00 (no spread known)"
-        unfit = frame.loc["8 MiB each", "WR undivided"]
-        assert unfit["convolutions (ms)"] == "conv2 F, conv2 BF do not fit"
-        gpu = table("figure9", lambda run: network(), "gpu")
-        assert list(gpu["setting"].unique()) == ["fp32", "tf32", "bf16"]  # with own baselines
-
-    def test_the_figure(self):
-        drawn = made.figure("figure9", self.ran)
-        (axis,) = drawn.axes
-        labels = [label.get_text() for label in axis.get_yticklabels()]
-        assert labels[0] == "within 8 MiB each"
-        assert "WR undivided: conv2 F, conv2 BF do not fit, over torch's own" in labels
-        ours, papers = made.dots_of(axis, "ours"), made.dots_of(axis, "paper")
-        row = labels.index("within 64 MiB each") + 2
-        assert labels[row] == "WR all, over WR undivided"
-        assert (papers, ours[row]) == ({row: 1.63}, pytest.approx(2.5))
 
 
 class TestComparison:
@@ -195,29 +140,6 @@ class TestFigure11:
         assert f"{name} 8 MiB for each: ×{1 / wd:.2f}" in evidence
         assert f"{name} 64 MiB for each: ×{roomy / wd:.2f}" in evidence
         assert f"ResNet-50, 2,544 MiB in all over 32 MiB for each: ×{1 / resnet:.2f}" in evidence
-
-    def test_not_run(self):
-        nothing_excluded = world(self.cells(0.5, 0.7, 0.9, TINY), 0.001)
-        assert judge("figure11/wd_faster", nothing_excluded)[0] == "not run"
-        cells = self.cells(0.5, 0.7, 0.9) | {self.WR: (1.0, {"unfit": ["conv1 F"]})}
-        found, evidence = judge("figure11/wd_faster", world(cells, 0.001))
-        assert found == "undecided" and "conv1 F do not fit with WR undivided" in evidence
-
-    def test_the_table(self):
-        def make(run):
-            relative = {"undivided": 1.0, "powerOfTwo": 0.8, "all": 0.5}[run.config["policy"]]
-            wd = run.config["mode"] == "WD"
-            return network(relative * (0.9 if wd else 1), variables=31 * wd)
-
-        frame = table("figure11", make)
-        assert len(frame) == len(PAPER.artefacts["figure11"].runs("quick", {}))
-        row = frame.set_index(["limit", "policy"]).loc["120 MiB in all", "WD all"]
-        assert row["paper"] == "1.38×"
-        assert row["over undivided"].startswith(f"×{1 / 0.45:.2f} [")
-        # The paper's comparison is with 32 MiB for each; nothing was run with 16.
-        (row,) = frame[frame["limit"] == "2,544 MiB in all"].to_dict("records")
-        assert row["over undivided"].startswith(f"×{1 / 0.72:.2f} [")
-        assert "30 MiB (paper 120) in all" in set(table("figure11", make, "long")["limit"])
 
 
 def of(*rows, scatter: float | None = 0.001):
@@ -283,16 +205,6 @@ class TestFigure8:
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))
 
-    def test_the_table(self):
-        rows = [("20×5", 1.0, 0.8), ("3×3", 1.0, 0.5), ("3×3", 1.0, 0.25), ("1×1", None, 2.0)]
-        frame = table("figure8", of(*rows, scatter=None)).set_index("kernel")
-        assert list(frame.index) == ["all", "1×1", "3×3", "20×5"]
-        assert list(frame["over undivided: n"]) == [3, 0, 2, 1]
-        means = [f"×{(1.25 + 2 + 4) / 3:.2f}", DASH, "×3.00", "×1.25"]
-        shown = [cell.removesuffix(" (no spread known)") for cell in frame["over undivided"]]
-        assert shown == means
-        assert frame["paper, V100 half"]["all"] == "1.60×, up to 4.54×"
-
 
 def fast(b):
     return 0.010 + 1e-3 * b
@@ -300,48 +212,3 @@ def fast(b):
 
 def slow(b):
     return 0.005 + 3e-3 * b
-
-
-class TestFigure13:
-    def test_the_table(self):
-        """32 take 42 ms on the fast device; 24 and 8 on the slow one 34; 16, 12 and 4 take 26."""
-        frame = table("figure13", lambda run: made.cluster(fast, slow))
-        assert list(frame["slowest (ms)"])[:4] == ["42.0", "101.0", "34.0", "26.0"]
-        assert list(frame["batch sizes"])[2] == "fast: 24, slow: 8"
-        assert list(frame["over the best one"])[2:4] == [f"{42 / 34:.2f}×", f"{42 / 26:.2f}×"]
-        assert list(frame["even is slower by"])[2:4] == [f"{53 / 34:.2f}×", DASH]  # 32 / 3
-        assert list(frame["over the best one"])[5:] == ["2.12×", "2.20×"]
-        assert list(frame["even is slower by"])[4] == "1.37×"
-
-
-class TestTables:
-    def here(self, make=lambda run: None, profile="quick"):
-        rows = table("tables", make, profile).to_dict("records")
-        return {(row["table"], row["row"]): row["here"] for row in rows}
-
-    def test_without_records_machines_are_not_run_and_layers_are_there(self):
-        found = self.here()
-        assert {found[cell] for cell in found if cell[0] in ("I", "II", "VI")} == {"not run"}
-        assert found["IV", "OCR"] == "4 layers: 3×3; batch size 16"
-        assert found["III", "cluster"] == "WR; 64 MiB; ResNet-18"
-        layers = {name: machines.counted(name) for name in runs.NETWORK_TYPES}
-        assert layers == runs.PAPER["table4"]
-        assert sum(own["layers"] for own in layers.values()) == 94
-        found = self.here(made.plausible)
-        assert found["I", "FLOAT"] == "fast, torch:native"
-        assert found["II", "frameworks"] == "PyTorch"
-
-
-class TestCaptions:
-    def told(self, artefact, make=made.plausible, profile="quick"):
-        return PAPER.artefacts[artefact].caption(made.results(artefact, make, profile))
-
-    def test_what_is_not_the_papers_is_marked(self):
-        for name in PAPER.artefacts:
-            said, unrun = self.told(name), self.told(name, lambda run: None)
-            assert "SYNTHETIC inputs" in said and unrun.endswith("Not run yet."), name
-            assert ("SIMULATED" in said) == (name == "figure13")
-            # AlexNet is torchvision's, which is the paper's in Table V alone.
-            caffes = name in ("figure1", "figure6", "figure9", "figure10", "figure11", "figure12")
-            assert ("STAND-IN for the paper's AlexNet;" in said) == caffes, name
-        assert "STAND-IN" not in self.told("table5", profile="gpu")

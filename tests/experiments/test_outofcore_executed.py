@@ -2,26 +2,20 @@
 
 import gc
 import random
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from repro.experiments import load_paper
-from repro.experiments.design import Outcome
-from repro.experiments.outofcore import building, measuring, modelled, runs, simulating
+from repro.experiments.outofcore import building, measuring, modelled, runs
 from repro.experiments.outofcore.fitting import (
-    ALLOCATORS,
-    GIB,
     best_fit,
     can_train,
-    chunk_bytes,
     chunked,
     fit,
     largest_budget,
@@ -30,9 +24,8 @@ from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, OutOfCore, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB, BestFitAllocator, ChunkedAllocator, Event, replay
-from repro.records import RecordStore
+from repro.outofcore import Function, Trace, plan_swaps, record
+from repro.outofcore.allocator import MIB
 
 PAPER = load_paper("outofcore")
 SMOKE = runs.MODELS["smoke"]
@@ -94,12 +87,6 @@ TOYS = {
 }
 
 
-@dataclass
-class Toys:
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    threads_after: dict[str, int] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def memory_is_not_kept():
     with pytest.MonkeyPatch.context() as patch:
@@ -108,74 +95,12 @@ def memory_is_not_kept():
         yield
 
 
-@pytest.fixture(scope="module")
-def toys():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    made = Toys()
-    for name, (experiment, config) in TOYS.items():
-        made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
-        made.threads_after[name] = torch.get_num_threads()
-    yield made
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("name", TOYS)
-def test_what_is_measured_can_be_written_and_threads_are_put_back(
-    toys, name, tmp_path, make_record
-):
-    assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
-    assert toys.threads_after[name] == 2
-    outcome, store = toys.outcomes[name], RecordStore(tmp_path)
-    timings = {
-        k: {"samples_s": list(t.samples_s), "warmup": t.warmup} for k, t in outcome.timings.items()
-    }
-    given = {"config": TOYS[name][1], "metrics": outcome.metrics, "timings": timings}
-    store.write(make_record("x", paper="outofcore", key="k", **given))
-    (read,) = store.load("outofcore")
-    assert (read.metrics, read.timings) == (outcome.metrics, timings)
-
-
-class TestLimit:
-    @pytest.mark.slow
-    def test_half_way_between_two_needs(self):
-        needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
-        assert limit_bytes(_MEASURED) == sum(needs) // 2
-        assert needs[0] < limit_bytes(_MEASURED) < needs[1]
-
-
 class TestMeasured:
-    def test_in_core(self, toys):
-        outcome = toys.outcomes["in core"]
-        assert set(outcome.timings) == {"iteration", "reference"}
-        assert all(len(timing.samples_s) == 2 for timing in outcome.timings.values())
-        assert outcome.metrics["held_bytes"] <= outcome.metrics["limit_bytes"]
-        # A trace counts the mini-batch, too, which the limit takes for host memory.
-        batch = 8 * (3 * 12 * 12 * 4 + 8)
-        peak = trace_at(_TOY, 8).peak_bytes
-        assert peak - batch == pytest.approx(outcome.metrics["held_bytes"], rel=0.02)
-
     def test_what_does_not_fit_runs_out_of_memory(self):
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
             measuring.measured(_MEASURED | {"mode": "in_core", "batch": 32}, 0, None, "cpu")
         with pytest.raises(torch.OutOfMemoryError, match="no budget can be served"):
             measuring.measured(_MEASURED | {"mode": "schedule_va", "batch": 4000}, 0, None, "cpu")
-
-    @pytest.mark.parametrize("name", ["schedule", "chunks"])
-    def test_within_a_budget(self, toys, name):
-        metrics = toys.outcomes[name].metrics
-        limit = metrics["limit_bytes"]
-        assert metrics["held_bytes"] <= metrics["budget_bytes"] <= limit
-        assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= limit
-        assert metrics["bytes_moved"] > 0
-        assert metrics["iterations"] == 5 + 3 + 2  # to settle, to warm up, timed
-        assert metrics["replayed"] >= 2  # all that are timed
-        assert set(toys.outcomes[name].timings) == {"iteration", "reference"}
-
-    def test_on_a_link_it_is_slower(self, toys):
-        paced = toys.outcomes["paced"]
-        metrics, samples = paced.metrics, paced.timings["iteration"].samples_s
-        assert min(samples) >= metrics["bytes_moved"] / 2 / metrics["link_bytes_per_s"]
 
     @pytest.mark.slow
     def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
@@ -192,84 +117,6 @@ class TestMeasured:
         metrics = measuring.measured(config, 0, None, "cpu").metrics
         smallest = trace_at(_TOY, 32).smallest_budget
         assert metrics["budget_bytes"] == max(smallest, int(0.9 * refused[0])) < refused[0]
-
-
-class TestSimulated:
-    def test_what_fits_takes_the_published_time(self, toys):
-        rows = toys.outcomes["simulated in core"].metrics["rows"]
-        assert 8 / rows["in_core"]["time_s"] == pytest.approx(60.0)
-        assert rows["schedule"]["time_s"] == pytest.approx(rows["in_core"]["time_s"])
-        assert rows["schedule"]["bytes_moved"] == 0
-
-    def test_what_does_not_fit_waits_for_copies(self, toys):
-        metrics = toys.outcomes["simulated"].metrics
-        rows = metrics["rows"]
-        assert "in_core" not in rows
-        trace = trace_at(_TOY, 32)
-        assert metrics["peak_bytes"] == trace.peak_bytes > metrics["limit_bytes"]
-        assert metrics["functions"] == len(trace.functions)
-        alone = Rates.fit(_BASELINE).times(trace).sum()
-        for name in ("schedule", "schedule_va"):
-            row = rows[name]
-            assert row["held_bytes"] <= row["budget_bytes"] <= metrics["limit_bytes"]
-            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
-            assert row["unmapped_s"] == pytest.approx(alone + row["stall_s"])
-            assert row["unmapped_s"] >= metrics["bound_s"] * (1 - 1e-9)
-            # Each direction alone takes its bytes' time; both at once halve it at best.
-            assert row["time_s"] >= row["bytes_moved"] / 2 / 5e7 * (1 - 1e-9)
-
-    def test_mapping_costs_time_where_there_are_chunks(self, toys):
-        rows = toys.outcomes["simulated"].metrics["rows"]
-        alone, chunks = rows["schedule"], rows["schedule_va"]
-        assert alone["time_s"] == alone["unmapped_s"] and not alone["map_operations"]
-        more = chunks["time_s"] - chunks["unmapped_s"]
-        assert 0 < more <= 1e-4 * chunks["map_operations"] * (1 + 1e-9)
-
-
-class TestAnalysed:
-    def test_a_faster_link_and_fewer_bytes_take_less_time(self, toys):
-        rows = toys.outcomes["link"].metrics["rows"]
-        found = {(row["share"], row["rate"]): row for row in rows}
-        assert len(found) == 4
-        for row in rows:
-            assert row["bound_s"] <= row["time_s"] * (1 + 1e-9)
-            assert toys.outcomes["link"].metrics["compute_s"] <= row["bound_s"] * (1 + 1e-9)
-        for key in ("bound_s", "time_s"):
-            assert found[1.0, 1e6][key] < found[1.0, 5e5][key]
-            assert found[0.8, 5e5][key] < found[1.0, 5e5][key]
-
-    def test_larger_chunks_lose_more_and_are_mapped_less(self, toys):
-        small, large = toys.outcomes["chunk sizes"].metrics["rows"].values()
-        assert small["internal_bytes"] < large["internal_bytes"]
-        assert small["map_operations"] > large["map_operations"] > 0
-
-    def test_fitted_chunks_map_less_than_the_papers(self, toys):
-        metrics, whole = (toys.outcomes[name].metrics for name in ("packed", "simulated"))
-        own, fitted = metrics["rows"]["packed_va"], metrics["rows"]["packed_fitted"]
-        assert own["chunk_bytes"] == 2**10 < fitted["chunk_bytes"] <= 1000 * 2**10
-        assert fitted["chunk_bytes"] % 2**9 == 0
-        assert fitted["map_operations"] < own["map_operations"]
-        assert whole["bound_s"] * (1 - 1e-9) <= fitted["unmapped_s"] <= fitted["time_s"]
-        assert fitted["time_s"] < own["time_s"] == own["time_by_bytes_s"]
-        assert fitted["time_s"] < fitted["time_by_bytes_s"]
-        for row in (own, fitted):
-            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
-
-
-class TestReach:
-    def test_each_way_trains_larger_than_the_one_before(self, toys):
-        metrics = toys.outcomes["reach"].metrics
-        assert 8 <= metrics["in_core"] < 16
-        assert metrics["in_core"] < metrics["schedule"] <= metrics["schedule_va"]
-
-    def test_the_next_batch_size_does_not_fit(self, toys):
-        metrics = toys.outcomes["reach"].metrics
-        limit = metrics["limit_bytes"]
-        for name, allocator in ALLOCATORS.items():
-            make = partial(allocator, limit)
-            for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
-                trace = trace_at(_TOY, metrics[name] + more)
-                assert (largest_budget(trace, limit, make) is not None) is fits
 
 
 class TestChild:
@@ -347,36 +194,6 @@ class TestAccelerator:
 
 
 CHUNK = 2 * MIB
-
-
-class TestMapped:
-    def test_the_simulator_says_the_same(self):
-        names = [number * 7 % 40 for number in range(40)]
-        events = [Event(name, (name * 977_777) % (9 * MIB) + 1) for name in names]
-        events += [Event(name, None) for name in names[::2]]
-        events += [Event(name, (name + 3) * 555_555) for name in names[::2]]
-        chunk = 6 * MIB
-        peaks = replay(ChunkedAllocator(chunk, None, chunk // 2), events).peaks
-        counters = simulating.mapped(events, chunk)
-        assert counters.peak_reserved_bytes == peaks["reserved_bytes"]
-        assert counters.peak_requested_bytes == peaks["requested_bytes"]
-
-
-class TestPhysical:
-    def rows(self, batch, limit_gib):
-        config = runs.physical("DenseNet", batch).config | SMALL
-        config |= {"limit_gib": limit_gib, "chunk_mib": 0.125}
-        return simulating.physical(config, 0, None, "cpu").metrics["rows"]
-
-    def test_a_schedule_uses_no_more_than_the_device_has(self):
-        limit = 2 * MIB
-        rows = self.rows(256, limit / 2**30)
-        assert rows["schedule"]["used_bytes"] <= limit < rows["in_core"]["used_bytes"]
-        for row in rows.values():
-            assert row["used_bytes"] <= min(row["torch_bytes"], row["chunks_bytes"])
-            assert row["chunks_bytes"] % (MIB // 8) == 0
-        # Nothing limits the allocators: torch's keeps the holes that it makes.
-        assert rows["schedule"]["torch_bytes"] > limit
 
 
 TRACED = [
@@ -479,12 +296,6 @@ def random_chain(seed: int) -> Trace:
 
 
 class TestFitting:
-    def test_the_papers_limit_has_torchs_own_sizes(self):
-        ours, theirs = best_fit(16 * GIB), BestFitAllocator(16 * GIB)
-        free = [{small: vars(f) for small, f in one._free.items()} for one in (ours, theirs)]
-        assert vars(ours) | {"_free": free[0]} == vars(theirs) | {"_free": free[1]}
-        assert chunk_bytes(16 * GIB) == 40 * MIB
-
     @pytest.mark.slow
     @pytest.mark.parametrize("allocator", [best_fit, chunked])
     @pytest.mark.parametrize("seed", range(3))
@@ -514,52 +325,12 @@ class TestFitting:
         assert can_train(trace, limit, make)
 
 
-def losses_and_weights(config, budget):
-    """Return the trained weights, swapped within a budget where one is given."""
-    seen: list[torch.Tensor] = []
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, *_: seen.extend(p.detach().clone() for p in parameters(optimizer))
-    )
-    try:
-        step = building.training_step(config, "cpu")
-        if budget is None:
-            for _ in range(3):
-                step()
-        else:
-            with OutOfCore(budget, window_bytes=None, device="cpu") as block:
-                for _ in range(3):
-                    step()
-            assert block.statistics.bytes_out and block.statistics.peak_bytes <= budget
-    finally:
-        handle.remove()
-    return seen
-
-
 def parameters(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 @pytest.mark.usefixtures("one_thread")
 class TestTraining:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("precision", runs.HALVES)
-    @pytest.mark.parametrize(
-        "toy",
-        [
-            pytest.param(SMALL, id="classes"),
-            pytest.param(SMOKE[PIX2PIXHD], id="players", marks=pytest.mark.thorough),
-        ],
-    )
-    def test_swapping_changes_no_bit(self, toy, precision):
-        config = toy | {"precision": precision, "batch": 4}
-        trace = trace_at(config, 4)
-        budget = (trace.smallest_budget + trace.peak_bytes) // 2
-        whole, swapped = (losses_and_weights(config, limit) for limit in (None, budget))
-        assert len(whole) == len(swapped) > 10
-        assert all(torch.equal(a, b) for a, b in zip(whole, swapped, strict=True))
-        assert all(weight.dtype == torch.float32 for weight in whole)
-        assert all(weight.isfinite().all() for weight in whole)
-
     def test_float16s_loss_is_scaled_and_its_gradients_are_not(self):
         gradients = {}
         for precision in ("float32", *runs.HALVES):
@@ -577,15 +348,3 @@ class TestTraining:
         for precision in runs.HALVES:
             off = (gradients[precision] - gradients["float32"]).norm()
             assert 0 < off < 0.2 * gradients["float32"].norm()
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("precision", runs.HALVES)
-    def test_a_trace_without_values_is_that_of_training(self, precision):
-        config = SMALL | {"precision": precision}
-        step = building.training_step(config | {"batch": 6}, "cpu")
-        computed = record(step, warmup=2, in_parts=False)
-        extended = trace_at(config, 6)
-        assert extended.functions == computed.functions
-        # Of batch norm's own statistics torch foretells half of the bytes that a CPU makes.
-        assert extended.peak_bytes == pytest.approx(computed.peak_bytes, rel=0.002)
-        assert extended.peak_bytes < 0.85 * trace_at(SMALL, 6).peak_bytes

@@ -6,17 +6,13 @@ import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
 from made_outofcore import (
-    DEEPLAB,
-    DENSENET,
     GPU,
     PAPER,
-    REACH,
     World,
     curves,
     judged,
     panels,
     results,
-    table,
     timing,
 )
 
@@ -27,16 +23,12 @@ from repro.experiments.outofcore.points import Trained
 from repro.experiments.outofcore.runs import (
     CHUNKS,
     IN_CORE,
-    LABELS,
     MEASURED,
-    MODES,
     PEERS,
-    PIX2PIXHD,
     RESNET,
     SCHEDULE,
     SIMULATED,
 )
-from repro.report import DASH
 
 # At 512 images the paper keeps 77 %, more than these records of chunks (75 %) do.
 KEPT = {("relative", "schedule_va", size): 0.8 for size in (512, 32)}
@@ -112,47 +104,12 @@ class TestClaims:
         else:
             assert on_a_cpu.word == "not run" and on_a_cpu.evidence.startswith("needs a GPU")
 
-    @pytest.mark.parametrize(
-        ("claim", "rules", "noise", "word"),
-        [
-            # Scatter, and sizes that were not tried.
-            ("table1/speed_kept_here", {}, 1.0, "undecided"),
-            ("schedules/faster_than_lms_here", {}, 1.0, "undecided"),
-            ("table1/larger_than_alone_here", {("reach", SCHEDULE): 1440}, 0, "undecided"),
-            ("figure4/alone_larger_here", {("status", DENSENET): None}, 0, "undecided"),
-            ("figure5/fragmented_here", {("reach", PIX2PIXHD, SCHEDULE): 0}, 0, "undecided"),
-            # A part of it.
-            ("table1/speed_kept_here", {("relative", CHUNKS, 512): 0.5}, 0, "partly"),
-            # 928 is 4.9 times 190, on a log scale more than half of 7.6 times; 512 is less.
-            ("table1/larger_than_core", {("reach", CHUNKS): 512}, 0, "partly"),
-            # 0.5 halves it: its root is half of that.
-            ("figure3/budget_halved_here", {("budget", SCHEDULE): 0.71}, 0, "partly"),
-            ("figure4/chunks_larger_here", {("reach", DEEPLAB, CHUNKS): "schedule"}, 0, "partly"),
-            ("schedules/faster_than_earlier_here", _speeds(on_demand=0.75), 0, "partly"),
-        ],
-    )
-    def test_undecided_and_partly(self, claim, rules, noise, word):
-        assert judged(claim, World("paper", rules, noise=noise or 0.003)).word == word
-
     def test_a_speed_on_a_cpu_needs_a_link(self):
         found = results("table1", World(rules=KEPT))
         for record in found.records:
             record.config.pop("link_share", None)
         verdict = made.verdict("outofcore/table1/speed_kept_here", found)
         assert verdict.word == "not run" and "needs a GPU" in verdict.evidence
-
-    def test_shares_that_were_not_run_leave_it_open(self):
-        """As after some minutes of a GPU, which has up to 512 images."""
-        above = {("status", MEASURED, b): None for b in runs.TABLE["batches"] if b > 512}
-        verdict = judged(
-            "table1/speed_kept_here", World("paper", above | {("relative", CHUNKS, 512): 0.5})
-        )
-        assert verdict.word == "undecided"
-        assert "1440 with chunks: no records of 1440 images" in verdict.evidence
-        for key in ("larger_than_core", "larger_than_alone_here", "alone_ends_here"):
-            verdict = judged(f"table1/{key}", World("paper", above))
-            assert verdict.word == "undecided"
-            assert "512 is the largest that was tried" in verdict.evidence
 
     def test_out_of_memory_keeps_no_speed(self):
         world = World("paper", {("reach", SCHEDULE): 256, ("reach", CHUNKS): 256})
@@ -166,25 +123,6 @@ class TestClaims:
         other = World(rules={("status", "vdnn"): OUT_OF_MEMORY})
         verdict = judged("schedules/faster_than_earlier_here", other)
         assert verdict.word == "undecided" and "vdnn: vDNN: one function ahead" in verdict.evidence
-
-    def test_use_is_compared_at_the_largest_size_that_trains_both_ways(self):
-        said = judged("figure3/close_here", World("paper", {("reach", SCHEDULE): 512})).evidence
-        assert "at 512: 10 % of the memory for 40 %, -30 points" in said
-
-    @pytest.mark.parametrize(("noise", "expected"), [(0.035, "reproduced"), (0.045, "undecided")])
-    def test_the_fastest_of_two_is_judged_by_a_wider_interval(self, noise, expected, monkeypatch):
-        # One size alone would be clear of 1 up to a noise of 0.052.
-        monkeypatch.setitem(runs.PROFILES["quick"]["measured"], PIX2PIXHD, [4, 16, 32])
-        monkeypatch.setitem(REACH["quick"], PIX2PIXHD, (4, 16, 32))
-        rules = {("relative", CHUNKS): 0.9, ("relative", CHUNKS, 32): 1.1}
-        found = results("figure4", on_device(World(rules=rules, noise=noise), GPU))
-        assert made.verdict("outofcore/figure4/gains_speed", found).word == expected
-
-    def test_the_cost_of_chunks_in_core_does_not_count(self):
-        in_core = {("relative", CHUNKS, size): 0.1 for size in (2, 3, 4, 6, 64, 128)}
-        verdict = judged("figure4/chunks_cost_here", World("paper", in_core))
-        assert verdict.word == "reproduced"
-        assert verdict.evidence.count("time of an image") == 6  # two of each network
 
 
 class TestChecks:
@@ -204,84 +142,8 @@ class TestChecks:
         assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
 
 
-class TestTables:
-    def rows(self, world):
-        found = table("table1", world)
-        heads = [f"{b} ({b / 190:.2g}×)" for b in runs.TABLE["batches"]]
-        assert all(list(row) == ["where", "method", *heads] for row in found)
-        return {(row["where"], row["method"]): [row[head] for head in heads] for row in found}
-
-    def test_table1_of_the_paper_and_simulated(self):
-        rules = {("status", SIMULATED, 1120): None, ("status", SIMULATED, 1248): FAILED}
-        rows = self.rows(World(rules=rules, places=(SIMULATED,)))
-        assert rows["paper, V100", "in core"] == ["336", "492", "581", *"xxxxxx"]
-        assert rows["paper, V100", "schedule + VA"][-1] == "321"
-        assert rows["paper", "LMS, P100 (Le et al.)"][5:] == ["137", "x", "x", "x"]
-        place = "simulated, V100"
-        assert rows[place, "in core"] == ["80", "80", "100", "x", "x", "x", DASH, DASH, "x"]
-        assert rows[place, "schedule + VA"] == [*["75"] * 6, DASH, DASH, "75"]
-        assert rows[place, "LMS"] == [*["55"] * 6, DASH, DASH, "x"]
-        assert rows[place, "no schedule beats"] == [*["125"] * 6, DASH, DASH, "125"]
-        packed = [*[DASH] * 4, "120", "120", DASH, DASH, "120"]  # beyond twice the core
-        assert rows[place, "packed + VA"] == rows[place, "packed + VA, fitted chunks"] == packed
-
-    def test_table1_measured(self):
-        rules = {("status", SCHEDULE, 32): None, ("status", CHUNKS, 32): FAILED}
-        rows = self.rows(World(rules=rules))
-        place = "measured here, ResNet-50 of width 16 (for ResNet-50)"
-        own = [DASH, DASH, "70 (N = 12)", DASH, DASH, "70 (N = 59)", DASH, DASH, "x (N = 91)"]
-        assert rows[place, "schedule"] == own
-        assert rows[place, "checkpointing"][4:6] == ["60 (N = 32)", "x (N = 59)"]
-
-    def test_memory(self):
-        rows = {(r["where"], r["batch"]): r for r in table("figure3", World())}
-        assert len(rows) == 9 + 4
-        row = rows["simulated, V100", 928]
-        assert (row["limit"], row["in core"]) == ("16.00 GiB", "x")
-        assert (row["schedule"], row["schedule: budget"]) == ("14.40 GiB", "8.00 GiB")
-        assert (row["schedule + VA"], row["schedule + VA: budget"]) == ("15.20 GiB", "13.60 GiB")
-        assert row["lost inside chunks"] == "1.05 GiB"
-        assert rows["measured here", 91]["schedule: budget"] == "x"
-        rows = {(r["network"], r["where"], r["batch"]): r for r in table("figure5", World())}
-        row = rows["DenseNet-121 (for DenseNet)", "simulated, V100", 128]
-        assert row["over use, schedule"] == "1.10× (torch's 2.00×)"
-
-    def test_figure4(self):
-        rules = {("status", DENSENET, CHUNKS, 32): FAILED}
-        rows = {
-            (r["network"].rpartition("(for ")[2].removesuffix(")"), r["where"], r["batch"]): [
-                r[LABELS[mode]] for mode in MODES
-            ]
-            for r in table("figure4", World(rules=rules))
-        }
-        assert rows[DEEPLAB, "simulated, V100", 144] == ["x", "x", "120"]
-        assert rows[DENSENET, "measured here", 32] == ["x", "120", DASH]
-        paper = rows[DEEPLAB, "paper, V100", "largest"]
-        assert paper == ["N = 6", "5.3× that", "1.5 to 2× that"]
-
-    def test_the_others(self):
-        rows = table("link", World())
-        assert len(rows) == 3 * 4 * 2
-        key = (928, "100%", "50")
-        (row,) = [r for r in rows if (r["batch"], r["bytes"], r["GB/s each way"]) == key]
-        assert row["our fastest"] == "327 (56%)" and row["paper"] == "409 (70%)"
-        row = table("chunks", World())[3]
-        assert row["chunk"] == "40 MiB (the paper's)"
-        rules = {("status", "vdnn"): OUT_OF_MEMORY, ("status", "lms", runs.BY_SCHEDULE): FAILED}
-        rows = table("schedules", World(rules=rules))
-        assert [row["over in core"] for row in rows] == ["80%", "70%", DASH, "40%"]
-        rows = table("precision", World())
-        largest = {row["precision"]: row for row in rows if row["batch"] == "largest"}
-        assert largest["float32"]["LMS"] == "N = 928" and largest["bfloat16"]["LMS"] == "N = 1856"
-
-
 V100 = "ours: ResNet-50, simulated, V100"
 HERE = "ours: ResNet-50 of width 16 for ResNet-50, measured"
-
-
-def _ours(axis):
-    lines = [line for line in axis.get_lines() if line.get_label() == "ours"]
-    return [x for line in lines for x in line.get_xdata()]
 
 
 class TestFigures:
@@ -298,43 +160,6 @@ class TestFigures:
         (low, high) = measured.collections[0].get_segments()[0][:, 1]
         assert low < curves(measured)["in core"][0][1] < high
         assert any(area.get_label() == "no schedule beats" for area in simulated.collections)
-
-    def test_effects(self):
-        ((title, axis),) = panels("schedules", World()).items()
-        assert title == "ours: ResNet-20 for ResNet-50, measured"
-        ours = _ours(axis)
-        assert ours == pytest.approx([0.7 / 0.54, 0.7 / 0.5, 0.7 / 0.4, 0.8 / 0.7])
-
-    def test_every_mark_is_in_every_caption_that_needs_it(self):
-        for name, artefact in PAPER.artefacts.items():
-            found = results(name, World())
-            assert artefact.draw is None or artefact.figure(found).axes
-            said = artefact.caption(found)
-            measured = any(record.experiment in runs.MEASURING for record in found.records)
-            assert "SIMULATED" in said, name
-            assert ("SYNTHETIC" in said) == ("STAND-IN" in said) == measured, name
-        said = PAPER.artefacts["table1"].caption(
-            results("table1", World("paper", places=(MEASURED,)))
-        )
-        assert "Measured: SIMULATED memory limit, SYNTHETIC images." in said
-        assert "V100" not in said and "STAND-IN" not in said
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "rules",
-        [
-            {("status",): OUT_OF_MEMORY},
-            {("reach", IN_CORE): 0},
-            {("reach", way): 0 for way in (SCHEDULE, CHUNKS, "lms")},
-        ],
-        ids=str,
-    )
-    def test_ways_that_train_nothing_can_be_shown(self, rules):
-        for name, artefact in PAPER.artefacts.items():
-            found = results(name, World("paper", rules))
-            assert "nan" not in str(artefact.rows(found)).lower(), name
-            assert artefact.draw is None or artefact.figure(found).axes
-            assert all(check.row(found)["evidence"] for check in artefact.checks)
 
 
 class TestPoints:
