@@ -174,7 +174,7 @@ class Session:
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
         judged = summary.paper_verdicts(self.source)
-        rows = [{**row, "number": summary.one_number(row["evidence"])} for row in judged]
+        rows = [{**row, "number": summary.one_number(row)} for row in judged]
         table = report.TableView(summary.frame(rows, ("artefact", "claim", "verdict", "number")))
         display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
 
