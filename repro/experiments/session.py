@@ -1,5 +1,6 @@
 """A paper in a notebook: compute or look up its records, and show them."""
 
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -113,7 +114,7 @@ class Session:
             show_figure(figure, f"{artefact.source}: {artefact.title}")
         if opened:
             caption += " Its figure is at the top of this notebook."
-        display(Markdown(f"**{report.markdown(artefact.source)}.** {report.markdown(caption)}"))
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {_in_markdown(caption)}"))
         if not artefact.draw and len(table) <= 9 and len(table.columns) <= 6:
             display(report.TableView(table))
             table = table[:0]
@@ -147,7 +148,7 @@ class Session:
             return
         if artefact.draw:
             show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
-        text = report.markdown(view.full_caption(artefact, results))
+        text = _in_markdown(view.full_caption(artefact, results))
         display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
         display(_folded(artefact.table(results)))
 
@@ -195,6 +196,13 @@ class Session:
         }.items():
             lines.append(f"{title}: {', '.join(sorted(values)) or 'none'}")
         return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
+
+
+def _in_markdown(caption: str) -> str:
+    """Return a caption, in which sentences on what takes the paper's place are small."""
+    marks = "|".join(view.MARKS)
+    sentence = rf"(?<=\. )((?:\w+: )?(?:{marks})\b[^.]*\.)"
+    return re.sub(sentence, r"<small>\1</small>", report.markdown(caption))
 
 
 def _folded(
