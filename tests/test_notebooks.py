@@ -314,11 +314,15 @@ class TestSession:
             kinds = [type(item).__name__ for item in shown]
             checked = summary.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
+            table = artefact.table(session.results(name))
+            is_open = not artefact.draw and len(table) <= 9 and len(table.columns) <= 6
+            folded = bool((len(table) and not is_open) or checked or len(artefact.claims) > 3)
             assert kinds == [
                 *["VerdictList"] * bool(artefact.claims),
                 *["Image"] * (bool(artefact.draw) and name != "table4"),  # shown at the top
                 "Markdown",
-                "Folded",
+                *["TableView"] * is_open,
+                *["Folded"] * folded,
                 *["TableView"] * failed,
             ]
         shown.clear()
@@ -326,7 +330,8 @@ class TestSession:
         setup, claims, *_, records = map(str, shown)
         where = "reference records, cpu-2-cores, profile smoke"
         assert setup.startswith("Setup") and where in setup
-        assert claims.startswith(f"{len(summary.paper_verdicts(session.source))} claims")
+        papers = len(summary.of_papers(summary.paper_verdicts(session.source)))
+        assert claims.startswith(f"{papers} claims, 2 questions of our own")
         assert f" records: {where}" in records
         shown.clear()
         session.fold("figure2", "table2")

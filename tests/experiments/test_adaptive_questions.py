@@ -367,6 +367,15 @@ def test_a_training_that_ended_before_its_decay_has_no_rise():
     assert judged("adaptive/figure3/theta_rises_less", trainings(change)).word == "not run"
 
 
+def test_a_theta_that_is_not_above_0_has_no_rise():
+    def change(record):
+        if record.config["strategy"] == "theta":
+            record.metrics["theta"][-1] = -0.01
+
+    found = judged("adaptive/figure3/theta_rises_less", trainings(change))
+    assert found.word == "not run" and "θ is not above 0" in found.evidence
+
+
 @pytest.mark.parametrize("optimizer", ["LARS", "LAMB"])
 def test_layerwise_rates_that_diverge(optimizer):
     target = f"adaptive/lars/theta_above_{optimizer.lower()}"

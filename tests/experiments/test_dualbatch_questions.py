@@ -292,6 +292,14 @@ def test_a_line_has_no_bend_and_a_parabola_its_own():
     assert times.doubling({n: n**-0.5 for n in (8, 16, 32, 64)}) == pytest.approx(0.5**0.5)
 
 
+def test_times_of_three_batch_sizes_show_no_trend():
+    def edit(record):
+        if record.experiment == "times":
+            record.config["batch_sizes"] = record.config["batch_sizes"][:3]
+
+    assert judged("dualbatch/figure3/line", edit).word == "not run"
+
+
 def test_the_farthest_is_widened_for_the_choice():
     def farthest(**errors):
         return list(times._farthest(["all"], lambda name: errors).values())

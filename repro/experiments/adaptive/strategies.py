@@ -268,7 +268,10 @@ def theta_rises_less(results: Results) -> Cases:
     others = {NAMES[name]: name for name in runs.STRATEGIES if name != "theta"}
 
     def over(name: str) -> Estimate:
-        gap = judge.ratio(rises(results, "theta"), rises(results, others[name]))
+        grown, other = rises(results, "theta"), rises(results, others[name])
+        if any(factor <= 0 for factor in (*grown, *other)):
+            raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
+        gap = judge.ratio(grown, other)
         return replace(gap, label=f"rise of θ over that with {name}")
 
     return judge.cases(others, over)

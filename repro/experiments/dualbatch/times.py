@@ -170,6 +170,8 @@ def _trend(
 
     def of(name: str) -> Estimate:
         by_size = turns_of(results.measured("times", role=CIFAR), sides[name])
+        if len(by_size) < 4:
+            raise NotRun(f"times of {len(by_size)} batch sizes; a trend needs four")
         turns = zip(*by_size.values(), strict=True)
         values = [trend(dict(zip(by_size, turn, strict=True))) for turn in turns]
         label = f"{name}: twice the batch" if trend is doubling else name
