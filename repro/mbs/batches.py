@@ -21,10 +21,9 @@ from repro.measure.batches import (
     leaves_of,
     map_leaves,
     read_batch,
-    replaced,
     split_by,
 )
-from repro.measure.loss_parts import KnownLoss
+from repro.measure.loss_parts import KnownLoss, joined
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,12 @@ class Piece:
                 did not return micro-batches.
         """
         if self.batch is not None:
-            batch = self.batch
-            ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
-            ranges = list(itertools.pairwise(ends))
-            if not as_in_paper:
-                ranges = bounds(self.num_samples, micro_batch_size, fewest)
+            batch, size = self.batch, micro_batch_size
+            ranges = bounds(self.num_samples, size, fewest)
+            if as_in_paper:
+                ranges = list(
+                    itertools.pairwise([*range(0, self.num_samples, size), self.num_samples])
+                )
 
             def part(number: int) -> Any:
                 return batch.slice(*ranges[number])
@@ -273,35 +273,24 @@ def concatenate(
 
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
-    columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
-    if not any(isinstance(column[0], torch.Tensor) for column in columns):
+    counts = None if bounds is None else [stop - start for start, stop in bounds]
+    tensors = [
+        [leaf for leaf in leaves_of(output) if isinstance(leaf, torch.Tensor)] for output in outputs
+    ]
+    rows = all(leaf.dim() > 0 for leaves in tensors for leaf in leaves)
+    whole = joined(outputs, counts) if tensors[0] and rows else None
+    if whole is None:
+        shapes = " and ".join(str([tuple(leaf.shape) for leaf in leaves]) for leaves in tensors[:2])
         raise MicroBatchError(
-            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them; "
-            f"the model returned {type(outputs[0]).__name__}"
+            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, with "
+            f"one row for each sample and otherwise of one shape; the model returned "
+            f"{type(outputs[0]).__name__} of shapes {shapes} for micro-batches of {counts} samples; "
+            f"compute losses, pairs of samples and what depends on their number in loss_fn"
         )
-    joined = []
-    for column in columns:
-        if not isinstance(column[0], torch.Tensor):
-            joined.append(column[0])
-            continue
-        for number, part in enumerate(column):
-            count = None if bounds is None else bounds[number][1] - bounds[number][0]
-            if part.dim() == 0 or count not in (None, part.shape[0]):
-                raise MicroBatchError(
-                    f"two_pass needs outputs whose first dimension is the batch; a micro-batch "
-                    f"of {count} samples gave an output of shape {tuple(part.shape)}; "
-                    f"compute losses and pairs of samples in loss_fn"
-                )
-            if part.shape[1:] != column[0].shape[1:]:
-                raise MicroBatchError(
-                    f"two_pass needs outputs that differ in their first dimension only; two "
-                    f"micro-batches gave {tuple(column[0].shape)} and {tuple(part.shape)}; compute "
-                    f"what depends on the number of samples in loss_fn"
-                )
-        whole = torch.cat(column)
-        wanted = gradients and (whole.is_floating_point() or whole.is_complex())
-        joined.append(whole.requires_grad_(wanted))
-    return replaced(outputs[0], joined)
+    for leaf in leaves_of(whole):
+        if isinstance(leaf, torch.Tensor):
+            leaf.requires_grad_(gradients and (leaf.is_floating_point() or leaf.is_complex()))
+    return whole
 
 
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:

@@ -21,7 +21,7 @@ from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
 from repro.mbs.transaction import Ledger
-from repro.mbs.two_pass import TwoPass
+from repro.mbs.two_pass import run_two_passes
 from repro.mbs.verification import Verification
 from repro.mbs.weighing import Weighing
 from repro.measure.batches import SplitFunction, call_model
@@ -144,14 +144,13 @@ class MicroBatchStreamer:
         self._processes = processes = Processes(model, device)
         randomness = Randomness(device, generators)
         self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
-        setting = Setting(
+        self._setting = setting = Setting(
             *(processes.module, device, self._precision, randomness, self._stager),
             *(processes, self._ledger, self._weighing),
         )
         self._compare = SelfCheck(setting, self._modules, self._call_loss)
         self._verification = Verification(check, two_pass, setting, self._compare)
         self._retries = Retries(setting, size, self._accumulate)
-        self._passes = TwoPass(setting, self._loss, self._check_finite, self._look_for_state)
 
     @property
     def model(self) -> nn.Module:
@@ -329,10 +328,10 @@ class MicroBatchStreamer:
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
+            run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
-                run = partial(self._passes.run, piece, plan, updates)
-            else:
-                run = partial(self._accumulate, plan, divisor)
+                own = self._loss, self._check_finite, self._look_for_state
+                run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._finish(totals, updates)
             touched = self._ledger.touched()

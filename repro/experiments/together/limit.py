@@ -135,9 +135,7 @@ def figure(results: Results) -> "Figure":
     small = "" if PROFILES[results.profile].get("models") == "large" else "small "
     for axis, network in zip(axes[0], shown, strict=False):
         axis.axvline(1, color=PAPER, lw=1.2, ls="--", label="undivided, the largest that fits")
-        for (number, multiple), (row, mode) in itertools.product(
-            enumerate(tried), enumerate(modes)
-        ):
+        for (number, multiple), (row, mode) in product(enumerate(tried), enumerate(modes)):
             share = number / max(1, len(tried) - 1)
             colour, height = colormaps["Blues"](0.45 + 0.5 * share), row + 0.56 * share - 0.28
             point = found.get((network, mode), {}).get(multiple, {"fits": None})
