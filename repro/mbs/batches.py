@@ -280,12 +280,12 @@ def concatenate(
     rows = all(leaf.dim() > 0 for leaves in tensors for leaf in leaves)
     whole = joined(outputs, counts) if tensors[0] and rows else None
     if whole is None:
-        shapes = " and ".join(str([tuple(leaf.shape) for leaf in leaves]) for leaves in tensors[:2])
+        shapes = [tuple(leaf.shape) for leaf in tensors[0]]
         raise MicroBatchError(
-            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, with "
-            f"one row for each sample and otherwise of one shape; the model returned "
-            f"{type(outputs[0]).__name__} of shapes {shapes} for micro-batches of {counts} samples; "
-            f"compute losses, pairs of samples and what depends on their number in loss_fn"
+            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
+            f"with a row for each sample and else of one shape; for micro-batches of {counts} "
+            f"samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; compute "
+            f"losses, pairs of samples and what depends on their number in loss_fn"
         )
     for leaf in leaves_of(whole):
         if isinstance(leaf, torch.Tensor):

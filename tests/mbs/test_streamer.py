@@ -540,8 +540,11 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
 @pytest.mark.parametrize(
     ("convert", "message"),
     [
-        (lambda out: out.sum(), r"of 4 samples gave an output of shape \(\)"),
-        (lambda out: out[:2], r"of 4 samples gave an output of shape \(2, 4\)"),
+        (
+            lambda out: out.sum(),
+            r"of \[4, 4\] samples the model returned Tensor of shapes \[\(\)\]",
+        ),
+        (lambda out: out[:2], r"Tensor of shapes \[\(2, 4\)\]"),
         (lambda out: object(), "the model returned object"),
     ],
 )
