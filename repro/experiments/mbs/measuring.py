@@ -284,20 +284,29 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     first = next(model.parameters())
     model.register_forward_pre_hook(lambda *_: versions.append(first._version))
     pieces, batch = task.loader(micro, seed, count), task.first_batch(count, seed)
+    copies: list[list[Any]] = []  # on a CPU
+
+    def prepared() -> Iterator[Batch]:
+        begun = time.perf_counter()
+        for number, piece in enumerate(pieces):
+            copies.append(["copy", number, begun - start, time.perf_counter() - start])
+            yield piece
+            begun = time.perf_counter()
+
     for _ in range(3):  # the last one is kept, the others warm up
         optimizer.zero_grad(set_to_none=True)
         versions.clear()
+        copies.clear()
         synchronize(device)
         start = time.perf_counter()
-        prepared = _Stopwatch(iter(pieces))
-        result = streamer.backward(prepared) if device == "cpu" else streamer.backward(*batch)
+        result = streamer.backward(prepared()) if device == "cpu" else streamer.backward(*batch)
         computed = time.perf_counter()
         optimizer.step()
         synchronize(device)
         updated = time.perf_counter()
     spans = [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()]
     if device == "cpu":
-        spans = [span for span in spans if span[0] == "compute"] + prepared.spans
+        spans = [span for span in spans if span[0] == "compute"] + copies
     return Outcome(
         {
             "spans": spans,
@@ -308,22 +317,3 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
             "updates_after": int(first._version != versions[-1]),
         }
     )
-
-
-class _Stopwatch:
-    """Passes items on and notes when each was made, in seconds from the call of `iter`."""
-
-    def __init__(self, items: Iterator[Batch]) -> None:
-        self._items = items
-        self.spans: list[list[Any]] = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        # At once, not with the first item: the streamer's clock starts here as well.
-        return self._timed(time.perf_counter())
-
-    def _timed(self, origin: float) -> Iterator[Batch]:
-        start = time.perf_counter() - origin
-        for item in self._items:
-            self.spans.append(["copy", len(self.spans), start, time.perf_counter() - origin])
-            yield item
-            start = time.perf_counter() - origin

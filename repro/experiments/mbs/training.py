@@ -102,11 +102,10 @@ class Task:
         if targets is None:
             wanted, role = "masks" if self.segments else "labels", self.config["role"]
             raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
-        if count is not None and count < len(split):
+        chosen = torch.arange(count or len(split)) % len(split)
+        if len(chosen) < len(split):
             # Sets on disk are ordered by class: a smaller share is taken evenly.
-            chosen = torch.linspace(0, len(split) - 1, count).round().long()
-        else:
-            chosen = torch.arange(count or len(split)) % len(split)
+            chosen = torch.linspace(0, len(split) - 1, len(chosen)).round().long()
         images = split.images[chosen]
         return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
 
@@ -365,24 +364,18 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     if config["dtype"] == "float64":
         start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
-    passed: dict[str, list[Tensor]] = {"without": [], "with": []}
+    passed: dict[str, list[Tensor]] = {}
     for way, micro in (("without", None), ("with", config["micro_batch"])):
-        model, weights = copy.deepcopy(start), passed[way]
+        model, weights = copy.deepcopy(start), passed.setdefault(way, [])
         step = task.step(model, task.optimizer(model), micro)
-
-        def keep(_: Epoch, model: nn.Module = model, weights: list[Tensor] = weights) -> None:
-            weights.append(_weights(model))
-
-        history = task.history(task.epoch_loader(seed), model, step, on_epoch=keep)
+        options = {"on_epoch": lambda _, m=model, kept=weights: kept.append(_weights(m))}
+        history = task.history(task.epoch_loader(seed), model, step, **options)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]
         metrics["accuracy"][way] = [epoch.metrics["accuracy"] for epoch in history]
         metrics["best"][way] = max(metrics["accuracy"][way])
-    first = _weights(start)
-    apart = [
-        float((streamed - without).norm() / (without - first).norm())
-        for without, streamed in zip(passed["without"], passed["with"], strict=True)
-    ]
-    return Outcome({**metrics, "apart": apart})
+    first, pairs = _weights(start), zip(passed["without"], passed["with"], strict=True)
+    metrics["apart"] = [float((other - own).norm() / (own - first).norm()) for own, other in pairs]
+    return Outcome(metrics)
 
 
 def _weights(model: nn.Module) -> Tensor:
