@@ -11,7 +11,12 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
+from repro.mbs.errors import (
+    MicroBatchError,
+    UnsplittableBatchError,
+    check_no_graph,
+    named_errors,
+)
 from repro.mbs.transaction import same_memory
 from repro.measure.batches import (
     Batch,
@@ -134,7 +139,13 @@ _ALL = 2**31 - 1  # more samples than any mini-batch has
 class Reader:
     """Reads mini-batches."""
 
-    def __init__(self, shared: Sequence[Any] = (), split: SplitFunction | None = None) -> None:
+    def __init__(
+        self,
+        shared: Sequence[Any] = (),
+        split: SplitFunction | None = None,
+        graph_of_targets: bool = False,
+    ) -> None:
+        self._graph_of_targets = graph_of_targets
         one = isinstance(shared, str | int | torch.Tensor)
         self._shared = [shared] if one else list(shared)
         self._split = split
@@ -147,6 +158,9 @@ class Reader:
 
     def read(self, inputs: Any, targets: Any, weights: Any) -> Piece:
         """Check a mini-batch, or a part of one."""
+        check_no_graph(inputs, "an input")
+        if not self._graph_of_targets:
+            check_no_graph(targets, "a target")
         checked = _checked_weights(weights)
         if self._split is not None:
             with named_errors():

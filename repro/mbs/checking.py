@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from repro.mbs.batches import own_memory
-from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
+from repro.mbs.errors import LossCheckError, MixedSamplesError, loss_of
 from repro.mbs.setting import Setting
 from repro.measure import is_out_of_memory
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
@@ -204,12 +204,7 @@ class SelfCheck:
         half = any(leaf.dtype in HALF for leaf in floats(together))
         wide = half or self._precision.dtype is not None
         if wide:
-            try:
-                parts = [self._evaluated(*pair, wide=True) for pair in pairs]
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                wide = False
+            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
 
         def whole() -> Evaluated:
             try:
@@ -345,23 +340,20 @@ class SelfCheck:
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
         """Return the loss of outputs (on host or device), and its gradient by the outputs."""
 
-        def loss_of(copies: Any) -> torch.Tensor:
+        def of_copies(copies: Any) -> torch.Tensor:
             kind = self._device.type
             wider = torch.autocast(kind, enabled=False) if wide else self._precision.forward()
             with wider:
-                return self._loss(copies, fresh(targets, self._device))
+                return loss_of(self._loss_fn, copies, fresh(targets, self._device))
 
-        return evaluate(loss_of, to_device(outputs, self._device), wide=wide)
+        return evaluate(of_copies, to_device(outputs, self._device), wide=wide)
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self._precision.forward():
             outputs = call_model(self._module, fresh(inputs, self._device))
-            loss = self._loss(outputs, fresh(targets, self._device))
+            loss = loss_of(self._loss_fn, outputs, fresh(targets, self._device))
             wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
             return replace(differentiated(loss, wanted), inside=True)
-
-    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return check_loss(self._loss_fn(outputs, *(() if targets is None else (targets,))))
 
     def _tolerance(
         self, tensors: Sequence[torch.Tensor], narrow: bool = False, wide: bool = False

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,8 +190,13 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     return resolved
 
 
-def check_loss(loss: Any) -> torch.Tensor:
-    """Return `loss` if it is a scalar tensor, raise `LossShapeError` if not."""
+def loss_of(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> torch.Tensor:
+    """Return the loss, called without targets that are None.
+
+    Raises:
+        LossShapeError: It is no scalar tensor.
+    """
+    loss = loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         return loss
     got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)

@@ -146,6 +146,8 @@ class Retries:
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
         """Run in processes that compute independently; an error in one is raised in all."""
+        if not self._setting.processes.replicated:
+            return run()
         problem: Exception | None = None
         try:
             totals = run()

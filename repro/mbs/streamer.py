@@ -137,7 +137,8 @@ class MicroBatchStreamer:
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
         self._state_due = self._connected = False
-        self._reader = Reader(shared, split)
+        # The loss of two passes is computed of all targets at once, with their graph.
+        self._reader = Reader(shared, split, graph_of_targets=two_pass)
         self._weighing = Weighing(normalization, two_pass, loss_fn)
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
@@ -228,12 +229,10 @@ class MicroBatchStreamer:
         totals = Totals()
         with self._hooks:
             if piece is not None:
-                self._check_inputs(piece)
-                touched = self._run(piece, partial(self._run_whole, piece), totals, whole=True)
+                run, together = partial(self._run_whole, piece), self._processes.replicated
+                touched = self._retries.run(piece, run, totals, self._roots(), together)
             elif pieces is not None:
-                with self._ledger.transaction():
-                    self._run_pieces(pieces, totals)
-                    touched = self._ledger.touched()
+                touched = self._run_pieces(pieces, totals)
         self._ledger.end()
         self._hooks.on_parameters(touched)
         if totals.num_micro_batches > 1:
@@ -283,11 +282,6 @@ class MicroBatchStreamer:
                 loss = loss + zero_of(outputs)  # a constant loss: no sample has weight
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
-    def _check_inputs(self, piece: Piece) -> None:
-        errors.check_no_graph(piece.inputs, "an input")
-        if not self._two_pass:  # two_pass computes the loss of all targets at once
-            errors.check_no_graph(piece.targets, "a target")
-
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
 
@@ -316,12 +310,6 @@ class MicroBatchStreamer:
 
     # A mini-batch, whole or piece by piece
 
-    def _run(
-        self, piece: Piece, run: Callable[[int], tuple[Totals, Any]], totals: Totals, whole: bool
-    ) -> Any:
-        together = whole and self._processes.replicated
-        return self._retries.run(piece, run, totals, self._roots(), together)
-
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
         plan = self._weighing.plan(piece, size, fewest=self._agreed_count(piece, size))
@@ -332,25 +320,27 @@ class MicroBatchStreamer:
             if self._two_pass:
                 own = self._loss, self._check_finite, self._look_for_state
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
-            totals = self._together(run, max(stop - start for start, stop in plan.bounds))
+            # No process waits for one that ran out of memory.
+            largest = max(stop - start for start, stop in plan.bounds)
+            totals = self._retries.together(run, largest)
             self._finish(totals, updates)
             touched = self._ledger.touched()
         return totals, touched
 
-    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
-        with self._batchnorm_updates() as updates:
-            self._together(partial(self._each_piece, pieces, totals, updates))
+    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> list[nn.Parameter]:
+        with self._ledger.transaction(), self._batchnorm_updates() as updates:
+            self._retries.together(partial(self._each_piece, pieces, totals, updates))
             # The total weight is known only now: the gradients so far are sums.
-            divisor = self._weighing.shared_divisor(totals.weight, self._processes)
-            self._ledger.divide(divisor)
+            self._ledger.divide(self._weighing.shared_divisor(totals.weight, self._processes))
             self._finish(totals, updates)
+            return self._ledger.touched()
 
     def _each_piece(
         self, pieces: Iterator[Piece], totals: Totals, updates: DeferredBatchNorm
     ) -> Totals:
         for piece in pieces:
             run = partial(self._run_piece, piece, totals, updates, dict(updates.moments))
-            self._run(piece, run, totals, whole=False)
+            self._retries.run(piece, run, totals, self._roots())
             del piece, run  # before the next piece is made
         if totals.loss is None:
             raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
@@ -364,7 +354,6 @@ class MicroBatchStreamer:
         moments: dict[nn.Module, Moments],
         size: int,
     ) -> tuple[Totals, None]:
-        self._check_inputs(piece)
         self._verification.verify(piece, size, alone=False)
         updates.moments = dict(moments)  # without moments from a check or a failed try
         plan = self._weighing.plan(piece, size)
@@ -384,13 +373,9 @@ class MicroBatchStreamer:
         free = self._weighing.normalization != "paper" and piece.batch is not None
         return self._processes.agreed_count(count, piece.num_samples if free else count)
 
-    def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        # No process waits for one that ran out of memory, and hooks see gradients before averaging.
-        return self._retries.together(run, largest) if self._processes.replicated else run()
-
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
-        self._hooks.on_gradients()
+        self._hooks.on_gradients()  # which see gradients before averaging
         if self._processes.replicated:
             self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
@@ -410,8 +395,7 @@ class MicroBatchStreamer:
         if known is not None and tensors and not self._two_pass:
             with errors.named_errors():
                 known.check(outputs, targets)
-        given = (outputs,) if targets is None else (outputs, targets)
-        loss = errors.check_loss(self.loss_fn(*given))
+        loss = errors.loss_of(self.loss_fn, outputs, targets)
         self._connected |= loss.requires_grad
         return loss
 

@@ -58,11 +58,9 @@ class Ledger:
         """
         # Copies may run out of memory, and come first, while nothing has changed yet.
         copies, states = self.buffers.copies(), self._randomness.get()
-        known = [*self.parameters, *(leaf for one in self._others if (leaf := one()) is not None)]
-        aside = [self._aside(leaf) for leaf in known]
-        for leaf in known:
+        aside = [self._aside(leaf) for leaf in self._leaves()]
+        for leaf in self._leaves():
             leaf.grad = None
-        del known
         entry = copies, aside
         self._active.append(entry)
         kept = False
@@ -85,6 +83,11 @@ class Ledger:
                 self.buffers.write(copies)
                 self._randomness.set(states)
 
+    def _leaves(self) -> list[torch.Tensor]:
+        """Return the leaves that are known and alive."""
+        others = (reference() for reference in self._others)
+        return [*self.parameters, *(leaf for leaf in others if leaf is not None)]
+
     def _aside(self, leaf: torch.Tensor) -> "_SetAside":
         gradient = leaf.grad.clone() if self._copy and leaf.grad is not None else leaf.grad
         # Weakly: a leaf made inside a forward pass is to be freed with its graph.
@@ -94,8 +97,7 @@ class Ledger:
         """Add the unknown leaves of a backward pass to all open transactions."""
         if self._gathered:
             return
-        self._others = [reference for reference in self._others if reference() is not None]
-        known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
+        known = {id(leaf) for leaf in self._leaves()}
         for leaf in leaves_of_graph(tensors):
             if id(leaf) not in known:
                 known.add(id(leaf))
@@ -106,8 +108,7 @@ class Ledger:
 
     def divide(self, divisor: float | torch.Tensor) -> None:
         """Divide all gradients."""
-        others = [leaf for reference in self._others if (leaf := reference()) is not None]
-        gradients = [g.grad for g in (*self.parameters, *others) if g.grad is not None]
+        gradients = [leaf.grad for leaf in self._leaves() if leaf.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, divisor)
 
