@@ -46,24 +46,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a mini-batch, or all of it.
-
-    Attributes:
-        inputs: As given.
-        targets: As given.
-        num_samples: Samples, at least 1.
-        weights: One weight per sample, or with `split` one per micro-batch; None weighs samples
-            equally.
-        batch: The mini-batch read, which takes samples out; None with `split`.
-        split: The user's function, which makes micro-batches of at most a given size.
-    """
+    """Part of a mini-batch, or all of it."""
 
     inputs: Any
     targets: Any
     num_samples: int
-    weights: torch.Tensor | None
-    batch: Batch | None
-    split: SplitFunction | None = None
+    weights: torch.Tensor | None  # of each sample, with `split` of each micro-batch; None: equal
+    batch: Batch | None  # which takes samples out; None with `split`
+    split: SplitFunction | None = None  # makes micro-batches of at most a given size
 
     def plan(
         self,
@@ -74,12 +64,9 @@ class Piece:
     ) -> Plan:
         """Cut into micro-batches of at most this size, with their weights in the loss.
 
-        Args:
-            micro_batch_size: Most samples of a micro-batch.
-            as_in_paper: Whether all but the last have that size; otherwise sizes differ by at most
-                one sample.
-            loss: A loss with known weights, which are used if none were given.
-            fewest: Least number of micro-batches, if sizes are free.
+        Sizes differ by at most one sample, and there are `fewest` micro-batches or more;
+        `as_in_paper` all but the last have the full size. Without weights those of a known `loss`
+        are used.
 
         Raises:
             MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`

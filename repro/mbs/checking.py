@@ -83,16 +83,8 @@ class Sample:
 class SelfCheck:
     """Compares the losses of samples' parts with the loss of the whole, and the model's outputs.
 
-    `outputs_add_up` computes outputs once, so that layers' random numbers and batch statistics do
-    not matter, and compares their losses. `loss_adds_up` also computes a few samples as a whole,
-    for a loss that depends on more than outputs and targets. `samples_stay_apart` computes a few
-    samples once together with other samples and once together with copies of themselves, with the
-    same random numbers: their outputs differ if a tensor that all samples need was divided, or if
-    the model compares samples. No backward pass through the model is made.
-
-    Attributes:
-        hidden_state: Whether two forward passes with the same samples, buffers and random numbers
-            computed different outputs.
+    No backward pass through the model is made. `hidden_state` says whether two forward passes with
+    the same samples, buffers and random numbers computed different outputs.
     """
 
     def __init__(
@@ -111,9 +103,8 @@ class SelfCheck:
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
         """Compare the losses of the groups' outputs; return whether that was possible.
 
-        Args:
-            sample: Groups of samples; its first groups are used, as far as `room` allows.
-            room: Bytes of outputs that may be kept, in host memory.
+        Outputs are computed once, so that layers' random numbers and batch statistics do not
+        matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -123,6 +114,8 @@ class SelfCheck:
 
     def loss_adds_up(self, sample: Sample) -> bool:
         """Compare the losses of a few samples; return whether that was possible.
+
+        They are computed as a whole, too: a loss may depend on more than outputs and targets.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -141,6 +134,10 @@ class SelfCheck:
 
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
+
+        They are computed once beside other samples and once beside copies of themselves, with the
+        same random numbers: outputs differ if a tensor that all samples need was divided, or if the
+        model compares samples.
 
         Raises:
             MixedSamplesError: The outputs depend on how the samples were divided.

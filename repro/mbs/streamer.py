@@ -15,15 +15,13 @@ from repro.mbs.checking import SelfCheck
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
 from repro.mbs.oom_retry import Retries
-from repro.mbs.randomness import Randomness
-from repro.mbs.results import StreamResult, Totals
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger
+from repro.mbs.transaction import Ledger, Randomness
 from repro.mbs.two_pass import run_two_passes
 from repro.mbs.verification import Verification
-from repro.mbs.weighing import Weighing
+from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import SplitFunction, call_model
 
 
@@ -42,9 +40,9 @@ class MicroBatchStreamer:
         ...     result = streamer.backward(inputs, targets)
         ...     optimizer.step()
 
-    A hook on a parameter is called once per mini-batch, at its end, as without micro-batches;
-    module hooks are called for each micro-batch. A model that treats samples together (BatchNorm by
-    its micro-batch's statistics) gets a gradient that differs from the whole mini-batch's.
+    A hook on a parameter is called once per mini-batch, module hooks for each micro-batch. A model
+    that treats samples together gets another gradient than the whole mini-batch's: BatchNorm
+    normalises by its micro-batch.
 
     Differs from the paper: the default normalisation weighs each micro-batch by its loss's divisor,
     n_μ / N_B for a mean over samples, which is also right if N_μ does not divide N_B; and
@@ -55,17 +53,14 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one argument.
-            A `DistributedDataParallel` model is computed without its wrapper, which averages once
-            per mini-batch; its gradient is the mean over all processes' samples (weights), with
-            `two_pass` over their losses. A fully sharded model (FSDP) exchanges parameters with
-            each micro-batch, so that all processes take equally many. With ``"auto"`` they agree
-            on a size that fits in each; where one runs out of memory nothing is tried again, as
-            the others wait for it.
+            Of a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
+            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            sharded model (FSDP) takes equally many micro-batches in each process; where one runs
+            out of memory nothing is tried again.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
-            None; returns a scalar. The divisor of torch's own losses is known: samples, or the
-            class weights of the targets that are not ignored; a sum is summed. Any other loss is
-            treated as the plain mean over its micro-batch's samples (or by `weights`), which
-            `check` verifies; with `two_pass` it may be any function of the mini-batch.
+            None; returns a scalar. The divisor of torch's own losses is known, a sum is summed. Any
+            other loss is treated as the mean over its micro-batch's samples (or by `weights`),
+            which `check` verifies; with `two_pass` it may be any function of the mini-batch.
             docs/losses.md lists the arguments for each kind of loss.
         micro_batch_size: Most samples of a micro-batch: a whole number, or ``"auto"``: the largest
             that fits by a linear memory model (which leaves out the outputs that `two_pass` holds),
@@ -76,9 +71,8 @@ class MicroBatchStreamer:
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
             ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
         two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
-            first pass without graph collects all outputs, from which the loss and its gradient are
-            computed, and a second pass per micro-batch carries that gradient to the parameters.
-            Costs one more forward pass; the mini-batch's outputs stay on the device.
+            first pass collects all outputs, a second one carries the gradient of their loss to the
+            parameters. Costs one more forward pass; the outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler`; its scale is applied to the loss. Call its `step` and
             `update` as usual.
@@ -87,22 +81,20 @@ class MicroBatchStreamer:
         check: When to verify that the micro-batches' losses add up to the mini-batch's, and that
             the model's outputs do not depend on the division: ``"first"``, in the first divided
             mini-batch and whenever targets have new values; ``"always"``; or ``"off"``.
-            docs/losses.md describes the method, its cost and its limits.
         shared: The tensors that belong to all samples: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
             form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
             number of samples). Together they must have every sample once.
-        generators: The model's or the loss's own random number generators (`torch.Generator`,
-            `numpy.random.Generator` or `RandomState`, `random.Random`). Like the global generators
-            of Python, numpy and torch, `two_pass` repeats and a failed try restores them.
+        generators: The model's or the loss's own random number generators (of torch, numpy or
+            Python). Like the global ones, `two_pass` repeats and a failed try restores them.
 
     Raises:
         MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
         LossReductionError: The loss has ``reduction="none"``.
         UnsupportedLossError: The loss sums, with ``normalization="paper"``.
-        DistributedModelError: A fully sharded model on a mesh of more than one dimension.
+        DistributedModelError: The model's distribution is not supported.
         ValueError: Another argument is not one of its choices.
     """
 

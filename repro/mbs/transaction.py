@@ -1,16 +1,65 @@
 """All-or-nothing gradients, so that a mini-batch can be tried again after it ran out of memory."""
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import TensorWeakRef
 
-from repro.mbs.randomness import Randomness
+from repro.measure import accelerator
+
+_KINDS: Any = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_NAMES = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
+
+
+class Randomness:
+    """The generators of Python, numpy and torch (CPU and `device`), and the given `generators`.
+
+    Raises:
+        ValueError: One of `generators` is of an unknown type.
+    """
+
+    def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
+        self._device = device
+        one = isinstance(generators, _KINDS)
+        self._generators: list[Any] = [generators] if one else list(generators)
+        for generator in self._generators:
+            if not isinstance(generator, _KINDS):
+                raise ValueError(f"generators holds {type(generator).__name__}; known are {_NAMES}")
+
+    def get(self) -> list[Any]:
+        """Return the states."""
+        states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+        return [*states, accelerator.get_rng(self._device), *map(_state_of, self._generators)]
+
+    def set(self, states: list[Any]) -> None:
+        """Restore states returned by `get`."""
+        of_python, of_numpy, of_torch, *own = states
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        accelerator.set_rng(self._device, of_torch)
+        for generator, state in zip(self._generators, own, strict=True):
+            if isinstance(generator, random.Random):
+                generator.setstate(state)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            else:
+                generator.set_state(state)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
 
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
 

@@ -8,8 +8,8 @@ import torch
 from repro.mbs.batches import Piece, Plan, concatenate, joined_targets, own_memory
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import NondeterministicModelError, explained
-from repro.mbs.results import Totals
 from repro.mbs.setting import Setting
+from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, to_device
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
@@ -33,16 +33,8 @@ def run_two_passes(
 ) -> Totals:
     """Compute outputs first, the loss of all of them next, and the parameters' gradients last.
 
-    Accumulates the gradient of this process's samples of a mini-batch.
-
-    Args:
-        setting: The streamer's setting.
-        piece: The mini-batch.
-        plan: Its micro-batches.
-        updates: Gathers BatchNorm's statistics.
-        loss_of: Loss of outputs and targets.
-        check_finite: Called before the first backward pass.
-        forward_ended: Called after each forward pass of the first pass.
+    Accumulates the gradient of this process's samples of a mini-batch. `forward_ended` is called
+    after each forward pass of the first pass, `check_finite` before the first backward pass.
 
     Raises:
         NondeterministicModelError: The second pass had other outputs.
