@@ -1,6 +1,5 @@
 """Named errors about mini-batches and arguments, and the checks that raise them."""
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,24 +113,6 @@ def checked_size(size: Any) -> int | None:
     return operator.index(size)
 
 
-def check_prefetch(prefetch: Any) -> None:
-    """Raise a ValueError unless `prefetch` is a whole number of at least 0."""
-    if not is_whole(prefetch, 0):
-        raise ValueError(
-            f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
-        )
-
-
-def check_weights_usable(two_pass: bool, normalization: str) -> None:
-    """Raise a `MicroBatchError` if weights were given and would not be used."""
-    if two_pass or normalization != "exact":
-        raise MicroBatchError(
-            f"weights are used by normalization='exact' in a single pass; normalization is "
-            f"{normalization!r}, two_pass {two_pass} (a two-pass loss sees the whole mini-batch: "
-            f"weigh its samples there)"
-        )
-
-
 def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
     """Return a layer that has no parameters until it is called."""
     lazy = (m for m in modules if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params())
@@ -203,19 +184,4 @@ def loss_of(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> torch.Te
     raise LossShapeError(
         f"loss_fn returned {got}; it must return a scalar tensor, the mean over the "
         f"micro-batch's samples (for a loss per sample, take its mean())"
-    )
-
-
-def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> None:
-    """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device.
-
-    `of_all` is the sum of the losses of all processes, which share one gradient.
-    """
-    if math.isfinite(of_all.item()):
-        return
-    value = loss.item()
-    where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
-    raise NonFiniteLossError(
-        f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
-        f"before the call; check the inputs, whether any target counts, or lower the learning rate"
     )

@@ -1,5 +1,6 @@
 """Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -23,6 +24,7 @@ from repro.mbs.two_pass import run_two_passes
 from repro.mbs.verification import Verification
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import SplitFunction, call_model
+from repro.measure.checks import is_whole
 
 
 class MicroBatchStreamer:
@@ -121,7 +123,10 @@ class MicroBatchStreamer:
         errors.check_choice("batchnorm", batchnorm, ("micro", "deferred"))
         errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
         errors.check_choice("check", check, ("first", "always", "off"))
-        errors.check_prefetch(prefetch)
+        if not is_whole(prefetch, 0):
+            raise ValueError(
+                f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
+            )
         self._size = size = errors.checked_size(micro_batch_size)
         self._model, self.loss_fn = model, loss_fn
         self.device = device = errors.resolve_device(model, device)
@@ -201,13 +206,18 @@ class MicroBatchStreamer:
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
-        if weights is not None:
-            errors.check_weights_usable(self._two_pass, self._weighing.normalization)
-        if pieces is not None and self._two_pass:
+        normalization = self._weighing.normalization
+        if weights is not None and (self._two_pass or normalization != "exact"):
             raise errors.MicroBatchError(
-                "two_pass takes a whole mini-batch, not an iterable of pieces"
+                f"weights are used by normalization='exact' in a single pass; normalization is "
+                f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
+                f"mini-batch: weigh its samples there)"
             )
         if pieces is not None:
+            if self._two_pass:
+                raise errors.MicroBatchError(
+                    "two_pass takes a whole mini-batch, not an iterable of pieces"
+                )
             self._processes.check_whole()
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
@@ -225,7 +235,7 @@ class MicroBatchStreamer:
                 touched = self._retries.run(piece, run, totals, self._roots(), together)
             elif pieces is not None:
                 touched = self._run_pieces(pieces, totals)
-        self._ledger.end()
+        self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
         if totals.num_micro_batches > 1:
             self._verification.warn()
@@ -392,11 +402,20 @@ class MicroBatchStreamer:
         return loss
 
     def _check_finite(self, totals: Totals) -> None:
+        """Refuse an infinite or NaN loss, also of another process; waits for the device."""
         loss = totals.loss
         assert loss is not None
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
-        errors.check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
+        of_all = float(self._processes.sum_losses(loss))
+        if math.isfinite(of_all):
+            return
+        others = math.isfinite(float(loss))
+        where = "of another process" if others else f"of {totals.num_samples} samples"
+        raise errors.NonFiniteLossError(
+            f"the loss of the mini-batch {where} is {of_all}; gradients and buffers are as before "
+            f"the call; check the inputs, whether any target counts, or lower the learning rate"
+        )
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # For an empty module it gathers and updates nothing.

@@ -89,10 +89,6 @@ class Ledger:
         self.parameters, self.buffers = parameters_of(modules), Buffers(modules)
         self._others: list[TensorWeakRef] = []  # leaves that are no module's parameter
 
-    def end(self) -> None:
-        """Forget the leaves that are no module's parameter."""
-        self._others = []
-
     @contextmanager
     def transaction(self, keep: bool = True) -> Iterator[None]:
         """Run a backward pass that either completes or changes nothing.
