@@ -7,20 +7,8 @@ from torch import nn
 
 from repro.mbs import MicroBatchStreamer
 from repro.mbs.batches import Reader
-from repro.mbs.staging import Stager, _memory_format
+from repro.mbs.staging import Stager
 from repro.measure import MemoryBudget, accelerator
-
-
-def test_memory_formats():
-    x = torch.zeros(4, 3, 5, 6)
-    assert _memory_format(x) == torch.contiguous_format
-    assert _memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
-    assert _memory_format(x.transpose(2, 3)) == torch.contiguous_format
-    volume = torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)
-    assert _memory_format(volume[:1]) == torch.channels_last_3d
-
-
-# An accelerator
 
 
 def pair(device, seed=0):
