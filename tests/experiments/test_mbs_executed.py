@@ -9,12 +9,8 @@ import torch
 from made_mbs import CHOSEN, INITIAL, PAPER
 
 from repro import datasets
-from repro.experiments import arguments
-from repro.experiments import run as running
 from repro.experiments.mbs import measuring, runs, training
 from repro.experiments.mbs.training import Task
-from repro.experiments.query import Source, results_of
-from repro.records import RecordStore
 
 
 def data_of(config):
@@ -152,22 +148,6 @@ class TestFiles:
         for epochs in seen.values():
             assert len(epochs) == 9  # three ways, each warmed up and timed twice
             assert all(sorted(epochs).count(own) == 3 for own in epochs)  # each epoch's own order
-
-
-@pytest.mark.gpu
-@pytest.mark.cuda_only("tests/simulated_device/test_smoke.py is its like")
-@pytest.mark.slow
-def test_the_smoke_profile_on_a_gpu(tmp_path):
-    store = RecordStore(tmp_path)
-    planned = arguments.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
-    tally = running.execute(PAPER, planned, running.Setting("smoke", "cuda"), store, print)
-    assert not [record.error for record in store.load("mbs") if record.status == "failed"]
-    assert tally.done == len(planned)
-    source = Source(PAPER, {("local", "smoke"): store})
-    for artefact in PAPER.artefacts.values():
-        found = results_of(artefact, source)
-        assert found.missing == 0 and {r.device["type"] for r in found.records} == {"cuda"}
-        assert len(artefact.table(found)) and artefact.caption(found)
 
 
 @pytest.mark.gpu
