@@ -19,7 +19,7 @@ def data_of(config):
 
 
 def small_training(micro, role="ResNet-50", **changes):
-    config = runs.training("smoke", role, CHOSEN, 16, micro).config
+    config = runs.training("smoke", role, CHOSEN, 16, micro is not None).config
     return config | {"train_samples": 32} | changes
 
 
