@@ -129,10 +129,9 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
         if not isinstance(error, MicroBatchError) and count < total and not is_out_of_memory(error):
             error.add_note(
                 f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= "
-                f"what of the inputs or targets belongs to the whole mini-batch, and give in the "
-                f"targets what the loss knows of single samples (a teacher's outputs, weights of "
-                f"samples). BatchNorm cannot train on one sample: give a micro_batch_size of which "
-                f"none is left over (2 leaves one of an odd number)"
+                f"what belongs to the whole mini-batch, and give in the targets what the loss "
+                f"knows of single samples. BatchNorm cannot train on one sample: give a "
+                f"micro_batch_size of which none is left over (2 leaves one of an odd number)"
             )
         raise
 
@@ -145,8 +144,8 @@ def check_no_graph(tree: Any, what: str) -> None:
             raise InputGradientError(
                 f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
                 f"none: micro-batches are taken without the graph behind them. Put what computed "
-                f"it, or a parameter, into the model, such as nn.Sequential(generator, "
-                f"discriminator) for a generator's step, or give it as .detach()"
+                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
+                f"generator's step, or give it as .detach()"
             )
 
 
@@ -155,9 +154,8 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     if not isinstance(model, nn.Module):
         kind = getattr(model, "__name__", type(model).__name__)
         raise MicroBatchError(
-            f"model is {kind}, which is no module: a mini-batch is streamed through a model. What "
-            "trains or decides by mini-batches goes around it: stream inside θ-adaptive or "
-            "dual-batch training (passes_fn=), not around them"
+            f"model is {kind}, which is no module; what trains or decides by mini-batches goes "
+            f"around it: stream inside θ-adaptive or dual-batch training (passes_fn=)"
         )
     parameter = next(model.parameters(), None)
     if device is None:

@@ -119,9 +119,8 @@ class Verification:
                 f"a forward pass changes {names}. Each micro-batch does so. If the next one "
                 f"computes with what it left (a codebook, a queue, a running mean, a power "
                 f"iteration), the gradient is not that of the undivided mini-batch: update it once "
-                f"for each mini-batch, outside forward, or put its layer into evaluation mode. "
-                f"Name random number generators of the model's own in generators=; check='off' "
-                f"says that all is well (a count of calls, a cache)",
+                f"for each mini-batch, outside forward. Name random number generators of the "
+                f"model's own in generators=; check='off' says that all is well (a count of calls)",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -129,10 +128,10 @@ class Verification:
             self._checked |= self._unmade
             unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
             warnings.warn(
-                f"MicroBatchStreamer could not check {unchecked}: loss or model cannot be computed "
-                f"on a few samples, have another outcome when they are evaluated again on the same "
-                f"samples, the model is fully sharded, or a mini-batch comes one sample at a time. "
-                f"docs/losses.md says what to give for which loss; check='off' says that it is so",
+                f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
+                f"alone, or have another outcome the second time; the model is fully sharded; or a "
+                f"mini-batch comes one sample at a time. docs/losses.md says what to give for "
+                f"which loss; check='off' says that it is so",
                 RuntimeWarning,
                 stacklevel=3,
             )
