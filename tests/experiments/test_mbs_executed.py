@@ -45,7 +45,7 @@ class TestTraining:
         task = Task(config, data_of(config), "cpu")
         model, kinds = task.model(), []
         model.register_forward_hook(lambda _, inputs, output: kinds.append(output.dtype))
-        step = task.step(model, task.optimizer(model), micro)
+        step = task.step(model, micro)
         losses = [float(step(*batch)) for _ in range(4) for batch in task.loader(16, 0, 32)]
         assert set(kinds) == {torch.bfloat16} and np.mean(losses[-2:]) < np.mean(losses[:2])
         for weight in model.parameters():
@@ -86,8 +86,8 @@ class TestMeasuring:
         made: dict[str, list[int]] = {}
         step_of = Task.step
 
-        def watching(task, model, optimizer, micro):
-            step = step_of(task, model, optimizer, micro)
+        def watching(task, model, micro):
+            step = step_of(task, model, micro)
 
             def watched(inputs, targets):
                 made.setdefault(str(micro), []).append(len(inputs))

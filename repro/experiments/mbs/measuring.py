@@ -55,10 +55,10 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     sizing = streamer.sizing
     assert sizing is not None
 
-    steps = {}
-    for count in (2, 4, 8, 16, 32):
-        step = task.step(model, task.optimizer(model), None)
-        steps[str(count)] = partial(step, *task.first_batch(count))
+    steps = {
+        str(count): partial(task.step(model, None), *task.first_batch(count))
+        for count in (2, 4, 8, 16, 32)
+    }
     return Outcome(
         metrics={
             "limit_bytes": limit,
@@ -111,7 +111,7 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
     for size in config["sizes"]:
         with imagined():
             model = task.model()
-            step = task.step(model, task.optimizer(model), None)
+            step = task.step(model, None)
             inputs = torch.empty(size, 3, *config["sides"])
             shape = (size, *config["sides"]) if task.segments else (size,)
             targets = torch.empty(shape, dtype=torch.int64)
@@ -142,11 +142,10 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
         "halved": (initial, config["micro_batch"]),
         "doubled": (2 * initial, initial),
     }
-    steps = {}
-    for name, (count, micro) in ways.items():
-        model = task.model()
-        step = task.step(model, task.optimizer(model), micro)
-        steps[name] = partial(step, *task.first_batch(count))
+    steps = {
+        name: partial(task.step(task.model(), micro), *task.first_batch(count))
+        for name, (count, micro) in ways.items()
+    }
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     metrics = {
@@ -159,8 +158,7 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
 def _epoch(task: Task, micro: int | None, loader: Iterable[Batch]) -> Callable[[], Any]:
     """Return a function that trains a fresh model for an epoch."""
     model = task.model()
-    step = task.step(model, task.optimizer(model), micro)
-    return partial(fit, model, step, loader, epochs=1, device=task.device)
+    return partial(fit, model, task.step(model, micro), loader, epochs=1, device=task.device)
 
 
 def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:

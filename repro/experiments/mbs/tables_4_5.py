@@ -1,7 +1,7 @@
 """Do mini-batches beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from repro.experiments.judge import (
     ratio,
 )
 from repro.experiments.mbs import cells
-from repro.experiments.mbs.runs import INITIAL, PAPER, micro_batch_of, paper_rows, tables_4_5
+from repro.experiments.mbs.runs import INITIAL, PAPER, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
@@ -208,42 +208,25 @@ def largest_is_not_best(results: Results, roles: Sequence[str]) -> tuple[bool, s
 # What is shown.
 
 
-def _rows(results: Results, name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the paper's rows, then one for each larger mini-batch that ran (all samples)."""
-    yield from PAPER[name]
-    largest = {row["model"]: row["mini_batch"] for row in PAPER[name]}
-    for role, most in sorted(largest.items()):
-        ran = results.select("train", role=role, resolution="high")
-        for size in sorted({r.config["mini_batch"] for r in ran if r.config["mini_batch"] > most}):
-            micro = micro_batch_of(role, size)
-            yield {"model": role, "mini_batch": size, "micro_batch": micro}
-
-
 def table(results: Results, name: str) -> list[dict[str, Any]]:
     """A row per model, mini-batch size, without and with MBS."""
     rows = []
-    for row in _rows(results, name):
+    for row in PAPER[name]:
         role, size = row["model"], row["mini_batch"]
-        times: dict[tuple[int, bool], list[float]] = {}
+        case, times = f"{role}, {size}", {}
         with suppress(NotRun):  # of several machines
             times = epoch_seconds(results, role)
         for way, streamed in (("without", False), ("with", True)):
-            if "with" not in row and not streamed:
-                continue  # all samples as one, which nobody tries undivided
             records = cells.trainings(results, role, size, streamed)
-            values = cells.best(results, records)
+            values, micro = cells.best(results, records), row["micro_batch"] if streamed else None
             result = cells.status_or(records, Summary.of(values).text())
             if not records:  # perhaps a step alone was tried
-                micro = row["micro_batch"] if streamed else None
                 records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
                 result = cells.status_or(records, "1 step fits")
             took = Summary.of(times.get((size, streamed), [])).text()
-            took = cells.status_or(records, DASH) if took == DASH else took
             gained = longer = DASH
             if streamed:
-                gained, longer = (
-                    cells.told(one, results, f"{role}, {size}") for one in (gain, epoch_ratio)
-                )
+                gained, longer = (cells.told(one, results, case) for one in (gain, epoch_ratio))
             if streamed and size == INITIAL[role] and longer == DASH:
                 step = cells.told(halved_step_ratio, results, role)
                 longer = DASH if step == DASH else f"{step}, of a step"
@@ -251,14 +234,14 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
                 {
                     "model": cells.ran_as(role, results.records),
                     "mini-batch": size,
-                    "μ-batch": row["micro_batch"] if streamed else DASH,
+                    "μ-batch": micro or DASH,
                     "MBS": way,
-                    "paper (%)": mean_std(row.get(way)) if "with" in row else DASH,
+                    "paper (%)": mean_std(row.get(way)),
                     "ours (%)": result,
                     "n": len(values) or len(records),
                     "ours, gain (points)": gained,
-                    "paper (s/epoch)": mean_std(row.get(f"time_{way}")) if "with" in row else DASH,
-                    "ours (s/epoch)": took,
+                    "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+                    "ours (s/epoch)": cells.status_or(records, DASH) if took == DASH else took,
                     "ours, time over undivided": longer,
                 }
             )
@@ -279,8 +262,7 @@ def figure(results: Results, name: str) -> "Figure":
         undivided_s, none = rows[0]["time_without"][0], (math.nan, math.nan)
         gains = [(row["mini_batch"], paper_gain(role, row["mini_batch"]), *none) for row in rows]
         times = [(row["mini_batch"], row["time_with"][0] / undivided_s, *none) for row in rows]
-        sizes = [row["mini_batch"] for row in _rows(results, name) if row["model"] == role]
-        ran_at = [f"{role}, {size}" for size in sizes]
+        ran_at = [f"{role}, {row['mini_batch']}" for row in rows]
         gained, took = (cases(ran_at, partial(one, results)) for one in (gain, epoch_ratio))
         panels[title] = {
             better: {"paper": gains, "ours": _bounds(gained)},
