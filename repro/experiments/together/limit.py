@@ -95,26 +95,20 @@ def table(results: Results) -> list[dict[str, Any]]:
     """A row for each network and method, with the speed kept at each multiple; x: does not fit."""
     rows = []
     for (network, mode), tried in measured(results).items():
-        limit = results.need(LIMIT, network=network, mode=mode).metrics["limit_bytes"]
         row, last = {"network": network, "method": LABELS[mode]}, largest(tried)
         for multiple in multiples(results):
             point = tried.get(multiple, {"fits": None})
             known = "x" if point["fits"] is False else DASH
             told = str(speed(point)) if point["fits"] else known
             row[f"images/s over undivided, ×{multiple}"] = told
-        peak = micro = gradient = DASH
+        micro = gradient = DASH
         running = "no BatchNorm" if network == TRANSFORMER else DASH
         if last is not None:
-            peak, micro = f"{100 * last['peak_bytes'] / limit:.0f}", str(last["micro"] or DASH)
-            gradient = f"{last['gradient_error']:.1g}"
+            micro, gradient = str(last["micro"] or DASH), f"{last['gradient_error']:.1g}"
             if last["batchnorm_error"] is not None:
                 running = f"{last['batchnorm_error']:.1g}"
-        row |= {
-            "peak (% of the limit)": peak,
-            "micro-batch": micro,
-            "gradient, relative error": gradient,
-            "BatchNorm's statistics, relative error": running,
-        }
+        row["micro-batch"], row["gradient, relative error"] = micro, gradient
+        row["BatchNorm's statistics, relative error"] = running
         rows.append(row)
     return rows
 
