@@ -314,7 +314,13 @@ class MicroBatchStreamer:
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
-        plan = self._weighing.plan(piece, size, fewest=self._agreed_count(piece, size))
+        plan = self._weighing.plan(piece, size)
+        if self._processes.sharded:  # all processes take equally many micro-batches
+            count = len(plan.bounds)
+            # The number is fixed if the caller makes the micro-batches.
+            free = self._weighing.normalization != "paper" and piece.batch is not None
+            agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
+            plan = self._weighing.plan(piece, size, fewest=agreed)
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
@@ -363,17 +369,6 @@ class MicroBatchStreamer:
         # Only with a size that may shrink, a single piece may have to be undone.
         with self._ledger.transaction() if self._retries.sizer is not None else nullcontext():
             return self._accumulate(plan, 1.0), None
-
-    # Several processes
-
-    def _agreed_count(self, piece: Piece, size: int) -> int:
-        """Return the number of micro-batches of each process of a fully sharded model."""
-        if not self._processes.sharded:
-            return 1
-        count = len(self._weighing.plan(piece, size).bounds)
-        # The number is fixed if the caller makes the micro-batches.
-        free = self._weighing.normalization != "paper" and piece.batch is not None
-        return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
