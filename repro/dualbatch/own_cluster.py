@@ -46,12 +46,7 @@ def _read_environment() -> None:
 
 
 def start(ray: Any, **options: Any) -> None:
-    """Start a cluster on this machine, and warn of ports that listen on other interfaces.
-
-    Args:
-        ray: The module.
-        **options: For `ray.init`.
-    """
+    """Start a cluster on this machine, and warn of ports that listen on other interfaces."""
     before = open_ports()
     with _on_loopback():
         ray.init(address="local", include_dashboard=False, **options)

@@ -16,7 +16,6 @@ from repro.dualbatch import (
     NonFiniteError,
     ParameterServer,
     Stage,
-    worker,
 )
 from repro.measure import load_checkpoint, save_checkpoint
 
@@ -41,12 +40,8 @@ class Poisoned(Recorder):
 
 class TestTrainings:
     @pytest.mark.slow
-    @pytest.mark.parametrize("at_once", [True, False])  # False: as on an accelerator
     @pytest.mark.parametrize("options", SYNCS)
-    def test_a_bad_value_is_named_where_it_was_seen_first(
-        self, options, at_once, tmp_path, monkeypatch
-    ):
-        monkeypatch.setattr(worker, "_AT_ONCE", ("cpu",) if at_once else ())
+    def test_a_bad_value_is_named_where_it_was_seen_first(self, options, tmp_path):
         whole = train(data=Poisoned(), **options)
         path = tmp_path / "training.pt"
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:

@@ -61,9 +61,9 @@ WRONG = {
     "an empty batch at the end": (lambda s: [*batches(s), *of_sizes(s, [0])],
                                   r"gives 0 inputs .* where 0 are due at step 8"),
     "no end": (lambda s: itertools.cycle(batches(s)), r"gives 4 inputs .* 0 are due at step 8"),
-    "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"tuple in the place of a pair"),
-    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())], r"gives ndarray as inputs"),
-    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"gives Tensor as targets at step 1"),
+    "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"else than two tensors"),
+    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())], r"else than two tensors"),
+    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"else than two tensors .* at step 1"),
 }  # fmt: skip
 
 
@@ -91,9 +91,9 @@ class TestDataFunctions:
                 yield images[:, :, : share.resolution - 1, : share.resolution], labels
 
         schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(4)])
-        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) where 4 pixels are due"):
+        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) for 4 pixels"):
             train(make_plan(0, 2), data=long_side, schedule=schedule)
-        with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) where 4 pixels are due"):
+        with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) for 4 pixels"):
             train(make_plan(0, 2), data=batches, schedule=schedule)
         assert train(make_plan(0, 2), data=smaller, schedule=schedule).log
 
@@ -214,8 +214,6 @@ class TestPasses:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"passes_fn": 3}, r"passes_fn"),
-            ({"passes_fn": lambda model, loss_fn: None}, r"what passes_fn returns"),
             ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*give the mean"),
             ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
             ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"leave autocast out"),
@@ -419,9 +417,8 @@ class TestWhatFunctionsKeep:
     @pytest.mark.parametrize("name", KEPT_NOWHERE)
     def test_what_is_kept_elsewhere_is_warned_of_and_in_no_checkpoint(self, name, tmp_path):
         make, path = KEPT_NOWHERE[name]
-        with pytest.warns(UserWarning, match=rf"^{path} changed as the training went on") as said:
+        with pytest.warns(UserWarning, match=rf"^{path} changed as the training went on"):
             train(PLAN, **make())
-        assert len(said) == 1
         file = tmp_path / "run.pt"
         with pytest.raises(CheckpointError, match=rf"of epoch 1: {path} changed .*buffers of a m"):
             train(PLAN, checkpoint=file, **make())
