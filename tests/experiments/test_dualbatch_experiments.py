@@ -81,7 +81,7 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(cluster, "connected", lambda *arguments: nullcontext())
     patch.setattr(workers, "train_dual_batch", local)
-    patch.setattr(workers, "devices_here", lambda device: 2)
+    patch.setattr(workers, "cores", lambda: 2)
     timed_as(patch, 1e-3, 1e-2)  # steps cost something beside their samples
 
 
