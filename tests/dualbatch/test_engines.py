@@ -46,20 +46,6 @@ def one_by_one(share):
     return ((x, x) for x in torch.ones(len(share.indices), 1).split(share.batch_size))
 
 
-class TestRepeats:
-    @pytest.mark.parametrize("options", SYNCS)
-    def test_bit_for_bit(self, options):
-        one, two, other = train(**options), train(**options), train(seed=1, **options)
-        assert same(one.state, two.state)
-        assert one.log == two.log
-        assert without_wall_time(one) == without_wall_time(two)
-        assert not same(one.state, other.state)
-        assert len(one.log) == 4 * 3
-        assert sorted((c.worker, c.iteration) for c in one.log) == [
-            (worker, iteration) for worker in range(3) for iteration in range(4)
-        ]
-
-
 class TestDataParallel:
     def test_bsp_of_equal_batches_averages_gradients(self):
         images, labels = (tensor[:40] for tensor in make_data())
@@ -167,37 +153,30 @@ class TestStraggler:
 
     def run(self, **options):
         plan, count = make_plan(0, 3), 6
-        slow = plan.time_of("large") * 3
         log = train(plan, count=count, slowdowns=[1, 1, 3], **options).log
-        ends = {(c.worker, c.iteration): c.time_s for c in log}
-        committed, leads, waited = [0, 0, 0], [], 0.0
+        starts, ends = {}, {}
         for commit in log:  # each pulls as soon as it may
-            seen = log[: commit.pulled]
-            done = [sum(c.worker == worker for c in seen) for worker in range(3)]
-            leads.append(commit.iteration - min(done))
-            start = seen[-1].time_s if seen else 0.0
-            if commit.iteration:
-                waited += start - ends[commit.worker, commit.iteration - 1]
-            committed[commit.worker] += 1
-        assert committed == [count] * 3
+            share = commit.worker, commit.iteration
+            starts[share] = log[commit.pulled - 1].time_s if commit.pulled else 0.0
+            ends[share] = commit.time_s
+        slow = plan.time_of("large") * 3
         assert ends[2, count - 1] == pytest.approx(count * slow)  # it never waits
-        return max(leads), waited, slow
+        assert len(ends) == len(log) == 3 * count
+        return [starts[0, share] for share in range(count)], slow
 
-    @pytest.mark.parametrize("bound", [0, 1, 2])
+    @pytest.mark.parametrize("bound", [0, 2])
     def test_the_bound_binds(self, bound):
-        lead, waited, slow = self.run(sync="ssp", staleness=bound)
-        assert lead == bound
+        starts, slow = self.run(sync="ssp", staleness=bound)
         # A fast worker starts share t once the straggler has committed t - s shares.
-        now, expected = 0.0, 0.0
+        now, expected = 0.0, []
         for share in range(6):
-            start = max(now, slow * (share - bound))
-            expected += start - now
-            now = start + slow / 3
-        assert waited == pytest.approx(2 * expected) and expected > 0
+            expected.append(max(now, slow * (share - bound)))
+            now = expected[-1] + slow / 3
+        assert starts == pytest.approx(expected)
 
     def test_without_a_bound_nobody_waits(self):
-        lead, waited, _ = self.run(sync="asp")
-        assert lead > 2 and waited == pytest.approx(0)
+        starts, slow = self.run(sync="asp")
+        assert starts == pytest.approx([share * slow / 3 for share in range(6)])
 
 
 def weighted(outputs, targets, weight=None):
@@ -253,7 +232,9 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("options", "where", "at"), zip(SYNCS, WHERE, (2, 1, 3), strict=True))
+    @pytest.mark.parametrize(
+        ("options", "where", "at"), list(zip(SYNCS, WHERE, (2, 1, 3), strict=True))
+    )
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
         plan = replace(make_plan(), small_samples=12, large_samples=36)

@@ -65,13 +65,6 @@ def started():
     ray.cloudpickle.unregister_pickle_by_value(trainings)
 
 
-def slow_data(share):
-    """The data, in a tenth of a second or more for each share."""
-    for index in share.indices.split(share.batch_size):
-        time.sleep(0.03)
-        yield IMAGES[index], LABELS[index]
-
-
 def run(**options):
     """Train on the cluster with one worker of each kind, and look at what every run must keep."""
     given = {"plan": make_plan(1, 1), "engine": "ray"} | options
@@ -105,21 +98,9 @@ KILL_ALL = """
     cluster.CHECK_S = 2.0  # for a quicker test; 5 else
 
     def kill(entry):
-        # Nothing listens for other machines, and nothing was written to the home folder.
-        addresses = [
-            (process.name(), connection.laddr.ip.removeprefix("::ffff:"))
-            for process in psutil.Process().children(recursive=True)
-            for connection in process.net_connections("tcp")
-            if connection.status == "LISTEN"
-        ]
-        assert len(addresses) > 5 and {{ip for _, ip in addresses}} == {{"127.0.0.1"}}, addresses
         # All processes of this driver's own cluster, and no others'.
-        if entry.epoch == 1:
-            processes = psutil.Process().children(recursive=True)
-            names = [process.name() for process in processes]
-            assert "gcs_server" in names and "raylet" in names, names
-            for process in processes:
-                process.kill()
+        for process in psutil.Process().children(recursive=True) if entry.epoch == 1 else ():
+            process.kill()
 
     def data(share):
         images, labels = trainings.make_data()
@@ -154,7 +135,7 @@ STRANGER = """
 
 class TestWithoutACluster:
     def test_no_cluster_at_the_address(self):
-        with pytest.raises(ClusterError, match=r"no Ray cluster at address '127.0.0.1:9' \("):
+        with pytest.raises(ClusterError, match=r"no Ray cluster at address '127.0.0.1:9'; start"):
             train(engine="ray", plan=make_plan(1, 1), address="127.0.0.1:9")
 
     @pytest.mark.parametrize("error", [Exception("timed out\nat last"), SystemExit(1)])
@@ -328,15 +309,15 @@ class TestRuns:
 
     def test_a_worker_that_dies_is_replaced(self, started, tmp_path):
         mark = tmp_path / "killed"
-        first = next(iter(make_plan(1, 1).kinds))
-        assert first == "small"
 
         def data(share):
             if share.batch_size < 10 and len(seen) == 2 and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             seen.append(share.seed)
-            yield from slow_data(share)
+            for index in share.indices.split(share.batch_size):
+                time.sleep(0.03)  # so that the other worker goes on meanwhile
+                yield IMAGES[index], LABELS[index]
 
         seen = []  # each process has its own
         result = run(data=data, count=6)
