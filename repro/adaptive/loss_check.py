@@ -108,29 +108,31 @@ class Checks:
 
     The first mini-batch checks the loss (see `check_loss_adds_up`) and the model (see
     `check_model`). The loss is checked again if it is replaced and, unless it is one of torch's,
-    if a mini-batch has new values, such as padding (see `repro.measure.telling.Novelty`). No
-    process waits for another, and all decide the same.
+    if a mini-batch has new values, such as padding (see `repro.measure.telling.Novelty`).
+
+    Args:
+        model: The model.
+        device: Its device.
+        repeated: Whether a process calls the model several times for a mini-batch.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module, device: torch.device, repeated: bool) -> None:
+        self._model, self._device, self._repeated = model, device, repeated
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
         self._checked: Any = None  # the loss checked last
-        self._ways: set[bool] = set()  # values of `repeated` for which the model was checked
+        self._model_checked = False
         self._told: set[str] = set()
 
     def due(
-        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
+        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any
     ) -> tuple[Batch, Any] | None:
         """Return the mini-batch and weights to check now with `make`, or None."""
         item = batch, weights
-        first = None if self._checked is loss_fn and repeated in self._ways else item
+        first = None if self._checked is loss_fn and self._model_checked else item
         return first if is_torchs(loss_fn) else self._novelty.newest(batch, item) or first
 
-    def make(
-        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
-    ) -> None:
-        """Check a mini-batch; `repeated`: a process calls the model several times for it.
+    def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> None:
+        """Check a mini-batch.
 
         Raises:
             LossCheckError: The loss differs from its parts' combined loss.
@@ -141,12 +143,9 @@ class Checks:
         except NotComparableError as error:
             made = True
             self._tell("loss", f"{error}; where it is no mean over samples give weights=")
-        except LossCheckError:
-            self._novelty, self._checked = Novelty(), None  # similar mini-batches are refused, too
-            raise
-        if repeated not in self._ways and batch.num_samples > 2:
-            self._ways.add(repeated)
-            for kind, text in check_model(self._model, batch, self._device, repeated):
+        if not self._model_checked and batch.num_samples > 2:
+            self._model_checked = True
+            for kind, text in check_model(self._model, batch, self._device, self._repeated):
                 self._tell(kind, text)
         if made:
             self._checked = loss_fn
