@@ -239,7 +239,16 @@ def noise_driven():
 MAKERS = {
     "theta": lambda: ThetaController(8, 100, 0.1, decay_at=(5, 9)),
     "theta, all options": lambda: ThetaController(
-        8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
+        8,
+        100,
+        0.1,
+        1.5,
+        0.3,
+        decay=0.2,
+        decay_at=Saturation(2, 0.1),
+        warmup=3,
+        warmup_from=0.01,
+        lr_exponent=0.5,
     ),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
@@ -312,13 +321,17 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),
         [
-            (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
-            (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
-            (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
+            (math.nan, at(2.0), r"the cost of epoch 3 is nan, .* training has diverged"),
+            (
+                5.0,
+                [torch.full((2, 3), math.nan), torch.zeros(())],
+                r"of epoch 3 is 5.0, and the distance of .* nan",
+            ),
+            (5.0, at(1.0)[:1], r"parameter 1 is missing, and \(\) in w_0"),
             (
                 5.0,
                 [torch.zeros(3, 2), torch.zeros(())],
-                r"parameter 0 has the shape \(3, 2\), and \(2, 3\) in w_0; give the .* same order",
+                r"parameter 0 is \(3, 2\), and \(2, 3\) in w_0; give .* same order",
             ),
         ],
     )
@@ -338,7 +351,7 @@ class TestRefused:
     def test_first_observation_does_not_begin(self):
         controller = ThetaController(8, 64, 0.1)
         for cost, parameters in ((math.nan, START), (5.0, []), (5.0, [torch.tensor([math.nan])])):
-            with pytest.raises(ValueError, match=r"of epoch 0 is nan|no parameters|not all finite"):
+            with pytest.raises(ValueError, match=r"of epoch 0 is nan|no parameters|w_0 nan"):
                 controller.observe(cost, parameters)
         assert controller.observe(1.0, START).epoch == 1
 
@@ -460,7 +473,7 @@ class TestGroups:
     def test_a_scheduler_is_refused_before_anything_is_set(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-        with pytest.raises(SchedulerError, match=r"leave the scheduler out .* or set_lr"):
+        with pytest.raises(SchedulerError, match=r"leave it out .* or set_lr"):
             set_lr(optimizer, 0.2)
         assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
         optimizer.step()
@@ -478,23 +491,15 @@ class TestGroups:
         other = self.optimizer(None, 0.01, lr=lr)
         other.load_state_dict(optimizer.state_dict())
         for each in (optimizer, other):
-            message = (
-                r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
-            )
+            message = r"or another, sets the rates \(now 0.05, 0.005\)"
             with pytest.raises(SchedulerError, match=message):
                 set_lr(each, 0.5)
             assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
-
-    def test_an_optimizer_without_a_rate_is_refused(self):
-        optimizer = self.optimizer(None, lr=0.1)
-        optimizer.param_groups[0]["lr"] = None  # as transformers' Adafactor has it
-        with pytest.raises(ValueError, match=r"the rate of SGD is None: it finds its rates by"):
-            set_lr(optimizer, 0.2)
 
 
 def test_a_spent_generator_is_named():
     controller = ThetaController(8, 16, 0.1)
     parameters = iter([torch.zeros(2)])
     controller.observe(2.0, parameters)
-    with pytest.raises(ValueError, match="a generator is spent after one use"):
+    with pytest.raises(ValueError, match="an iterator is spent after one use"):
         controller.observe(1.0, parameters)
