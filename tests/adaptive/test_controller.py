@@ -293,10 +293,6 @@ class TestSaving:
         ("other", "message"),
         [
             (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
-            (
-                ThetaController(8, 64, 0.1, decay_at=Saturation(2, 0.5)),
-                r"rule 'Saturation', here 'tuple', decay_at \[2, 0.5\], here \[\]",
-            ),
             (ScheduledBatch(8, 64, 0.1, every=3), r"kind 'ScheduledBatch', here 'ThetaController'"),
         ],
     )
@@ -358,20 +354,15 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"initial_batch": 0}, r"initial_batch is 0; give a whole number, at least 1"),
             ({"initial_batch": 8.0}, r"initial_batch is 8.0; give a whole number"),
             ({"max_batch": 7}, r"max_batch is 7; give a whole number, at least 8"),
-            ({"initial_lr": 0.0}, r"initial_lr is 0.0; give a number above 0"),
             ({"growth": 1}, r"growth is 1; give a number above 1"),
             ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
-            ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
             ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
             ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
             ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
-            ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
             ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
-            ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
         ],
     )
     def test_arguments(self, given, message):
@@ -422,15 +413,6 @@ class TestDistance:
             assert meter.live_bytes - meter.start_bytes < 1000
         assert step.theta == pytest.approx((size / 4) ** -0.5, rel=1e-5)
         assert meter.peak_bytes - meter.start_bytes < 2 * 4 * CHUNK + 1000 < size
-
-    def test_neither_changes_nor_keeps_what_it_is_given(self):
-        before = big()
-        saved = [w.clone() for w in before]
-        start = StartingPoint(before)
-        assert [t.stride() for t in start.tensors] == [w.stride() for w in before]
-        for w in before:
-            w += 1
-        assert all(map(torch.equal, start.tensors, saved))
 
 
 class TestGroups:
@@ -495,11 +477,3 @@ class TestGroups:
             with pytest.raises(SchedulerError, match=message):
                 set_lr(each, 0.5)
             assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
-
-
-def test_a_spent_generator_is_named():
-    controller = ThetaController(8, 16, 0.1)
-    parameters = iter([torch.zeros(2)])
-    controller.observe(2.0, parameters)
-    with pytest.raises(ValueError, match="an iterator is spent after one use"):
-        controller.observe(1.0, parameters)
