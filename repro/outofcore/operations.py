@@ -1,7 +1,6 @@
 """Interception, timing, size prediction and division of a block's operations."""
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
@@ -12,7 +11,6 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.measure import accelerator
 from repro.outofcore.recording import components, signature, tensors_in
 
 
@@ -134,25 +132,6 @@ def _serialiser() -> str:
             break
         frame = frame.f_back
     return ""
-
-
-class Timer:
-    """Seconds of one operation: by the clock on a CPU, by events on an accelerator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.events: tuple[accelerator.Event, accelerator.Event] | None = None
-        self.seconds = 0.0
-        if accelerator.is_accelerator(device):
-            begin, end = (accelerator.new_event(device, timing=True) for _ in range(2))
-            self.events = begin, end
-            begin.record()
-        self._start = time.perf_counter()
-
-    def stop(self) -> None:
-        """End the time."""
-        if self.events:
-            self.events[1].record()
-        self.seconds = time.perf_counter() - self._start
 
 
 def result_bytes(

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from repro.outofcore.bounds import BudgetTooSmall
-from repro.outofcore.host import HostStore, Mover, Place
+from repro.outofcore.host import IN, OUT, HostStore, Mover, Place
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -246,7 +246,7 @@ class Residency:
         variable.resident = True
         self.used_bytes += variable.nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        variable.incoming = self.mover.start_in(target, variable.place), storage
+        variable.incoming = self.mover.start(IN, target, variable.place), storage
         self.bytes_in += variable.nbytes
 
     def arrive(self, variable: Variable) -> None:
@@ -278,7 +278,7 @@ class Residency:
             return  # it has just ended in another thread
         if variable.place is None:
             variable.place = self.store.take(variable.nbytes)
-        variable.outgoing = self.mover.start_out(storage, variable.place), storage
+        variable.outgoing = self.mover.start(OUT, storage, variable.place), storage
         variable.valid = True
         self.leaving.append(variable)
         self.bytes_out += variable.nbytes

@@ -29,8 +29,7 @@ from repro.outofcore.host import (
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import (
     classify,
-    meet_module,
-    meet_optimizer,
+    meet,
     parameters_of,
     variable_of,
 )
@@ -316,10 +315,8 @@ class OutOfCore:
     def _take_in(self) -> None:
         """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            for model in self._models:
-                meet_module(self._residency, model)
-            for optimizer in self._optimizers:
-                meet_optimizer(self._residency, optimizer)
+            for holder in (*self._models, *self._optimizers):
+                meet(self._residency, holder)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -339,7 +336,7 @@ class OutOfCore:
         """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            meet_module(self._residency, module)
+            meet(self._residency, module)
             self._make_room()
 
     # ---- iterations

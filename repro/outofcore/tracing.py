@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.outofcore.operands import meet_module, meet_optimizer
+from repro.outofcore.operands import meet
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
 from repro.outofcore.sequence import Trace
@@ -66,7 +66,7 @@ def record(
     )
     try:
         with block:
-            block._iterations.record_only()
+            block._iterations.make_plan = None  # it only records
             block._leader = block
             for _ in range(warmup + 1):
                 step()
@@ -93,10 +93,8 @@ def _with_held(
 ) -> Trace:
     """Return a recorded trace, with modules' and optimizers' tensors that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        for module in modules:
-            meet_module(block._residency, module)
-        for optimizer in optimizers:
-            meet_optimizer(block._residency, optimizer)
+        for holder in (*modules, *optimizers):
+            meet(block._residency, holder)
     used, trace = set(recorded.order), recorded.trace
     held = [v for v in block._residency.variables() if v.kind and v not in used]
     sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}

@@ -35,7 +35,8 @@ from repro.outofcore import (
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import requests
-from repro.outofcore.planning import Name, make_plan
+from repro.outofcore.planning import Name, Planner
+from repro.outofcore.recording import Recording
 
 OUT, RELEASE, IN = (Kind.SWAP_OUT, Kind.RELEASE, Kind.SWAP_IN)
 MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())
@@ -207,7 +208,7 @@ def having(number: int, *action) -> SwapPlan:
         (having(1, IN, "a0"), "'a0': it is on the device already"),
         (having(0, OUT, "g0"), "'g0': it is not alive"),
         (having(2, OUT, "a0"), "the host's copy is right already"),
-        (replace(GOOD, resident=frozenset({"a1"})), "'a1', resident, is not alive"),
+        (replace(GOOD, resident=frozenset({"a1"})), "'a1' is resident, but not alive"),
         (replace(GOOD, before=GOOD.before[1:]), "lists of actions"),
         (replace(ENDING, after=(ENDING.after[0], (Action(OUT, "w"), Action(RELEASE, "w")))),
          "'w' on the device otherwise than it started"),
@@ -333,7 +334,7 @@ class TestRunning:
 
         assert trace.smallest_budget == 36
         with pytest.raises(PlanError, match=message):
-            make_plan(broken, trace, 36, [1.0] * 13, (1.0, 1.0))
+            Planner(broken, "auto", 36, lambda: (1.0, 1.0)).plan(Recording(trace, [], [], []))
 
     def test_copies_take_their_bytes_time_and_change_no_bit(self):
         torch.manual_seed(0)

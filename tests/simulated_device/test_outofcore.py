@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
-from repro.outofcore import OutOfCore, host, operations, residency, running
+from repro.outofcore import OutOfCore, host, recording, residency, running
 from repro.outofcore import residency as addresses
 from repro.outofcore.host import HostStore, StreamMover
 from repro.outofcore.residency import Residency
@@ -225,8 +225,8 @@ def _arrive(where: str) -> Omission:
 
 WRITTEN = "Residency.written"
 BRING, SNAPSHOT = "Addresses.bring", "Addresses.snapshot"
-OUT = "self.mover.start_out(storage, variable.place), storage"
-IN = "self.mover.start_in(target, variable.place), storage"
+OUT = "self.mover.start(OUT, storage, variable.place), storage"
+IN = "self.mover.start(IN, target, variable.place), storage"
 OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (memory_of_another, Omission(host, "stream.wait_stream(current)")),
     (there_and_back, Omission(host, "stream.wait_stream(current)")),
@@ -252,8 +252,8 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (restored, Omission(residency, "self.mover.finish()")),
     (trained, Omission(running, "residency.arrive(variable)", within="Running._bring_in")),
     (trained, Omission(running, "residency.written(variable)", within="Running._promise")),
-    (trained, Omission(operations, "            begin.record()", "            pass")),
-    (trained, Omission(operations, "self.events[1].record()")),
+    (trained, Omission(recording, "            self._events[0].record()", "            pass")),
+    (trained, Omission(recording, "self._events[1].record()")),
     (trained, Omission(accelerator, "end.synchronize()")),
     (saved, Omission(addresses, "residency.mover.finish()")),
     (saved_while_it_comes, Omission(addresses, "residency.arrive(variable)", within=SNAPSHOT)),
