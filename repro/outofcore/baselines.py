@@ -27,11 +27,7 @@ class DoesNotFit(ValueError):
 
 
 def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Swap in a variable when a function needs it; swap out the least recently used.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
-    """
+    """Swap in a variable when a function needs it; swap out the least recently used."""
     check_budget(trace, budget_bytes)
     run = _Rules(trace, budget_bytes, "on demand")
     run.leaves = [[*range(a, b)] for a, b in pairwise(run.first)]

@@ -32,8 +32,7 @@ def give_back_freed_memory() -> bool:
     """Return freed memory to the system from now on; return whether the C library allows it.
 
     glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
-    are swapped to a file. After this call blocks of 64 KiB and more are returned, and taken anew
-    with page faults, until the process ends.
+    are swapped to a file. After this call only blocks below 64 KiB are kept.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -65,8 +64,7 @@ class HostStore:
 
     Args:
         device: If it is an accelerator, the memory is page-locked for copies that do not block.
-        path: A folder for a file that holds the slabs instead of memory. The file has no name, so
-            that it always disappears.
+        path: A folder for a file that holds the slabs instead; nameless, so that it disappears.
         slab_bytes: The size of a slab, a multiple of 64.
         whole: Every place is one piece, at an `address`; a slab is then as large as needed.
     """
@@ -98,11 +96,7 @@ class HostStore:
         self._free = FreePieces()  # of slabs
 
     def reserve(self, nbytes: int) -> None:
-        """Add slabs so that the store holds at least `nbytes` in total.
-
-        Raises:
-            HostMemoryError: The host has too little memory; slabs already added stay.
-        """
+        """Add slabs so that the store holds at least `nbytes` in total."""
         if self.file is None and accelerator.is_accelerator(self.device):
             missing = max(0, nbytes - self.total_bytes)  # checked before the first slab
             accelerator.check_pinnable(-(-missing // self.slab_bytes) * self.slab_bytes)
@@ -110,11 +104,7 @@ class HostStore:
             self._grow(nbytes - self.total_bytes)
 
     def take(self, nbytes: int) -> Place:
-        """Provide a place: the best-fitting free piece, else several; the store grows by slabs.
-
-        Raises:
-            HostMemoryError: The host has no more memory.
-        """
+        """Provide a place: the best-fitting free piece, else several; the store grows by slabs."""
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
         if self.whole and self._free.largest < size:
@@ -192,9 +182,7 @@ class HostStore:
     def close(self, keep: bool = False) -> None:
         """Return everything to the system; no copy may be running.
 
-        Args:
-            keep: Storages could not be brought back. A CPU's storages stay here, with the memory;
-                an accelerator's have lost their values.
+        With `keep` storages that could not be brought back stay here, on a CPU, with the memory.
         """
         if keep and self.whole:
             _kept.extend(self.slabs)

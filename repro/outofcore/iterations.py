@@ -60,24 +60,18 @@ class Step:
 
 
 class Follower:
-    """Matches the operations of iterations with the steps of a recorded iteration's plan.
-
-    Attributes:
-        steps: The functions in order.
-        cursor: The number of the next step; -1 while the operations do not follow the plan.
-        bound: The actual variable for each of the trace's, of this iteration or, until it is
-            replaced, of the one before.
-    """
+    """Matches the operations of iterations with the steps of a recorded iteration's plan."""
 
     def __init__(self, recorded: Recording, plan: SwapPlan) -> None:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
         self.persistent = {number[name] for name in trace.persistent}
+        # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
         for v, variable in enumerate(recorded.order):
             variable.bound = v
-        self.cursor = 0
+        self.cursor = 0  # the number of the next step; -1 off the plan
         self.steps = []
         for f, function in enumerate(trace.functions):
             first = [name for name in function.variables if trace.accesses[name][0] == f]
@@ -225,13 +219,6 @@ class Iterations:
         make_plan: Plans a recorded iteration; None only records.
         better: Given a plan that was followed to its end, and its iteration, returns a better plan
             or None.
-
-    Attributes:
-        origin: The clock at the start of the iteration.
-        log: Its operations so far, or None if they are not recorded.
-        recorded: The last recorded iteration.
-        follower: Follows the plan; None before the first plan.
-        plan: The current plan.
     """
 
     def __init__(
@@ -241,9 +228,9 @@ class Iterations:
         statistics: Statistics,
     ) -> None:
         self.make_plan, self._better, self._statistics = make_plan, better, statistics
-        self.origin = 0
-        self.log: list[Entry] | None = []
-        self.recorded: Recording | None = None
+        self.origin = 0  # the clock at the start of the iteration
+        self.log: list[Entry] | None = []  # its operations, None if they are not recorded
+        self.recorded: Recording | None = None  # the last recorded iteration
         self.follower: Follower | None = None
         self.plan: SwapPlan | None = None
         self._proved = False  # the plan was once followed to its end

@@ -1,11 +1,8 @@
 """The chunked allocator of section 4 in C++: on CUDA by the driver, and on host memory for tests.
 
-The library is compiled at first use with the plain compiler and torch's headers; the CUDA driver
-is looked up at run time, so that no toolkit is needed. `csrc/chunked_allocator.cpp` explains its
-method.
-
-A library is executable code: it is kept in a private folder of this user, and ends with a digest
-of its content.
+The library is compiled at first use; no toolkit is needed. It is executable code: it is kept in a
+private folder of this user, and ends with a digest of its content. `csrc/chunked_allocator.cpp`
+explains the method.
 """
 
 import ctypes
@@ -101,12 +98,10 @@ def _compiler() -> list[str]:
 
 
 def build() -> Path:
-    """Compile the library if necessary, and return its path.
+    """Compile the library if necessary, and return its path; several processes may do so at once.
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
-    name with a hash of source, compiler and flags. That folder must belong to this user and be
-    closed to others. A changed library is built again, with a warning. Several processes may build
-    at once.
+    name with a hash of source, compiler and flags. A changed one is built again, with a warning.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
@@ -282,12 +277,7 @@ class ChunkedMemory:
         _call(self._library, name, self._handle, *arguments)
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Return the address of `nbytes` for first use on a stream; 0 for a request of 0.
-
-        Raises:
-            NativeOutOfMemory: The bytes do not fit.
-            AllocatorError: The size is invalid.
-        """
+        """Return the address of `nbytes` for first use on a stream; 0 for a request of 0."""
         if not is_whole(nbytes, 0, _LARGEST):
             raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
         address = ctypes.c_void_p()
@@ -295,11 +285,7 @@ class ChunkedMemory:
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Free the bytes at an address; their last use is on `stream`.
-
-        Raises:
-            AllocatorError: No live block is at the address.
-        """
+        """Free the bytes at an address; their last use is on `stream`."""
         self._do("free", address, stream)
 
     def record_stream(self, address: int, stream: int) -> None:

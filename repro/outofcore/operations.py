@@ -44,11 +44,7 @@ _LEFT_ALONE = _left_alone(_dispatch.__code__)
 
 
 class Operations(TorchDispatchMode):
-    """Intercepts every operation, including those of backward passes and optimizers.
-
-    Args:
-        owner: A block.
-    """
+    """Intercepts every operation, including those of backward passes and optimizers."""
 
     def __init__(self, owner: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -139,10 +135,9 @@ def result_bytes(
 ) -> tuple[int, bool]:
     """Return the bytes that an operation makes, and whether this is an upper bound.
 
-    New storages, and the growth of given ones, are known from a run on the device meta. If sizes
-    depend on values, the result is the largest possible size, or an exact count if that is above
-    `room` bytes. For any other operation, such as a custom one without a fake implementation, the
-    guess is the bytes of the inputs.
+    They are known from a run on the device meta. If sizes depend on values, the result is the
+    largest possible size, or an exact count if that is above `room` bytes. For any other operation,
+    such as a custom one without a fake implementation, the guess is the bytes of the inputs.
     """
     nbytes, known = 0, signature(operation)
     try:
@@ -264,10 +259,7 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
 
 
 def _lstm_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes that oneDNN's LSTM keeps for its backward pass; torch's shapes lack them.
-
-    Gates, hidden and cell states, and gradients of states are float32, each in whole pages.
-    """
+    """Return the bytes that oneDNN's LSTM keeps for its backward pass; torch's shapes lack them."""
     x, hidden = args[0], args[10]
     steps, samples, features = x.shape
     rows = steps * samples

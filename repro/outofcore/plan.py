@@ -92,15 +92,12 @@ class SwapPlan:
         return peak
 
     def verify(self) -> int:
-        """Execute the plan symbolically, twice, and check all rules for plans.
+        """Execute the plan symbolically, twice; return the most bytes held at any time.
 
         The budget holds before and during every function, including running transfers; inputs are
         on the device when their function runs; a copy to the device has a correct copy on the host
         as its source; no variable is copied that is dead or already at the destination; no value
         that is still needed is lost; and the iteration ends as it started.
-
-        Returns:
-            The most bytes held at any time.
 
         Raises:
             PlanError: A rule is broken; the message names the function and the variable.
@@ -120,15 +117,8 @@ class SwapPlan:
 
         Functions run in order on one stream, copies to the device on a second, copies to the host
         on a third; streams wait for each other exactly as in the plan. Iterations are repeated
-        until two in a row take the same time; the last is returned.
-
-        Args:
-            compute_times: (n,) seconds of each function.
-            bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-            latency_s: Fixed seconds of each copy.
-
-        Raises:
-            ValueError: The numbers of times and functions differ, or a value is negative.
+        until two in a row take the same time; the last is returned. Arguments are those of
+        `plan_packed`.
         """
         return simulate(self, compute_times, bandwidth, latency_s)
 
@@ -304,12 +294,8 @@ def _list(names: set[str] | frozenset[str]) -> str:
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
     """Return the requests for device memory, and their ends, of a repeated plan.
 
-    A swap-in is a new request, since its memory comes from the allocator anew. Variables of 0 bytes
-    make no request.
-
-    Args:
-        plan: Any plan; a plan without transfers gives the requests of training in core.
-        iterations: Number of runs; the first starts with the plan's resident variables.
+    The first iteration starts with the plan's resident variables. A swap-in is a new request, since
+    its memory comes from the allocator anew. Variables of 0 bytes make no request.
     """
     return [event for _, event in by_function(plan, iterations)]
 

@@ -282,8 +282,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
     """Return operations with sums of gradients made in place if one of their operands ends there.
 
-    The result of such a sum replaces that operand from its birth on. `origin` is the clock at the
-    start of the iteration.
+    The result of such a sum replaces that operand from its birth on.
     """
     totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
@@ -322,8 +321,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 
     A variable that is alive at the end dies in the next iteration at the function at which its
     counterpart of the iteration before died in this one, as far as both ran the same functions; if
-    that is unknown, it lives until its successor is made. `origin` is the clock at the start of the
-    iteration.
+    that is unknown, it lives until its successor is made.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()

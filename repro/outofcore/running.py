@@ -31,7 +31,7 @@ from repro.outofcore.recording import (
     signature,
     tensors_in,
 )
-from repro.outofcore.residency import Addresses, Residency, Variable
+from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
@@ -95,13 +95,12 @@ class Running:
     operation at a time.
     """
 
-    def __init__(self, residency: Residency, addresses: Addresses, iterations: Iterations) -> None:
-        device = residency.device
+    def __init__(self, residency: Residency, iterations: Iterations) -> None:
+        device, self._iterations = residency.device, iterations
         self._residency, self._lock = residency, residency.lock
-        self._addresses, self._iterations = addresses, iterations
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
-        self.operands = Operands(residency, partial(addresses.bring, lock=True))
+        self.operands = Operands(residency, partial(residency.bring, lock=True))
         self.collectives = Collectives()
 
     def follow(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -242,8 +241,8 @@ class Running:
         for variable in written:
             if variable.valid:
                 residency.written(variable)
-        if written and self._addresses.kept:
-            self._addresses.kept.clear()
+        if written and residency.kept:
+            residency.kept.clear()
 
     def _ended(
         self,

@@ -78,11 +78,7 @@ def tune_window(
 
     Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, since times
     may be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds
-    and of 2 to 256 functions. Among equal times, the plan that moves fewer bytes is taken. The
-    arguments are those of `plan_swaps` and of `SwapPlan.simulate`.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
+    and of 2 to 256 functions. Arguments and errors are those of `plan_packed`.
     """
     times = np.asarray(compute_times, dtype=np.float64)
     best = fastest(windows(trace, budget_bytes, times), times, bandwidth, latency_s)

@@ -58,11 +58,10 @@ def record(
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     if meta:
         block.device = torch.device("meta")
-    modules: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
-    optimizers: WeakKeyDictionary[torch.optim.Optimizer, None] = WeakKeyDictionary()
+    holders: WeakKeyDictionary[object, None] = WeakKeyDictionary()
     hooks = (
-        register_module_forward_pre_hook(lambda module, _: modules.setdefault(module)),
-        register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.setdefault(optimizer)),
+        register_module_forward_pre_hook(lambda module, _: holders.setdefault(module)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: holders.setdefault(optimizer)),
     )
     try:
         with block:
@@ -72,7 +71,7 @@ def record(
                 step()
                 block.step()
             recorded = block._iterations.recorded
-            trace = _with_held(recorded, block, modules, optimizers) if recorded else None
+            trace = _with_held(recorded, block, list(holders)) if recorded else None
     finally:
         for hook in hooks:
             hook.remove()
@@ -85,19 +84,13 @@ def record(
     return trace
 
 
-def _with_held(
-    recorded: Recording,
-    block: OutOfCore,
-    modules: Iterable[nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-) -> Trace:
+def _with_held(recorded: Recording, block: OutOfCore, holders: Iterable[object]) -> Trace:
     """Return a recorded trace, with modules' and optimizers' tensors that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        for holder in (*modules, *optimizers):
+        for holder in holders:
             meet(block._residency, holder)
     used, trace = set(recorded.order), recorded.trace
     held = [v for v in block._residency.variables() if v.kind and v not in used]
     sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}
     kinds = {f"held{n}": variable.kind for n, variable in enumerate(held)}
-    sizes, kinds = {**trace.sizes, **sizes}, {**trace.kinds, **kinds}
-    return replace(trace, sizes=sizes, kinds=kinds)
+    return replace(trace, sizes={**trace.sizes, **sizes}, kinds={**trace.kinds, **kinds})
