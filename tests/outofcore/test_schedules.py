@@ -64,11 +64,11 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_traces(seed):
     """No plan breaks a rule or beats the bound; simulated it takes what its copies allow."""
     rng, rates, names = random.Random(seed), (2.0, 3.0), set()
-    for _ in range(40):
+    for _ in range(30):
         trace = random_trace(rng)
         times = [rng.random() for _ in trace.functions]
         for budget in budgets(trace, rng):
@@ -309,18 +309,6 @@ class TestRunning:
         assert block.plan.scheduler.startswith(either)
         assert block.statistics.bytes_out > 0
         assert block.statistics.peak_bytes <= block.budget_bytes
-
-    def test_a_function_plans(self, plain):
-        calls = []
-
-        def planned_by_us(trace, budget_bytes, times, rates):
-            calls.append((len(trace.functions), len(times), min(rates) > 0))
-            return plan_swaps(trace, budget_bytes, 0)
-
-        tensors, block = trained(planned_by_us, 0.6)
-        assert all(map(torch.equal, tensors, plain))
-        assert block.plan.window_bytes == 0
-        assert all(functions == times and rated for functions, times, rated in calls)
 
     @pytest.mark.parametrize(
         ("change", "message"),
