@@ -7,21 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache, Key
-from repro.microconv.conv import install, signature
+from repro.microconv.cache import BenchmarkCache, key_of
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
-from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
@@ -109,7 +105,7 @@ class Bench:
                 except the framework's own convolution.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
-        key = Key.of(kernel)
+        key = key_of(kernel)
         known = {b: self.cache.times(key, b) for b in listings}
         missing = {
             b: {name: need for name, need in needs.items() if name not in known[b]}
@@ -147,7 +143,7 @@ class Bench:
         """The algorithms for micro-batches of `b`, with the bytes of each as a part."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-        key = Key.of(kernel)
+        key = key_of(kernel)
         listed = self.cache.listing(key, b)
         if listed is None:
             with _undisturbed(kernel.device):
@@ -277,7 +273,7 @@ class Bench:
         Unlike in `candidates`, both allocate the output anew in each call, and all parts run one
         after the other.
         """
-        key = Key(f"{Key.of(kernel).text} in turns")
+        key = f"{key_of(kernel)} in turns"
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
@@ -304,7 +300,7 @@ class Bench:
         return Trial(tuple(division_s), tuple(native_s))
 
     def _remembered(
-        self, key: Key, batch: int, names: Sequence[str], measure: Callable[[], Samples]
+        self, key: str, batch: int, names: Sequence[str], measure: Callable[[], Samples]
     ) -> list[list[float]]:
         """Samples of several times from the cache, else measured and stored."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
@@ -331,7 +327,7 @@ class Bench:
             forms: Install the tuned and the untuned form, untimed.
             step: Runs the installed form.
         """
-        key = Key(f"{Key.of(one).text} {what}")
+        key = f"{key_of(one)} {what}"
         names = ("model divided", "native model")
 
         def measure() -> Samples:
@@ -351,34 +347,6 @@ class Bench:
         with _undisturbed(one.device):
             divided_s, native_s = self._remembered(key, 1, names, measure)
         return Trial(tuple(divided_s), tuple(native_s))
-
-
-@cache
-def call_overhead(device: str, training: bool) -> float:
-    """Extra seconds of a call of a tuned layer, compared with torch's layer.
-
-    Measured on one pixel, with every kernel left to torch, so that only the call differs.
-    """
-
-    def run(module: nn.Module) -> None:
-        with torch.set_grad_enabled(training):
-            result = module(input)
-        if training:
-            result.backward()
-
-    with _undisturbed(device):
-        plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in "ab")
-        input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
-        call = signature(input, tuned.weight)
-        kernels = {
-            kind: TunedKernel(kernel, 1, None, {}, 0, 0, 0, Workspace(device))
-            for kind, kernel in kernels_of(tuned, call).items()
-        }
-        install(tuned, call, kernels)
-        calls = {"plain": partial(run, plain), "tuned": partial(run, tuned)}
-        timed = time_interleaved(calls, warmup=10, repeats=50)
-    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
-    return max(0.0, statistics.median(tuned_s - plain_s for tuned_s, plain_s in pairs))
 
 
 @contextmanager

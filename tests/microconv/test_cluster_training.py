@@ -14,7 +14,6 @@ from torch import nn
 
 from repro.adaptive import METHODS, DataParallel, join_processes
 from repro.microconv import BenchmarkCache, cached_times, find_kernels, split_batch, tune
-from repro.microconv.cache import Key
 
 pytestmark = pytest.mark.slow
 BATCH, STEPS = 16, 3
@@ -34,7 +33,7 @@ def measured(rank, folder):
     tune(model, images, policy="powerOfTwo", cache=measurements)
     store = BenchmarkCache(folder / f"node{rank}.sqlite")
     for text, b, listed, times in measurements.contents():
-        key = Key(json.dumps(json.loads(text) | {"device": f"node {rank}"}, sort_keys=True))
+        key = json.dumps(json.loads(text) | {"device": f"node {rank}"}, sort_keys=True)
         store.store_listing(key, b, listed)
         store.store_times(key, b, {name: [SECONDS[rank] * b] for name in times if times[name]})
 

@@ -8,7 +8,7 @@ import torch
 
 from repro.microconv import Candidate, Convolution, Kernel, best_division
 from repro.microconv.backends import given_bytes
-from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
+from repro.microconv.tuned_kernel import TunedKernel, Workspace
 
 NATIVE = "torch:native"
 
@@ -60,11 +60,10 @@ def make_kernel(batch=8, sizes=(1, 2, 4, 8), limit=2**20, algorithms=None, kind=
         for b, ways in candidates_of(sizes).items()
     }
     division = best_division(batch, candidates, limit)
-    size = segment_bytes(Kernel(kind, CONV), division)
-    return TunedKernel(
-        Kernel(kind, CONV), batch, division.parts, candidates, division.workspace_bytes, size, 0,
-        Workspace("cpu", size),
-    )  # fmt: skip
+    workspace = Workspace("cpu")
+    kernel = TunedKernel(Kernel(kind, CONV), batch, workspace, 0, division, candidates)
+    workspace.reserve(kernel.segment_bytes)
+    return kernel
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8)])
@@ -74,21 +73,25 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes):
         before = copy.deepcopy(kernel.candidates)
         ways = {(b, way.algorithm): way for b, ways in kernel.candidates.items() for way in ways}
         for batch in (1, 3, 5, 7, 8, 9, 16, 31):
-            parts = kernel.division(batch)
+            parts = kernel.parts(batch)
             assert sum(size for size, _ in parts) == batch
             workspaces = [ways[part].workspace_bytes for part in parts if part[1] != NATIVE]
             assert max(workspaces, default=0) <= kernel.segment_bytes == kernel.workspace.size
-            assert max(ways[part].workspace_bytes for part in parts) <= kernel.limit_bytes <= limit
-            assert kernel.division(batch) is parts  # remembered
-        assert kernel.division(8) is kernel.parts and kernel.candidates == before
+            assert (
+                max(ways[part].workspace_bytes for part in parts)
+                <= kernel.division.workspace_bytes
+                <= limit
+            )
+            assert kernel.parts(batch) is parts  # remembered
+        assert kernel.parts(8) is kernel.division.parts and kernel.candidates == before
     kernel = make_kernel()
     kernel.candidates[8].append(Candidate(NATIVE, 0.1, 0))  # whose result was counted as the output
-    assert (8, NATIVE) not in kernel.division(16)
+    assert (8, NATIVE) not in kernel.parts(16)
     kernel.native_s = {4: 40.0, 8: 1e-9}  # torch's own is faster from between them on
-    times = [sum(ways[part].time_s for part in kernel.division(b)) for b in (1, 3)]
-    assert times[0] < 10 and times[1] < 30 and kernel.division(9) is None
+    times = [sum(ways[part].time_s for part in kernel.parts(b)) for b in (1, 3)]
+    assert times[0] < 10 and times[1] < 30 and kernel.parts(9) is None
     kernel = make_kernel(sizes=(8,), algorithms=["torch:im2col"])
-    assert kernel.division(16) == [(8, "torch:im2col")] * 2
-    assert kernel.division(7) is None and kernel.division(12) is None  # left to torch
-    kernel.parts = None
-    assert kernel.division(8) is None and kernel.division(16) is None
+    assert kernel.parts(16) == [(8, "torch:im2col")] * 2
+    assert kernel.parts(7) is None and kernel.parts(12) is None  # left to torch
+    kernel.division = None
+    assert kernel.parts(8) is None and kernel.parts(16) is None

@@ -14,7 +14,14 @@ import pytest
 import torch
 from tuned_nets import reference
 
-from repro.microconv import BenchmarkCache, Convolution, Kernel, cudnn, stated_error
+from repro.microconv import (
+    BenchmarkCache,
+    Convolution,
+    Division,
+    Kernel,
+    cudnn,
+    stated_error,
+)
 from repro.microconv.backends import BACKENDS, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
@@ -309,7 +316,8 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     assert before["backward_filter"] > NONDETERMINISTIC
     kernel = Kernel("backward_data", CONVS[0])
     first, second, _ = kernel.tensors(2)
-    tuned = TunedKernel(kernel, 2, [(2, "cudnn:ALGO_0")], {}, 0, 0, 0, Workspace("cpu"))
+    division = Division(0.0, 0, [(2, "cudnn:ALGO_0")])
+    tuned = TunedKernel(kernel, 2, Workspace("cpu"), 0, division)
     tuned.run(first, second)
     assert len(log(stub, "run")) > 0
     deterministic()

@@ -36,10 +36,8 @@ from repro.microconv import (
     NotTunableError,
     TunedConv2d,
     find_kernels,
-    measuring,
     stated_error,
     tune,
-    tuner,
     untune,
 )
 from repro.microconv.kernels import KINDS
@@ -47,7 +45,7 @@ from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace
 
-WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
+WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
 
 
@@ -389,16 +387,14 @@ def test_models_of_other_kinds():
     assert tuned_layers(model) == ["0"]
 
 
-def test_a_slower_division_is_left_to_torch(monkeypatch):
+def test_a_slower_division_is_left_to_torch():
     for times, gain, tuned in (
         (InventedTimes(0.97, 1.0), 0.03, True),
         (InventedTimes(0.98, 1.0), 0.03, False),  # in the trial
         (InventedTimes(0.5, 1.0, slowdown=0.55), 0.03, False),  # alone
-        (InventedTimes(1.0 - 1e-9, 1.0), -1.0, False),  # less than a call costs
         (InventedTimes(0.5, 1.0), -1.0, True),
     ):
         model = nn.Conv2d(3, 4, 3)
-        monkeypatch.setattr(tuner, "call_overhead", lambda *_: 1e-5)
         _, report = divided(model, cache=times, min_gain=gain)
         assert (isinstance(model, TunedConv2d)) == tuned
         for entry in report.kernels:
@@ -411,8 +407,6 @@ def test_a_slower_division_is_left_to_torch(monkeypatch):
     assert "as fast" not in report.skipped["(model)"]  # nothing fits
     _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
     assert all(entry.division is None for entry in report.kernels)
-    monkeypatch.undo()
-    assert measuring.call_overhead("cpu", True) < 1e-2
 
 
 def test_numerical_derivatives_of_first_and_second_order():
@@ -487,7 +481,7 @@ def test_parameters_state_and_hooks_are_the_models_own():
     own = [*model.parameters(), *model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     attributes = set(vars(model.first))
-    reference, _ = divided(model, algorithms=("nnpack:wt8x8", "torch:fft"))
+    reference, _ = divided(model, algorithms=("nnpack:wt8x8", "torch:winograd"))
     hooked.clear()
     assert [*map(id, (*model.parameters(), *model.modules()))] == [*map(id, own)]
     assert list(model.state_dict()) == list(state)
@@ -592,7 +586,7 @@ class Restless(nn.Module):
             self.average.weight.lerp_(self.average.weight + 1, 0.1)
             self.average.bias.data = self.average.bias.data + 1
         with torch.enable_grad():
-            self.average(torch.ones(1, 2)).sum().backward()
+            self.average(torch.ones(1, 2, dtype=torch.float32)).sum().backward()
         self.average.bias.requires_grad_(False)
         torch.set_default_dtype(torch.float64)
         torch.set_grad_enabled(False)
@@ -723,7 +717,9 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
 
 def test_the_report(capsys):
     model = make_net()
-    _, report = divided(model, algorithms=("torch:fft", "nnpack"), workspace_limit=2**22, mode="WD")
+    _, report = divided(
+        model, algorithms=("torch:im2col", "nnpack"), workspace_limit=2**22, mode="WD"
+    )
     assert (report.mode, report.policy, report.limit_bytes) == ("WD", "powerOfTwo", 2**22)
     every = [(name, kind) for name in ALL for kind in KINDS]
     every.remove(("first", "backward_data"))
@@ -808,7 +804,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
         tune(one(), x)
 
 
-@pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
+@pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",)])
 def test_two_threads_run_one_model_at_once(algorithms):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1))

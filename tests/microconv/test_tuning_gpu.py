@@ -158,7 +158,7 @@ def test_sixteen_bits(dtype, autocast, cache, device):
     [
         pytest.param(("cudnn",), marks=cuda_only("cuDNN")),
         ("torch:im2col",),
-        ("torch:fft",),
+        ("torch:winograd",),
         None,
     ],
 )
