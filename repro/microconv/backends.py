@@ -38,8 +38,6 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
     for name in names or ():
-        if not isinstance(name, str):
-            raise ValueError(f"algorithms has {name!r}; give names such as 'nnpack:ft8x8'")
         backend, _, algorithm = name.partition(":")
         if backend not in BACKENDS:
             raise BackendMissingError(

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -119,14 +118,10 @@ class Tuner:
 
     def _measure(self, keys: Sequence[_Key]) -> None:
         """Step 1 of WR for every kernel."""
-        for number, (kernel, batch) in enumerate(keys, start=1):
+        for kernel, batch in keys:
             sizes = micro_batch_sizes(batch, self.report.policy)
             limit = self.report.limit_bytes
             self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
-            if sys.stderr.isatty():
-                end = "\n" if number == len(keys) else ""
-                done = f"\rmicroconv: {number} of {len(keys)} kernels measured\x1b[K"
-                print(done, end=end, file=sys.stderr, flush=True)
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution.

@@ -3,19 +3,17 @@
 import os
 import warnings
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
 from repro.measure import accelerator, describe_device
-from repro.measure.checks import is_whole
 from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
-from repro.microconv.optimize import POLICIES
+from repro.microconv.optimize import POLICIES, limit_of
 from repro.microconv.results import TuningReport
 from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
@@ -106,13 +104,10 @@ def tune(
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; choose {', '.join(MODES)}")
-    if not is_whole(workspace_limit):
-        raise ValueError(f"workspace_limit is {workspace_limit!r}; give whole bytes, as 64 * 2**20")
-    if (workspace_limit := int(workspace_limit)) < 0:
-        raise ValueError(f"workspace_limit is {workspace_limit}; it must be at least 0 bytes")
-    if not (isinstance(max_error, Real) and max_error > 0):
+    workspace_limit = limit_of(workspace_limit, "workspace_limit")
+    if not max_error > 0:
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
-    if not (isinstance(min_gain, Real) and min_gain < 1):
+    if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
     alike = _one_kind(devices)
     store = _open_cache(cache)
@@ -175,16 +170,11 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
-    if not isinstance(cache, str | os.PathLike):
-        raise CacheError(f"cache is {cache!r}; give a file, a BenchmarkCache, or None for memory")
     if cache != "default":
         return BenchmarkCache(cache)
     try:
         return BenchmarkCache(default_path())
     except CacheError as error:  # the user did not ask for this file
-        warnings.warn(
-            f"{error}; results are kept in memory until the process ends",
-            CacheWarning,
-            stacklevel=3,
-        )
+        told = f"{error}; results are kept in memory until the process ends"
+        warnings.warn(told, CacheWarning, stacklevel=3)
         return _MEMORY

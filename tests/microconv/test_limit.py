@@ -113,7 +113,7 @@ def test_wd_holds_all_convolutions_together():
     _, whole = held(net(), images())
     for share in (0.0, 0.3, 1.0):
         model, x = net(), images()
-        with pytest.raises(WorkspaceLimitError, match="in all: ") as refused:
+        with pytest.raises(WorkspaceLimitError, match="in all, such as: ") as refused:
             tune(model, x, 0, mode="WD", cache=None)
         least, kernels = refused.value.least_bytes, refused.value.kernels
         assert sum(kernels.values()) == least and "up backward" in kernels

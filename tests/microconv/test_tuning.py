@@ -665,10 +665,9 @@ def test_a_sample_that_the_model_cannot_take():
         tune(model, images(channels=4))
     assert tuned_layers(model) == []
     for function, *given in ((tune, images()), (find_kernels, images()), (untune,)):
-        with pytest.raises(NotTunableError, match=r"the class Net; give a model of it, such as N"):
-            function(Net, *given)
-        with pytest.raises(NotTunableError, match="was given list, which is no module"):
-            function([make_net()], *given)
+        for wrong, name in ((Net, "Net"), ([make_net()], "list")):
+            with pytest.raises(NotTunableError, match=f"given {name}, which is no module"):
+                function(wrong, *given)
     with (
         torch.utils.flop_counter.FlopCounterMode(display=False),
         pytest.raises(NotTunableError, match=r"watched \(torch.utils.flop_counter\)"),
@@ -682,7 +681,7 @@ def test_whole_numbers_of_any_kind(limit):
     report = tune(model, images(), limit, cache=None)
     assert report.limit_bytes == 2**20 and type(report.limit_bytes) is int and report.kernels
     for wrong in (True, np.True_, 2.0**20, np.float32(2**20), "64", None):
-        with pytest.raises(ValueError, match="give whole bytes, as 64"):
+        with pytest.raises(ValueError, match=r"workspace_limit is .*, in whole bytes"):
             tune(model, images(), wrong)
 
 
@@ -759,13 +758,11 @@ def test_the_report(capsys):
         ({"policy": "powersOfTwo"}, "unknown policy 'powersOfTwo'; choose all, powerOfTwo"),
         ({"mode": "wr"}, "unknown mode 'wr'; choose WR, WD"),
         ({"workspace_limit": -1}, "workspace_limit is -1"),
-        *(({"min_gain": gain}, f"min_gain is {gain}") for gain in (1.0, None)),
+        ({"min_gain": 1.0}, "min_gain is 1.0"),
         ({"algorithms": "torch"}, "give a list of names"),
-        ({"algorithms": (1,)}, "algorithms has 1; give names such as 'nnpack:ft8x8'"),
-        ({"max_error": "1e-4"}, "max_error is '1e-4'"),
+        ({"max_error": 0.0}, "max_error is 0.0"),
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; give a list of accelerators such as"),
         ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give a list of accelerators such as"),
-        ({"cache": 5}, "cache is 5; give a file, a BenchmarkCache, or None"),
     ],
 )
 def test_arguments_that_are_no_choice(options, message):
