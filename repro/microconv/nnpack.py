@@ -30,15 +30,6 @@ from repro.microconv.kernels import (
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
 # The tile of each transform; a filter must fit into it.
 _LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
-_STATUS = {
-    26: "unsupported algorithm",
-    51: "unsupported hardware",
-    52: "out of memory",
-    53: "the workspace is too small",
-    54: "the workspace is misaligned",
-}
-
-
 class _Size(ctypes.Structure):
     _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))
 
@@ -134,7 +125,7 @@ def _run(
     if status:
         raise RuntimeError(
             f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-            f"of {len(first)}: {_STATUS.get(status, 'status')} ({status})"
+            f"of {len(first)}, with status {status} of nnpack.h"
         )
 
 
@@ -188,7 +179,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     convolution.argtypes += [pointer] * 3
     convolution.restype = number
     if status := initialize():
-        return None, f"nnpack: {_STATUS.get(status, 'not initialised')} on this CPU ({status})"
+        return None, f"nnpack: it does not support this CPU (status {status} of nnpack.h)"
     return library, None
 
 
