@@ -30,6 +30,8 @@ from repro.microconv.kernels import (
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
 # The tile of each transform; a filter must fit into it.
 _LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
+
+
 class _Size(ctypes.Structure):
     _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))
 

@@ -211,7 +211,7 @@ def test_a_workspace_that_is_too_small_is_refused():
             continue
         first, second, out = kernel.tensors(2)
         short = torch.zeros(size - ALIGNMENT, dtype=torch.uint8)
-        with pytest.raises((ValueError, RuntimeError), match="the workspace|status 53"):
+        with pytest.raises((ValueError, RuntimeError), match=r"the workspace|status 53"):
             backends.run(algorithm, kernel, (first, second, out), short)
 
 
