@@ -7,7 +7,6 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -195,16 +194,7 @@ def test_several_processes_write_into_one_file(path):
             assert len(store.times(f"own {worker}", number)) == 2
 
 
-def assert_says_what_to_do(path, call):
-    with pytest.raises(CacheError) as caught:
-        call()
-    message = str(caught.value)
-    assert isinstance(caught.value, ValueError)
-    assert message.startswith(f"the benchmark cache {path} cannot be used: ")
-    assert message.endswith("or give cache=None to keep the results in memory")
-
-
-@pytest.mark.parametrize("kind", ["text", "other", "folder", "below a file", "pipe", "proc"])
+@pytest.mark.parametrize("kind", ["text", "other", "folder", "pipe"])
 def test_files_that_do_not_do(tmp_path, kind):
     path = tmp_path / "there"
     if kind == "text":
@@ -214,12 +204,9 @@ def test_files_that_do_not_do(tmp_path, kind):
             connection.execute("CREATE TABLE times_1 (name TEXT)")
     elif kind == "folder":
         path.mkdir()
-    elif kind == "below a file":
-        path.write_text("")
-        path = path / "cache.sqlite"
-    elif kind == "pipe":
-        os.mkfifo(path)  # is not waited for
     else:
-        path = Path("/proc/self/cache.sqlite")
-    assert_says_what_to_do(path, lambda: BenchmarkCache(path).times("a", 1))
+        os.mkfifo(path)  # is not waited for
+    message = rf"^the benchmark cache {path} cannot be used: .* keep the results in memory$"
+    with pytest.raises(CacheError, match=message):
+        BenchmarkCache(path).times("a", 1)
     assert kind != "text" or path.read_text() == "not a database " * 100  # not overwritten

@@ -4,7 +4,6 @@ import copy
 import gc
 import importlib
 import io
-import itertools
 import math
 import pickle
 import random
@@ -29,7 +28,6 @@ from tuned_nets import (
 )
 
 from repro.microconv import (
-    POLICIES,
     BenchmarkCache,
     CacheWarning,
     LayerGoneError,
@@ -111,9 +109,9 @@ def kinds_of(report, layer=None):
 @pytest.mark.parametrize(
     ("algorithms", "mode", "policy"),
     [
-        *itertools.product([None], ["WR", "WD"], POLICIES),
+        (None, "WR", "all"),
+        (None, "WD", "powerOfTwo"),
         *(((name,), "WR", "powerOfTwo") for name in (*WRITTEN, *NNPACK)),
-        (("nnpack",), "WD", "all"),
         (("torch",), "WD", "undivided"),
     ],
 )
@@ -162,18 +160,14 @@ def test_what_was_not_tuned_is_left_to_torch():
     assert kinds_of(divided(make_net().eval(), training=True)[1]) > {"backward_filter"}
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_workspace_made_in_inference_mode_trains(copied):
+def test_a_workspace_made_in_inference_mode_trains():
     model = make_net().eval()
     reference = copy.deepcopy(model)
-    options = {"algorithms": ("torch:winograd",), "training": True}
-    if copied:
-        divided(model, **options)
-        model = copy.deepcopy(model)  # allocates at its first use
     with torch.inference_mode():
-        if not copied:
-            divided(model, **options)
-        model(images())
+        divided(model, algorithms=("torch:winograd",), training=True)
+    model = copy.deepcopy(model)
+    with torch.inference_mode():
+        model(images())  # allocates
     model.train(), reference.train()
     assert_same(model, reference, images())
 
@@ -259,15 +253,11 @@ def test_channels_last_is_divided_in_its_own_layout():
     # Images in torch's default layout, weights that are not: torch computes channels-last.
     assert_same(model, reference, images())
     assert model.first.untuned_calls == 0
-    one = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3))  # one channel is of both layouts
-    x = images(channels=1).to(memory_format=torch.channels_last)
-    reference, _ = divided(one, x, ("torch:im2col", "torch:native"), cache=times, training=False)
-    assert one[0](x).stride() == reference[0](x).stride() and one(x).isfinite().all()
-    assert one[1].untuned_calls == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)]
+)
 def test_sixteen_bits(dtype, autocast):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, stride=2))
@@ -347,8 +337,7 @@ def test_scripted_and_quantised_layers_are_left_and_reported():
 @pytest.mark.parametrize(
     ("call", "sample", "limit"),
     [
-        (lambda conv, x, scale: conv(input=x) * scale, (images(), 2.0), 2**20),
-        (lambda conv, x, scale: conv(x) * scale, {"scale": 2.0, "x": images()}, 2**20),
+        (lambda conv, x, scale: conv(input=x) * scale, {"scale": 2.0, "x": images()}, 2**20),
         # tuned for the largest batch, and for those of its shapes that fit
         (lambda conv, x: conv(x).mean() + conv(x[:1]).mean(), images(), 2**20),
         (lambda conv, x: conv(x[:, :, :6]).mean() + conv(x), images(), 12_000),
@@ -371,20 +360,6 @@ def test_models_of_other_kinds():
     tune(model, images(), **options)
     assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
     assert model[1].num_batches_tracked == 1  # of the run before
-    frozen = Calls(lambda conv, x: x)
-    frozen.conv, frozen.head = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 4, 3)
-
-    def without_gradients(conv, x):
-        with torch.no_grad():
-            x = conv(x)
-        return frozen.head(x)
-
-    frozen.call = without_gradients
-    report = tune(frozen, images(), **options)
-    assert kinds_of(report, "conv") == {"forward"} < kinds_of(report, "head")
-    with torch.inference_mode():
-        divided(model[0], min_gain=0.0)
-    assert tuned_layers(model) == ["0"]
 
 
 def test_a_slower_division_is_left_to_torch():
@@ -405,8 +380,6 @@ def test_a_slower_division_is_left_to_torch():
         )
     _, report = divided(nn.Conv2d(3, 4, 3), workspace_limit=0, strict=False)
     assert "as fast" not in report.skipped["(model)"]  # nothing fits
-    _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
-    assert all(entry.division is None for entry in report.kernels)
 
 
 def test_numerical_derivatives_of_first_and_second_order():
@@ -739,17 +712,8 @@ def test_the_report(capsys):
     _, report = divided(model, algorithms=None, training=False)
     assert report.summary() is None
     printed = capsys.readouterr().out
-    assert printed == f"{report}\n"
-    for line, entry in zip(printed.splitlines()[1:], report.kernels, strict=False):
-        assert line.split()[:3] == [entry.layer, "forward", "7"]
-        assert str(entry.division) in line and " 1000.00 " in line and "2.00×" in line
-    for said in (
-        "torch's own 10000.00 ms (2.00×)",
-        "WR, policy powerOfTwo, limit 64 MiB for each kernel",
-        "left as it is: grouped: its padding mode is 'reflect'",
-        "not available: cudnn: runs on a CUDA device only, not on cpu",
-    ):
-        assert said in printed
+    assert printed == f"{report}\n" and "left as it is: grouped: its padding mode" in printed
+    assert "not available: cudnn: runs on a CUDA device only, not on cpu" in printed
 
 
 @pytest.mark.parametrize(

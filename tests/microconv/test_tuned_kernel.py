@@ -1,43 +1,14 @@
-"""The pieces that a tuned convolution is made of."""
+"""A tuned kernel at other mini-batches than its own."""
 
 import copy
-import pickle
 
 import pytest
-import torch
 
 from repro.microconv import Candidate, Convolution, Kernel, best_division
 from repro.microconv.backends import given_bytes
 from repro.microconv.tuned_kernel import TunedKernel, Workspace
 
 NATIVE = "torch:native"
-
-
-def images(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))]
-)
-def test_a_workspace_is_made_once_and_a_copy_allocates_its_own(copied):
-    workspace = Workspace("cpu", 10)
-    workspace.reserve(64)
-    workspace.reserve(30)
-    assert workspace.size == 64 and not workspace.allocate().any()
-    with pytest.raises(KeyError), workspace.segment(16, 8) as segment:
-        segment.fill_(7)
-        other = copied(workspace)  # also while it is in use
-        raise KeyError
-    assert workspace.allocate().sum() == 7 * 8 and workspace.allocate()[16:24].eq(7).all()
-    with workspace.segment(0, 64) as segment:  # an error inside frees it
-        assert len(segment) == 64
-    assert (other.size, other.device) == (64, "cpu")
-    with other.segment(0, 64) as segment:
-        assert segment.count_nonzero() == 0
-    assert other.allocate().data_ptr() != workspace.allocate().data_ptr()
-
-
 CONV = Convolution(2, 5, 6, 3, (3, 3), padding=(1, 1))
 
 
