@@ -232,14 +232,7 @@ class Backend(Protocol):
         """Bytes of the listed workspace that the caller gives; the library allocates the rest."""
         return dict(self.algorithms(kernel, b))[algorithm]
 
-    def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: Tensor,
-        bias: Tensor | None = None,
-    ) -> None:
+    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
         """Compute a micro-batch; see `backends.run`."""
 
 
