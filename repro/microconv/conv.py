@@ -50,14 +50,12 @@ class _IsTuned(type):
 class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     """The type, for ``isinstance``, of an ``nn.Conv2d`` with divided kernels; see `tune`.
 
-    Its class stays ``nn.Conv2d``, which quantisation, ``torch.fx`` and others recognise; its
-    parameters, buffers, hooks and place in the model are unchanged. Torch computes all calls
-    outside its tuning: another image size, data type or device, a changed stride,
-    ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms, forward-mode
-    and second derivatives, and tensors of subclasses or sparse layouts.
+    Its class stays ``nn.Conv2d``, which quantisation, ``torch.fx`` and others recognise. Torch
+    computes all calls outside its tuning: another image size, data type or device, a changed
+    stride, ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms,
+    forward-mode and second derivatives, and tensors of subclasses or sparse layouts.
 
-    A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
-    of the original; a deep copy has its own.
+    A shallow copy (``copy.copy``) shares the tuning and geometry of the original.
 
     Attributes:
         tuned: By signature of a call, then kind, the kernels.

@@ -62,11 +62,7 @@ class Trial:
 
 
 class Bench:
-    """Measures kernels with chosen backends, through a cache.
-
-    Operands are random; the buffers of a kernel are allocated once and reused. Successive calls
-    take successive pieces of the mini-batch, so that a small micro-batch does not stay in the
-    processor's cache.
+    """Measures kernels with chosen backends, through a cache, on random operands.
 
     Args:
         algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all available.
@@ -219,11 +215,12 @@ class Bench:
                     # Out of device memory: it may run another time. Torch's own must run.
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
-            hopeful = {
-                (b, name): call
-                for (b, name), call in calls.items()
-                if samples[b].get(name) and self._hopeful(name, wanted[b], samples[b])
-            }
+            hopeful = {}
+            for (b, name), call in calls.items():
+                needs, taken = wanted[b], samples[b]
+                rivals = [s[0] for n, s in taken.items() if s and needs[n] <= needs[name]]
+                if taken.get(name) and taken[name][0] <= _HOPELESS * min(rivals):
+                    hopeful[b, name] = call
             if not hopeful:
                 return samples
             round_s = sum(samples[b][name][0] for b, name in hopeful)
@@ -240,16 +237,6 @@ class Bench:
         return samples
 
     @staticmethod
-    def _hopeful(
-        name: str, needs: Mapping[str, int], samples: Mapping[str, Sequence[float]]
-    ) -> bool:
-        return all(
-            samples[name][0] <= _HOPELESS * taken[0]
-            for other, taken in samples.items()
-            if taken and needs[other] <= needs[name]
-        )
-
-    @staticmethod
     def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
         timed = time_interleaved(
             {"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued
@@ -261,10 +248,10 @@ class Bench:
         name: str, kernel: Kernel, b: int, buffers: Operands, workspace: torch.Tensor
     ) -> Callable[[], object]:
         first, second, out = buffers
-        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         if name == backends.NATIVE and b == len(first):
             return lambda: native(kernel, first, second, like=out)  # as if left to torch
-
+        # Pieces in turn, so that a small micro-batch does not stay in the processor's cache.
+        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         return lambda: backends.run(name, kernel, kernel.piece(buffers, next(starts), b), workspace)
 
     def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:

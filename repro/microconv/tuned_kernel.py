@@ -1,6 +1,5 @@
 """The kernels of a layer, each with its division, and their shared workspace."""
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,8 +87,6 @@ class TunedKernel:
         offset: Start of its segment in the workspace.
         division: Its division; None leaves the kernel to torch.
         candidates: Candidates of the division; other batch sizes are divided from them.
-        native_s: Seconds of torch's own convolution by batch size, which a division of that size
-            must beat; empty if divisions are used regardless of time.
     """
 
     kernel: Kernel
@@ -99,7 +95,6 @@ class TunedKernel:
     offset: int = 0
     division: Division | None = None
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
-    native_s: dict[int, float] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -125,19 +120,9 @@ class TunedKernel:
                     size: [way for way in ways if self._fits(size, way)]
                     for size, ways in self.candidates.items()
                 }
-                best = best_division(batch, fitting, self.division.workspace_bytes)
-                if best.time_s < self._native_s(batch):
-                    self._others[batch] = best.parts
+                limit = self.division.workspace_bytes
+                self._others[batch] = best_division(batch, fitting, limit).parts
         return self._others[batch]
-
-    def _native_s(self, batch: int) -> float:
-        """Seconds of torch's own convolution, interpolated and extrapolated from measured sizes."""
-        if not self.native_s:
-            return math.inf
-        sizes = sorted(self.native_s)
-        if batch > sizes[-1]:
-            return self.native_s[sizes[-1]] * batch / sizes[-1]
-        return float(np.interp(batch, [0, *sizes], [0.0, *(self.native_s[b] for b in sizes)]))
 
     def _fits(self, size: int, way: Candidate) -> bool:
         if way.algorithm == backends.NATIVE:

@@ -351,17 +351,13 @@ class Tuner:
                 continue
             tuned = {}
             for kind, kernel in kernels_of(call.module, call.signature).items():
-                made_kernel = TunedKernel(kernel, call.batch, workspace, offset)
+                tuned[kind] = TunedKernel(kernel, call.batch, workspace, offset)
                 if entry := divided.get(kernel):
                     key = kernel, call.batch
-                    known, own = self.measured[key], key in self.own_divided
-                    made_kernel.division = entry.division
-                    made_kernel.candidates = known if own else self._divisible(key)
-                    # A kernel that must be divided to meet the limit is so at other sizes, too.
-                    if not entry.needed and self.min_gain > -math.inf:
-                        made_kernel.native_s = _native_times(known)
-                tuned[kind] = made_kernel
-                end = offset + made_kernel.segment_bytes
+                    own = key in self.own_divided
+                    tuned[kind].division = entry.division
+                    tuned[kind].candidates = self.measured[key] if own else self._divisible(key)
+                end = offset + tuned[kind].segment_bytes
                 workspace.reserve(end)
                 offset = end if self.report.mode == "WD" else 0
             made.append((call, tuned))
@@ -377,16 +373,6 @@ class Tuner:
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
         return "no division by the algorithms that were asked for fits into the limit"
-
-
-def _native_times(known: dict[int, list[Candidate]]) -> dict[int, float]:
-    """Seconds of torch's own convolution by micro-batch size."""
-    return {
-        size: way.time_s
-        for size, ways in known.items()
-        for way in ways
-        if way.algorithm == backends.NATIVE
-    }
 
 
 def _untied(entry: KernelReport) -> KernelReport:
