@@ -17,6 +17,7 @@ from repro.datasets.image_data import (
     as_pair,
     check_counts,
     check_memory,
+    check_size,
     digest,
     tensor_digest,
 )
@@ -87,13 +88,12 @@ def photos(
         DatasetError: A patch does not fit the smallest photograph's test region, or a count is
             below 1.
     """
-    height, width = as_pair(64 if image_size is None else image_size)
+    height, width = as_pair(check_size(image_size) or 64)
     check_counts(train_per_class=train_per_class, test_per_class=test_per_class)
     check_counts(0, seed=seed)
     # Found, not imported: skimage.data would look for a download folder.
     spec = importlib.util.find_spec("skimage")
-    if spec is None or spec.origin is None:
-        raise DatasetError("photos: scikit-image is not installed; pip install scikit-image")
+    assert spec is not None and spec.origin is not None
     files = [Path(spec.origin).parent / "data" / file for file in PHOTOGRAPHS.values()]
     photographs = [_photograph(file) for file in files]
     largest = (

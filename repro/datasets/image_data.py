@@ -50,8 +50,7 @@ class Split:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are present, by field name."""
-        fields = {"images": self.images, "labels": self.labels, "masks": self.masks}
-        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
     def chosen(self, index: Tensor) -> "Split":
         """The samples of these indices, in their order."""
@@ -135,15 +134,10 @@ def tensor_digest(*splits: Split) -> str:
 
 
 def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
-    """Refuse images that exceed this machine's memory, or its container's limit.
-
-    Args:
-        count: Number of images.
-        shape: Channels, height, width of an image, in bytes.
-        advice: Advice at the end of the error.
+    """Refuse `count` images of `shape` bytes that exceed the memory of machine or container.
 
     Raises:
-        DatasetError: The images exceed the memory.
+        DatasetError: They do; the text ends with `advice`.
     """
     needed, available = count * math.prod(shape), memory_bytes()
     if needed > available:

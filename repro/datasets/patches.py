@@ -27,8 +27,7 @@ def low_resolution(images: Tensor, scale: int) -> Tensor:
     height, width = images.shape[2:]
     if not 1 <= scale <= min(height, width):
         raise DatasetError(f"scale={scale} for images of {height}x{width}: give 1 to a side")
-    size = (height // scale, width // scale)
-    parts = []
+    size, parts = (height // scale, width // scale), []
     for part in images[..., : size[0] * scale, : size[1] * scale].split(16):
         small = functional.interpolate(
             part.float(), size, mode="bicubic", antialias=True, align_corners=False
@@ -74,20 +73,13 @@ class PatchLoader(TensorLoader):
         **options: `seed`, `shuffle`, `crop`, `drop_last` and `device` of `TensorLoader`.
 
     Raises:
-        DatasetError: Inputs and targets do not fit each other.
-        ValueError: Another argument is out of range.
+        ValueError: Inputs and targets do not fit each other, or an argument is out of range.
     """
 
     def __init__(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        batch_size: int,
-        *,
-        patch: int,
-        augment: bool = False,
-        **options: Any,
-    ) -> None:
+        self, inputs: Tensor, targets: Tensor, batch_size: int, *, patch: int,
+        augment: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.scale = targets.shape[-1] // inputs.shape[-1]
         wanted = (len(inputs), *(self.scale * side for side in inputs.shape[2:]))
         if self.scale < 1 or (len(targets), *targets.shape[2:]) != wanted:
@@ -97,16 +89,9 @@ class PatchLoader(TensorLoader):
             )
         self.augment, self._inputs = augment, inputs.shape[1]
         stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
-        count = stacked.shape[1]
-        super().__init__(
-            stacked,
-            torch.zeros(len(stacked), dtype=torch.int64),
-            batch_size,
-            crop_size=patch,
-            mean=[0.0] * count,
-            std=[1.0] * count,
-            **options,
-        )
+        options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}
+        none = torch.zeros(len(stacked), dtype=torch.int64)
+        super().__init__(stacked, none, batch_size, crop_size=patch, **options)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.

@@ -96,7 +96,7 @@ def phantom(
     """
     check_counts(train=train, test=test)
     check_counts(0, seed=seed)
-    height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
+    height, width = as_pair(check_size(image_size) or 256)
     check_memory(train + test, (1, height, width), "give fewer or smaller ones")
 
     def make(stream: int, count: int) -> Split:

@@ -6,11 +6,12 @@ has streams and events, too, which act at once, so that the same code runs on bo
 two of its events is the host clock's.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -43,21 +44,14 @@ class _Host:
 class HostEvent(_Host):
     """A CPU's event, with the methods of `torch.Event`."""
 
-    def __init__(self) -> None:
-        self._time_s: float | None = None
+    _time_s = math.nan
 
     def record(self, stream: Stream = None) -> None:
         """Note the time."""
         self._time_s = time.perf_counter()
 
     def elapsed_time(self, other: "HostEvent") -> float:
-        """Milliseconds from this event to another, like a device's event.
-
-        Raises:
-            ValueError: One of them has not been recorded.
-        """
-        if self._time_s is None or other._time_s is None:
-            raise ValueError("both events must be recorded before the time between them is asked")
+        """Milliseconds from this event to another, both recorded, like a device's event."""
         return (other._time_s - self._time_s) * 1e3
 
 
@@ -71,12 +65,6 @@ class HostStream(_Host):
         event = event or HostEvent()
         event.record()
         return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
 
 # ---- devices
@@ -368,12 +356,9 @@ def empty_pinned_cache(device: torch.device | str) -> None:
     """Give freed pinned memory back to the host; torch keeps it otherwise."""
     if not is_accelerator(device):
         return
-    general = getattr(torch.accelerator, "empty_host_cache", None)  # torch 2.11 may lack it
-    internal = getattr(torch._C, "_host_emptyCache", None)
-    for give_back in (general, internal):
-        if give_back is not None:
-            give_back()
-            return
+    # torch 2.11 may lack the first
+    give_back = getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache
+    give_back()
 
 
 # ---- random numbers

@@ -69,11 +69,7 @@ class Batch:
         return self._taken(list(indices))
 
     def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
-        """Yield path and value of each tensor or array with samples in its first dimension.
-
-        Args:
-            targets: Whether to include the targets.
-        """
+        """Yield path and value of each tensor or array with samples in its first dimension."""
         for name, tree in (("inputs", self.inputs), ("targets", self.targets)):
             for path, leaf in _leaves_with_paths(tree, (name,)):
                 array = isinstance(leaf, torch.Tensor | np.ndarray)
@@ -268,7 +264,7 @@ class _Finder:
                     self._leading.add(path)
                 self._fixed |= set() if listed else {size}
             return
-        if _is_sequence(tree) and not arguments and _is_alike(tree):
+        if not arguments and _is_alike(tree):
             self._lengths[path] = len(tree)
             listed = True
         for key, child in parts[0]:
@@ -416,12 +412,10 @@ def _leaves_with_paths(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield from _leaves_with_paths(child, (*path, key))
 
 
-def _is_sequence(tree: Any) -> bool:
-    return isinstance(tree, list | tuple) and not hasattr(tree, "_fields")
-
-
-def _is_alike(items: Sequence[Any]) -> bool:
-    """Whether the items' types allow one item for each sample."""
+def _is_alike(tree: Any) -> bool:
+    """Whether a container is a list or tuple whose types allow one item for each sample."""
+    if not isinstance(tree, list | tuple) or hasattr(tree, "_fields"):
+        return False
 
     def kind(item: Any) -> Any:
         if isinstance(item, torch.Tensor | np.ndarray):
@@ -430,7 +424,7 @@ def _is_alike(items: Sequence[Any]) -> bool:
             return type(item), tuple(item)
         return float if isinstance(item, int | float) else type(item)
 
-    return len({kind(item) for item in items}) == 1
+    return len({kind(item) for item in tree}) == 1
 
 
 def _without_mappings(tree: Any) -> Any:

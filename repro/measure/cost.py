@@ -44,11 +44,7 @@ class TimeModel:
 
     @classmethod
     def fit(cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float]) -> "TimeModel":
-        """Fit the line by least squares (section 3.2).
-
-        Args:
-            batch_sizes: Samples in a step, at least two distinct numbers.
-            seconds_per_batch: The measured time of a step at each batch size.
+        """Fit the line by least squares (section 3.2) to seconds of steps.
 
         Raises:
             ValueError: The points are too few, or time does not increase with the batch size.
@@ -67,10 +63,7 @@ class TimeModel:
         """Seconds of one pass over `samples`.
 
         By equation 2, (a x + b) ⌈d / x⌉, which counts the last batch as full; with `approximate`
-        by equation 3, (a + b / x) d.
-
-        Raises:
-            ValueError: `batch_size` is below 1 or `samples` below 0.
+        by equation 3, (a + b / x) d. Raises ValueError where `pass_time` does.
         """
         self._check_pass(batch_size, samples)
         if approximate:
@@ -118,14 +111,7 @@ class MemoryModel(LinearMemoryModel):
 
 @dataclass(frozen=True)
 class Probe:
-    """Live measurements of a training step and the lines fitted to them.
-
-    Attributes:
-        time: Fitted to the medians of `timings`.
-        memory: Fitted to `peaks`.
-        timings: Measured times of a step by batch size.
-        peaks: Peak bytes of a step by batch size.
-    """
+    """Lines fitted to medians of `timings` and to `peaks` (bytes), both by batch size."""
 
     time: TimeModel
     memory: MemoryModel
@@ -176,9 +162,8 @@ def probe(
 
 
 def _check_points(what: str, batch_sizes: Sequence[int], values: Sequence[float]) -> None:
-    bad = [size for size in batch_sizes if size < 1]
-    bad_values = [value for value in values if not math.isfinite(value) or value <= 0]
-    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or bad or bad_values:
+    positive = all(0 < value < math.inf for value in (*batch_sizes, *values))
+    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or not positive:
         raise ValueError(
             f"the {what} model is fitted to two or more distinct batch sizes of at least 1, with "
             f"one positive value each; got {len(batch_sizes)} batch sizes "

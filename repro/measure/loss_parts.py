@@ -165,8 +165,8 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         LossReductionError: Its reduction gives no scalar.
     """
     kind, options, hooked = _read(loss_fn)
-    by_class, by_row = _among(kind, _CLASS_MEANS), _among(kind, _ROW_MEANS)
-    known = by_class or by_row or _among(kind, _SAMPLE_MEANS)
+    by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
+    known = by_class or by_row or kind in _SAMPLE_MEANS
     if not known or {"input", "target"} & set(options):
         return None
     weight, pos_weight = options.get("weight"), options.get("pos_weight")
@@ -180,13 +180,13 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
         )
-    same_dims = not _among(kind, _ANY_DIMS)
+    same_dims = kind not in _ANY_DIMS
     return KnownLoss(
         reduction,
         hooked,
         by_class,
         by_class or by_row or reduction == "batchmean",
-        weight is not None and _among(kind, _ELEMENT_WEIGHTS),
+        weight is not None and kind in _ELEMENT_WEIGHTS,
         same_dims,
         weight if by_class else None,
         tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
@@ -206,10 +206,6 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     options = {n: v for n in _OPTIONS if (v := getattr(loss_fn, n, None)) is not None}
     hooked = bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
-
-
-def _among(kind: Any, known: tuple[Any, ...]) -> bool:
-    return any(kind is one for one in known)
 
 
 # Any other loss

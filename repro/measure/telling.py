@@ -86,10 +86,7 @@ class Novelty(Generic[Item]):
     integer inputs, which may be tokens, only a lower negative one is new.
 
     Tensors on an accelerator are read when the next mini-batch comes, so that nothing waits, unless
-    `wait` is set.
-
-    Attributes:
-        values: Integers that occurred first in the last mini-batch.
+    `wait` is set. `values` are integers that occurred first in the last mini-batch.
     """
 
     def __init__(self, wait: bool = False) -> None:
@@ -104,10 +101,6 @@ class Novelty(Generic[Item]):
         """`item` if the mini-batch has new values, else None.
 
         If the mini-batch before lies on an accelerator and had new values, its item.
-
-        Args:
-            batch: The mini-batch.
-            item: Returned if this mini-batch has new values.
         """
         late, self._late = self._late, None
         self.values = set()

@@ -163,13 +163,9 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     there = accelerator.present()
     count = accelerator.count(there) if there else 0
     if device.type != there or (device.index or 0) >= count:
+        others = f"'{there}:0' to '{there}:{count - 1}'" if there else "no accelerator is present"
         raise ValueError(
-            f"device {str(device)!r} is not available here; allowed are 'cpu'"
-            + (
-                f" and '{there}:0' to '{there}:{count - 1}'"
-                if there
-                else " (no accelerator is present)"
-            )
+            f"device {str(device)!r} is not available here; allowed are 'cpu' and {others}"
         )
     name = accelerator.name(device)
     facts = {
