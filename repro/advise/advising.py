@@ -52,16 +52,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Advice:
-    """Predictions of all methods for a batch; best first.
+    """Predictions of all methods for a batch of a workload within a memory limit on a device.
 
-    Attributes:
-        workload: The training step.
-        batch: Samples of the mini-batch.
-        memory_bytes: The limit.
-        device: For which.
-        grounds: Source of the seconds.
-        rows: A prediction for each method: those that fit, by their time, the measured ones first;
-            then those that do not.
+    `grounds` is the source of the seconds. `rows` has a prediction for each method: those that fit,
+    by their time, the measured ones first; then those that do not.
     """
 
     workload: Workload
@@ -287,11 +281,7 @@ _UNITS = {
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``.
-
-    Raises:
-        AdviceError: It is no such text, or not one byte.
-    """
+    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``; else an AdviceError."""
     parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(parts[2].upper() or "B") if parts else None
     if parts is None or unit is None or (nbytes := math.floor(float(parts[1]) * unit)) < 1:
@@ -300,11 +290,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_sides(text: str) -> tuple[int, int]:
-    """Height and width of a text such as ``224`` or ``512x1024``.
-
-    Raises:
-        AdviceError: It is no such text.
-    """
+    """Height and width of a text such as ``224`` or ``512x1024``; else an AdviceError."""
     parts = re.fullmatch(r"([1-9]\d{0,5})(?:[x×]([1-9]\d{0,5}))?", text)
     if parts is None:
         raise AdviceError(f"the image is {text[:40]!r}: give pixels, as 224 or 512x1024")

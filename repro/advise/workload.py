@@ -192,10 +192,7 @@ class Workload:
     ) -> tuple["Parts", Step]:
         """Make model, optimizer and batch, and a step that trains them.
 
-        Args:
-            batch: Samples.
-            device: Where; None where tensors are made without content, in a context for that.
-            checkpointing: Recompute the blocks.
+        `device` is None in a context that makes tensors without content.
         """
         # Drawing initial weights may never end on tensors without content.
         model = (self.model() if device is not None else _twin(self._shape)).train()

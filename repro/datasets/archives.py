@@ -47,9 +47,7 @@ class Decoded:
 def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """Read the images of a `NAME.tar.xz`, keyed by their path below the top folder.
 
-    Args:
-        path: The archive.
-        folders: Levels of folders between the split's and an image.
+    `folders` are the levels of folders between the split's and an image.
 
     Raises:
         CorruptDatasetError: The archive is damaged, truncated, no tar.xz, or is refused; see above.
@@ -138,11 +136,7 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits.
-
-    Raises:
-        CorruptDatasetError: It is no regular file; reading a pipe, for example, would wait.
-    """
+    """SHA-256 of a file, 64 hexadecimal digits; refused if it is none, as a pipe would wait."""
     if not path.is_file():
         raise CorruptDatasetError(f"{path} is no file: remove it, or provide the dataset again")
     with path.open("rb") as file:

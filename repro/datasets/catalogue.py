@@ -178,13 +178,8 @@ def looked_for(name: str) -> str:
 def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
     """Download missing datasets as far as the network allows; return the outcome by name.
 
-    Args:
-        names: Names among `NAMES`.
-        root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
-            `./data`.
-
-    Raises:
-        DatasetError: A name is unknown. All other errors are in the report.
+    They go to `root`, by default to the first writable of `$REPRO_DATA` and `./data`. Raises
+    DatasetError for an unknown name; all other errors are in the report.
     """
     report = {}
     for name in names:
@@ -235,11 +230,7 @@ def _find(name: str, root: Root) -> sources.Source | None:
 
 
 def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
-    """Download a dataset once; return its source.
-
-    Raises:
-        DatasetNotFoundError: There is no download.
-    """
+    """Download a dataset once; return its source."""
     found = _fetch(name, root) if allowed else "not tried, download=False"
     if not isinstance(found, str):
         return found

@@ -97,11 +97,7 @@ def decode(
 class StreamedImages:
     """Encoded images in the place of a uint8 tensor (N, 3, H, W) that would exceed the memory.
 
-    Indexing selects images, still encoded; `decoded` gives pixels.
-
-    Args:
-        items: Labelled, encoded images.
-        size: Side of the squares cut from them, or (height, width) after resizing.
+    Indexing selects images, still encoded; `decoded` gives pixels, of `size` as of `decode`.
     """
 
     def __init__(self, items: Sequence[Item], size: int | Size) -> None:
@@ -116,11 +112,7 @@ class StreamedImages:
         return StreamedImages([self._items[i] for i in indices.tolist()], self._size)
 
     def decoded(self) -> Tensor:
-        """Decode all images with a thread for each core: uint8, (N, 3, H, W).
-
-        Raises:
-            CorruptDatasetError: An image cannot be decoded.
-        """
+        """Decode all images with a thread for each core: uint8, (N, 3, H, W)."""
         return decode(self._items, self._size).images
 
 

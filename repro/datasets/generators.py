@@ -37,8 +37,7 @@ def synthetic(
         image_size: Side or (height, width) in pixels; None is 32.
         train: Training images.
         test: Test images, of the same class patterns.
-        num_classes: Classes, as evenly frequent as the counts allow; with masks including the
-            background.
+        num_classes: Classes, as evenly frequent as the counts allow.
         channels: Channels of the images.
         masks: Make masks instead of labels: in each image an ellipse of one class from 1 on, on
             the pattern of class 0.

@@ -59,17 +59,12 @@ class Split:
     def evenly(self, count: int) -> "Split":
         """`count` samples at even distances, since sets on disk are ordered by class.
 
-        Raises:
-            DatasetError: There are fewer samples, or `count` is below 1.
+        Raises DatasetError if there are fewer, or `count` is below 1.
         """
         return self.chosen(self._evenly(count))
 
     def parted(self, count: int) -> tuple["Split", "Split"]:
-        """The samples of `evenly` and the rest, which must not be empty.
-
-        Raises:
-            DatasetError: There are at most `count` samples, or `count` is below 1.
-        """
+        """The samples of `evenly` and the rest; raises DatasetError if that is empty."""
         if count == len(self):
             raise DatasetError(f"{count} samples of {count} leave none: give fewer")
         taken = self._evenly(count)
@@ -134,11 +129,7 @@ def tensor_digest(*splits: Split) -> str:
 
 
 def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
-    """Refuse `count` images of `shape` bytes that exceed the memory of machine or container.
-
-    Raises:
-        DatasetError: They do; the text ends with `advice`.
-    """
+    """Refuse images of `shape` bytes that exceed the memory of machine or container."""
     needed, available = count * math.prod(shape), memory_bytes()
     if needed > available:
         size = "x".join(map(str, shape[-2:]))
@@ -149,22 +140,14 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
 
 
 def check_counts(least: int = 1, **given: object) -> None:
-    """Refuse options that are no integers of at least `least`.
-
-    Raises:
-        DatasetError: The first such option, by its name.
-    """
+    """Refuse the first option, by its name, that is no integer of at least `least`."""
     for name, value in given.items():
         if not is_whole(value, least):
             raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
 
 
 def check_size(size: int | Size | None, name: str = "image_size") -> int | Size | None:
-    """A size if it is None, a positive int or a pair of them.
-
-    Raises:
-        DatasetError: It is something else.
-    """
+    """A size if it is None, a positive int or a pair of them; else a DatasetError."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)

@@ -118,8 +118,7 @@ class TensorLoader:
     def set_batch_size(self, batch_size: int) -> None:
         """Set the batch size from the next iteration on.
 
-        Raises:
-            ValueError: It is below 1, or with `drop_last` above the number of images.
+        Raises ValueError if it is below 1, or with `drop_last` above the number of images.
         """
         check_counts(batch_size=batch_size)
         if self.drop_last and batch_size > self._length:
@@ -130,11 +129,7 @@ class TensorLoader:
         self.batch_size = int(batch_size)
 
     def set_resolution(self, resolution: int | Size | None) -> None:
-        """Set the size of the batches from the next iteration on; see `TensorLoader`.
-
-        Raises:
-            ValueError: It is no size, or an int for crops that are no squares.
-        """
+        """Set the size of the batches from the next iteration on; see `TensorLoader`."""
         size = as_pair(check_size(resolution, "resolution") or self.crop_size)
         height, width = self.crop_size
         if height != width and not isinstance(resolution, tuple | list | None):
@@ -145,11 +140,7 @@ class TensorLoader:
         self.resolution = size
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`, at least 0; later iterations count on.
-
-        Raises:
-            ValueError: It is negative.
-        """
+        """Make the next iteration epoch `epoch`, at least 0; later iterations count on."""
         check_counts(0, epoch=epoch)
         self.epoch = int(epoch)
 
@@ -233,14 +224,14 @@ class Ahead:
     """A loader's mini-batches, made ahead by a thread while the device computes.
 
     They are in pinned memory of the host, from which an accelerator copies during computations. For
-    a CPU the loader's are passed on, unless `always` is set. During an epoch nothing else may use
-    the loader.
+    a CPU the loader's are passed on, unless `always` is set, which is faster where they wait for
+    files. During an epoch nothing else may use the loader.
 
     Args:
         loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
         device: The device that trains.
         count: Mini-batches ready or being made, besides the current one, at least 1.
-        always: Use a thread for a CPU, too: faster if mini-batches wait for files.
+        always: Use a thread for a CPU, too.
     """
 
     def __init__(
@@ -253,11 +244,7 @@ class Ahead:
         self._threaded = always or accelerator.is_accelerator(device)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch.
-
-        Raises:
-            HostMemoryError: The host has too little memory to pin.
-        """
+        """Begin an epoch; raises HostMemoryError if the host has too little memory to pin."""
         return self._made_ahead() if self._threaded else iter(self._loader)
 
     def _made_ahead(self) -> Iterator[Batch]:
@@ -287,11 +274,7 @@ def generator_of(*numbers: int) -> torch.Generator:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images scaled to [0, 1].
-
-    Args:
-        images: uint8, (N, C, H, W).
-    """
+    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) scaled to [0, 1]."""
     # Integer sums of one chunk are exact, and a chunk keeps the wider copy of the pixels small.
     chunk = max(1, (1 << 24) // images[0].numel())
     total = torch.zeros(images.shape[1], dtype=torch.float64)

@@ -12,14 +12,10 @@ from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
 def low_resolution(images: Tensor, scale: int) -> Tensor:
-    """Shrink images by an integer factor, bicubic with antialiasing, as in DIV2K.
+    """Shrink uint8 images (N, C, H, W) by a whole factor, bicubic with antialiasing, as in DIV2K.
 
-    Args:
-        images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
-        scale: At least 1.
-
-    Returns:
-        uint8, (N, C, H // scale, W // scale).
+    Rows and columns beyond a multiple of `scale` are left out. Returns uint8,
+    (N, C, H // scale, W // scale).
 
     Raises:
         DatasetError: `scale` is below 1 or above a side.
@@ -37,12 +33,10 @@ def low_resolution(images: Tensor, scale: int) -> Tensor:
 
 
 def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
-    """Add Gaussian noise to images, rounded and clipped to 0 to 255.
+    """Add Gaussian noise to uint8 images (N, C, H, W), rounded and clipped to 0 to 255.
 
-    Args:
-        images: uint8, (N, C, H, W).
-        sigma: Standard deviation, as a share of the full range of 255.
-        seed: Seed of the noise, which depends only on the seed and the shape.
+    Its standard deviation is the share `sigma` of the full range of 255. It depends only on the
+    seed and the shape.
 
     Raises:
         DatasetError: `sigma` is negative.

@@ -65,12 +65,7 @@ class Source:
         return digest(f"{name}|{size}" for name, size in sized)
 
     def decode(self, size: int | Size | None, per_class: int | None) -> Decoded:
-        """Decode the images of `listing`, resized to `size`.
-
-        Raises:
-            CorruptDatasetError: An image cannot be decoded, or a mask holds no class index.
-            DatasetError: The images differ in size, or exceed the memory.
-        """
+        """Decode the images of `listing`, resized to `size`, into splits of one size."""
         classes, items = self.listing(per_class)
         prepare = None
         if self.record_name in pictures.NAMES:
@@ -141,10 +136,6 @@ def _listed(name: str, files: Mapping[str, Encoded], where: Path) -> Listing:
     """The listing of files in our own layout, by their path in the set.
 
     The label is the rank of the class's name. A mask has the name of its image.
-
-    Raises:
-        CorruptDatasetError: An image has no mask or several, or the train or the test split no
-            image.
     """
     classes = MASK_CLASSES.get(name, ())
     masked, labelled = name in MASK_CLASSES, name not in (*MASK_CLASSES, *pictures.NAMES)
@@ -177,35 +168,25 @@ def _listed(name: str, files: Mapping[str, Encoded], where: Path) -> Listing:
     return classes, items
 
 
-def _cifar(name: str, root: Path) -> Source | None:
-    folder = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
+def _torchvision(name: str, root: Path) -> Source | None:
+    folder = root / _TORCHVISION[name][1]
     if not folder.is_dir():
         return None
 
     def everything() -> Listing:
         items = {}
-        for split in ("train", "test"):
-            dataset = _torchvision_class(name)(root, train=split == "train")
-            pairs = zip(dataset.data, dataset.targets, strict=True)
-            items[split] = [Item(f"{split} {i}", *pair) for i, pair in enumerate(pairs)]
-        return tuple(dataset.classes), items
-
-    layout = f"torchvision folder {folder.name}"
-    return Source(name, layout, folder, everything, lambda: _files(folder))
-
-
-def _flowers102(name: str, root: Path) -> Source | None:
-    folder = root / "flowers-102"
-    if not folder.is_dir():
-        return None
-
-    def everything() -> Listing:
-        items: dict[str, list[Item]] = {}
-        for split in ("train", "val", "test"):
-            # With `Path` as the loader, the dataset yields file names instead of pictures.
-            dataset = _torchvision_class(name)(root, split=split, loader=Path)
-            pairs = [dataset[i] for i in range(len(dataset))]
-            items[split] = [Item(str(file), file, label=label) for file, label in pairs]
+        for split in ("train", "val", "test") if name == "flowers102" else ("train", "test"):
+            if name == "flowers102":
+                # With `Path` as the loader, the dataset yields file names instead of pictures.
+                dataset = _torchvision_class(name)(root, split=split, loader=Path)
+                pairs = [dataset[i] for i in range(len(dataset))]
+            else:
+                dataset = _torchvision_class(name)(root, train=split == "train")
+                pairs = list(zip(dataset.data, dataset.targets, strict=True))
+            items[split] = [
+                Item(str(image) if isinstance(image, Path) else f"{split} {i}", image, label)
+                for i, (image, label) in enumerate(pairs)
+            ]
         return tuple(dataset.classes), items
 
     layout = f"torchvision folder {folder.name}"
@@ -265,10 +246,16 @@ def _files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
+_TORCHVISION = {
+    "cifar10": ("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": ("CIFAR100", "cifar-100-python"),
+    "flowers102": ("Flowers102", "flowers-102"),
+    "imagenet": ("ImageNet", "imagenet"),
+}
 _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
-    "cifar10": (_cifar, "cifar-10-batches-py/"),
-    "cifar100": (_cifar, "cifar-100-python/"),
-    "flowers102": (_flowers102, "flowers-102/"),
+    "cifar10": (_torchvision, "cifar-10-batches-py/"),
+    "cifar100": (_torchvision, "cifar-100-python/"),
+    "flowers102": (_torchvision, "flowers-102/"),
     "imagenet": (_imagenet, "imagenet/{ILSVRC2012_devkit_t12.tar.gz or meta.bin}"),
     "carvana": (_carvana, "carvana/{train/*.jpg,train_masks/*_mask.gif}"),
 }
@@ -277,8 +264,7 @@ _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
 def _torchvision_class(name: str) -> Any:
     from repro._torchvision import torchvision
 
-    names = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "flowers102": "Flowers102"}
-    return getattr(torchvision.datasets, names.get(name, "ImageNet"))
+    return getattr(torchvision.datasets, _TORCHVISION[name][0])
 
 
 def fetch(name: str, root: Path) -> None:

@@ -152,12 +152,8 @@ def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]
 def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list[Any]:
     """The micro-batches that a `split` function makes of a mini-batch, checked.
 
-    Args:
-        split: Called with ((inputs, targets), most); returns the list of micro-batches, each
-            (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
-        inputs: Inputs of the whole mini-batch.
-        targets: Its targets.
-        most: Samples that a micro-batch may have.
+    `split` is called with ((inputs, targets), most), and returns the list of micro-batches, each
+    (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
 
     Returns:
         (inputs, targets, number of samples) of each.

@@ -44,10 +44,9 @@ class TimeModel:
 
     @classmethod
     def fit(cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float]) -> "TimeModel":
-        """Fit the line by least squares (section 3.2) to seconds of steps.
+        """Fit the line by least squares (section 3.2).
 
-        Raises:
-            ValueError: The points are too few, or time does not increase with the batch size.
+        Raises ValueError if the points are too few, or time does not increase with the batch size.
         """
         _check_points("time", batch_sizes, seconds_per_batch)
         a, b = np.polyfit(np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float), 1)
@@ -60,10 +59,10 @@ class TimeModel:
         return self.a * batch_size + self.b
 
     def epoch_time(self, batch_size: int, samples: int, approximate: bool = False) -> float:
-        """Seconds of one pass over `samples`.
+        """Seconds of one pass over `samples`; a ValueError where there can be none.
 
         By equation 2, (a x + b) ⌈d / x⌉, which counts the last batch as full; with `approximate`
-        by equation 3, (a + b / x) d. Raises ValueError where `pass_time` does.
+        by equation 3, (a + b / x) d.
         """
         self._check_pass(batch_size, samples)
         if approximate:
@@ -71,11 +70,7 @@ class TimeModel:
         return self.predict(batch_size) * math.ceil(samples / batch_size)
 
     def pass_time(self, batch_size: int, samples: int) -> float:
-        """Seconds of one pass with the last batch at its true size: a d + b ⌈d / x⌉.
-
-        Raises:
-            ValueError: `batch_size` is below 1 or `samples` below 0.
-        """
+        """Seconds of one pass with the last batch at its true size: a d + b ⌈d / x⌉."""
         self._check_pass(batch_size, samples)
         return self.a * samples + self.b * math.ceil(samples / batch_size)
 
@@ -94,8 +89,7 @@ class MemoryModel(LinearMemoryModel):
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "MemoryModel":
         """Fit the line by least squares (section 5.3).
 
-        Raises:
-            ValueError: The points are too few, or memory does not increase with the batch size.
+        Raises ValueError if the points are too few, or memory does not grow with the batch size.
         """
         _check_points("memory", batch_sizes, peak_bytes)
         line = super().fit(batch_sizes, peak_bytes)

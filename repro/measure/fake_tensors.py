@@ -129,11 +129,8 @@ def first_steps(
 ) -> tuple[int, Work]:
     """Peak live bytes of two training steps, and the work of the second.
 
-    The optimizer has its state only from the second step on.
-
-    Args:
-        step: Updates the model by a mini-batch.
-        resident: Modules and tensors that lie on the device before.
+    The optimizer has its state only from the second step on. `resident` are modules and tensors
+    that lie on the device before.
     """
     tensors = [
         tensor

@@ -116,9 +116,7 @@ class KnownLoss:
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
         """The divisor of each part's loss, None if it is the number of samples; waits, once.
 
-        Args:
-            targets: Targets of each part.
-            even: Whether all samples have the same number of elements.
+        With `even` all samples have the same number of elements.
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
@@ -133,8 +131,7 @@ class KnownLoss:
 
         Raises:
             LossShapeError: Outputs and targets have different numbers of dimensions.
-            UnsupportedLossError: The loss's `weight` or `pos_weight` has an entry for each sample
-                or element.
+            UnsupportedLossError: A weight of the loss has an entry for each sample or element.
         """
         if self._by_element:
             raise UnsupportedLossError(
@@ -158,11 +155,7 @@ class KnownLoss:
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     """Read one of torch's losses: a module, a subclass with its `forward`, a function, a partial.
 
-    Returns:
-        None for any other loss.
-
-    Raises:
-        LossReductionError: Its reduction gives no scalar.
+    None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
     """
     kind, options, hooked = _read(loss_fn)
     by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
@@ -322,7 +315,7 @@ def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
     """Largest difference of tensors relative to their norm.
 
-    None if they cannot be compared: counts or shapes differ, or a tensor is not finite.
+    None if counts or shapes differ, or a tensor is not finite.
     """
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return None
@@ -396,7 +389,7 @@ def fresh(tree: Any, device: torch.device) -> Any:
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
     """The parts' outputs concatenated, None if their shapes do not allow it.
 
-    `counts` are the parts' samples; without `counts` a part may have any number of rows.
+    `counts` are the parts' samples; without them a part may have any number of rows.
     """
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:

@@ -89,10 +89,7 @@ class _StorageFollower(TorchDispatchMode):
         return result
 
     def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
-        """Count the storage of `tensor` until it is freed.
-
-        A view of one of `unless_of` is not new memory and is not counted.
-        """
+        """Count the storage of `tensor` until it is freed, unless it is that of `unless_of`."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -237,7 +234,7 @@ _active_budgets: list["MemoryBudget"] = []
 
 
 class MemoryBudget(MemoryMeter):
-    """A memory limit for the code inside a ``with`` block.
+    """A memory limit of `limit_bytes`, 1 or more, for the code inside a ``with`` block.
 
     On an accelerator the limit is on the bytes that torch's allocator holds in this process
     (`peak_reserved_bytes`). On a CPU it is simulated: an operation raises `BudgetExceededError`, a
@@ -250,7 +247,7 @@ class MemoryBudget(MemoryMeter):
         >>> budget.peak_bytes
 
     Args:
-        limit_bytes: The most bytes that may be alive at once, at least 1.
+        limit_bytes: The most bytes that may be alive at once.
         device: ``cpu`` or an accelerator.
         resident: A module or tensors that occupy the device already (CPU only; an accelerator's
             allocator counts them).
@@ -359,10 +356,7 @@ class LinearMemoryModel:
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
         """Fit the line to measured peaks by least squares, in exact arithmetic.
 
-        Peaks on a line of whole numbers thus give that very line.
-
-        Raises:
-            ValueError: Fewer than two distinct batch sizes, or lists of unequal length.
+        Raises ValueError for fewer than two distinct batch sizes, or lists of unequal length.
         """
         if len(batch_sizes) != len(peak_bytes) or len(set(batch_sizes)) < 2:
             raise ValueError(

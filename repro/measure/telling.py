@@ -58,13 +58,7 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
 
 
 def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
-    """One sample for each integer in small targets.
-
-    Args:
-        batch: The mini-batch.
-        most: Most samples returned.
-        first: Integers that are looked for before all others.
-    """
+    """At most `most` samples, one for each integer in small targets; those in `first` first."""
     found: list[int] = []
     for path, whole in _strided(batch):
         if not _is_label(path, whole):
