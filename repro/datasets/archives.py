@@ -152,7 +152,10 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
     Raises:
         DatasetError: The set cannot be kept.
     """
-    path = paths.cache_dir() / f"{stem}.pt"
+    try:
+        path = paths.cache_dir() / f"{stem}.pt"
+    except OSError as error:
+        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
     try:
         return _read(path, stem)
     except FileNotFoundError:

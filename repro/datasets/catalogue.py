@@ -138,7 +138,7 @@ def _road_against_rest(data: ImageData) -> ImageData:
         classes=("rest", "road"),
         train=binary(data.train),
         test=binary(data.test),
-        val=None if data.val is None else binary(data.val),
+        val=binary(data.val) if data.val else None,
     )
 
 
@@ -272,8 +272,12 @@ def _fetch(name: str, root: Root) -> sources.Source | str:
     return "no folder to download to is writable"
 
 
-def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -> Decoded | None:
-    """A set with encoded images; None if its decoded images fit the memory."""
+def _streamed(
+    source: sources.Source, size: int | Size | None, per_class: int | None
+) -> Decoded | None:
+    """A set with encoded images; None unless decoded images would exceed the memory."""
+    if not source.streams or size is None:
+        return None
     classes, items = source.listing(per_class)
     if not exceeds_memory(sum(map(len, items.values())), size):
         return None
@@ -290,11 +294,6 @@ def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -
 def _read(
     name: str, source: sources.Source, size: int | Size | None, per_class: int | None, split: str
 ) -> ImageData:
-    try:
-        paths.cache_dir()
-    except OSError as error:
-        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
-
     anew = [split] if split != "official" else []
 
     def build() -> Decoded:
@@ -304,21 +303,15 @@ def _read(
     try:
         content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
-        decoded = None
-        if source.streams and size is not None:
-            decoded = _streamed(source, size, per_class)
-        decoded = decoded or cached(f"{name}-{key}", build)
+        decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
     except DatasetError:
         raise
-    except PermissionError as error:
-        raise DatasetError(
-            f"{source.path} cannot be read or unpacked ({error}): make it readable; torchvision "
-            "unpacks ImageNet beside its archives the first time and needs to write there once"
-        ) from error
     # torchvision raises RuntimeError for a wrong checksum, OSError for a missing file.
     except (RuntimeError, OSError, EOFError) as error:
         raise CorruptDatasetError(
-            f"{source.path} is damaged or incomplete ({error}): provide it again"
+            f"{source.path} is damaged, incomplete or not readable ({error}): provide it again; "
+            "torchvision unpacks ImageNet beside its archives the first time and needs to write "
+            "there once"
         ) from error
     note = ""
     if source.record_name.endswith("-jpeg"):
@@ -339,7 +332,5 @@ def _read(
         provenance=f"{_CONTENT[name]} from {source.layout}{note}.",
         fingerprint=key,
         classes=decoded.classes,
-        train=decoded.splits["train"],
-        test=decoded.splits["test"],
-        val=decoded.splits.get("val"),
+        **decoded.splits,
     )

@@ -103,7 +103,8 @@ def imagined(ones: bool = True) -> Iterator[None]:
         _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if kind is not None:
             for part in module.modules():
-                for tensors in (part._parameters, part._buffers):
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+                for tensors in tables:
                     for name, tensor in tensors.items():
                         if tensor is not None and tensor.is_floating_point():
                             tensors[name] = like(tensor, tensor.to(kind))
