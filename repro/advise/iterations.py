@@ -57,20 +57,14 @@ class _Costs(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training step as a trace whose sizes and work are linear in the batch size.
+    """A training step as a trace whose sizes and work are linear in the batch size."""
 
-    Attributes:
-        few: The smaller batch size that was recorded; `more` the larger.
-        small: The trace at `few`; `large` at `more`.
-        costs: Of each function at `few`; `larger` at `more`.
-    """
-
-    few: int
-    more: int
-    small: Trace
-    large: Trace
-    costs: tuple[Cost, ...]
-    larger: tuple[Cost, ...]
+    few: int  # the smaller batch size that was recorded
+    more: int  # the larger
+    small: Trace  # at `few`
+    large: Trace  # at `more`
+    costs: tuple[Cost, ...]  # of each function at `few`
+    larger: tuple[Cost, ...]  # at `more`
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""

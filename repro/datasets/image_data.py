@@ -33,17 +33,11 @@ class CorruptDatasetError(DatasetError):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images of one split with their labels, their masks or both.
+    """Images of one split with their labels, their masks or both."""
 
-    Attributes:
-        images: uint8, (N, C, H, W).
-        labels: int64 class index, (N,), or None.
-        masks: uint8 class index of every pixel, (N, H, W), or None.
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-    masks: Tensor | None = None
+    images: Tensor  # uint8, (N, C, H, W)
+    labels: Tensor | None = None  # int64 class index, (N,)
+    masks: Tensor | None = None  # uint8 class index of every pixel, (N, H, W)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -82,25 +76,16 @@ class Split:
 class ImageData:
     """A dataset in memory.
 
-    Attributes:
-        name: The name given to `load`.
-        record_name: The name for records, which distinguishes e.g. `cifar10` and `cifar10-jpeg`.
-        kind: `real` or `synthetic`.
-        provenance: One sentence: source, recompression, and the set it is a stand-in for.
-        fingerprint: 16 hexadecimal digits, a hash of the source's content and of its resizing and
-            cutting; equal on every machine for equal files.
-        classes: Class names, indexed by label, or by the value of a mask if there are no labels.
-        train: The training split.
-        test: The test split.
-        val: The validation split, if the source has one.
+    The fingerprint is a hash of the source's content and of its resizing and cutting, equal on
+    every machine for equal files.
     """
 
-    name: str
-    record_name: str
+    name: str  # as given to `load`
+    record_name: str  # for records: it distinguishes e.g. `cifar10` and `cifar10-jpeg`
     kind: Literal["real", "synthetic"]
-    provenance: str
-    fingerprint: str
-    classes: tuple[str, ...]
+    provenance: str  # one sentence: source, recompression, and the set it is a stand-in for
+    fingerprint: str  # 16 hexadecimal digits
+    classes: tuple[str, ...]  # names by label, or by the value of a mask if there are no labels
     train: Split
     test: Split
     val: Split | None = None

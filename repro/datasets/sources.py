@@ -26,23 +26,14 @@ Listing = tuple[tuple[str, ...], dict[str, list[Item]]]  # classes, images by sp
 
 @dataclass(frozen=True)
 class Source:
-    """One place that holds a dataset.
+    """One place that holds a dataset."""
 
-    Attributes:
-        record_name: Name for records.
-        layout: Its layout, in words.
-        path: Archive or folder.
-        everything: Lists classes and all images by split.
-        hashed: Lists the files with the dataset's content.
-        streams: Whether images, which are files, may stay encoded if memory is too small.
-    """
-
-    record_name: str
-    layout: str
-    path: Path
-    everything: Callable[[], Listing]
-    hashed: Callable[[], list[Path]]
-    streams: bool = False
+    record_name: str  # for records
+    layout: str  # in words
+    path: Path  # archive or folder
+    everything: Callable[[], Listing]  # lists classes and all images by split
+    hashed: Callable[[], list[Path]]  # lists the files with the dataset's content
+    streams: bool = False  # images, which are files, may stay encoded if memory is too small
 
     def listing(self, per_class: int | None) -> Listing:
         """Classes, and the first `per_class` images of each class (None: all) by split."""

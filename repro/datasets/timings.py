@@ -18,18 +18,11 @@ _FILES = {"PyTorch": "gtx1080_pytorch.npy", "TensorFlow": "gtx1080_tensorflow.np
 
 @dataclass(frozen=True, eq=False)
 class EpochTimes:
-    """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080.
+    """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080; see `ImageData`."""
 
-    Attributes:
-        seconds: By framework, (500,): entry i is for batch size i + 1.
-        samples: Images in an epoch.
-        fingerprint: 16 hexadecimal digits, a hash of the numbers.
-        name: See `ImageData`, also for `record_name`, `kind` and `provenance`.
-    """
-
-    seconds: dict[str, NDArray[np.float64]]
-    samples: int
-    fingerprint: str
+    seconds: dict[str, NDArray[np.float64]]  # by framework, (500,): entry i is for batch size i + 1
+    samples: int  # images in an epoch
+    fingerprint: str  # of the numbers
     name: str = TIMES
     record_name: str = TIMES
     kind: Literal["real"] = "real"

@@ -363,11 +363,7 @@ def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor 
         module(device).set_rng_state(state[1], _indexed(device))
 
 
-@contextmanager
-def forked_rng(device: torch.device | str) -> Iterator[None]:
+def forked_rng(device: torch.device | str) -> AbstractContextManager[Any]:
     """Restore the random generators of the CPU and of a device at the end."""
-    state = get_rng(device)
-    try:
-        yield
-    finally:
-        set_rng(device, state)
+    devices = [_indexed(device).index] if is_accelerator(device) else []
+    return torch.random.fork_rng(devices, device_type=torch.device(device).type)

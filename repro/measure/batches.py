@@ -45,17 +45,11 @@ _SAMPLES, _WHOLE, _STRUCTURE, _OPEN = "samples", "whole", "structure", "open"
 
 @dataclass(frozen=True)
 class Batch:
-    """A mini-batch that was read: its samples can be counted and taken out.
+    """A mini-batch that was read: its samples can be counted and taken out."""
 
-    Attributes:
-        inputs: As given, with other mappings made dictionaries.
-        targets: Likewise.
-        num_samples: Samples, at least 1.
-    """
-
-    inputs: Any
+    inputs: Any  # as given, with other mappings made dictionaries
     targets: Any
-    num_samples: int
+    num_samples: int  # at least 1
     _kinds: dict[Path, str] = field(repr=False)
 
     def slice(self, start: int, stop: int) -> tuple[Any, Any]:

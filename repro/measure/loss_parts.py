@@ -80,15 +80,10 @@ _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """One of torch's losses, called as ``loss_fn(outputs, targets)``.
+    """One of torch's losses, called as ``loss_fn(outputs, targets)``."""
 
-    Attributes:
-        reduction: ``"mean"``, ``"batchmean"`` or ``"sum"``.
-        hooked: Whether hooks of its own may change its result.
-    """
-
-    reduction: str
-    hooked: bool
+    reduction: str  # "mean", "batchmean" or "sum"
+    hooked: bool  # hooks of its own may change its result
     _by_class: bool
     _by_row: bool
     _by_element: bool
@@ -206,19 +201,12 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, and its gradient by the model's outputs.
+    """A loss, and its gradient by the model's outputs."""
 
-    Attributes:
-        loss: (), float64, without a graph.
-        gradients: By each output with samples; zeros for an unused output.
-        size: Largest output's size; rounding is relative to it if terms of the loss cancel.
-        inside: Whether the loss depends on no output, or on one without samples, such as a loss
-            that the model computes.
-    """
-
-    loss: Tensor
-    gradients: list[Tensor]
-    size: float
+    loss: Tensor  # (), float64, without a graph
+    gradients: list[Tensor]  # by each output with samples; zeros for an unused output
+    size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
+    # The loss depends on no output, or on one without samples, such as a loss in the model.
     inside: bool
 
 
@@ -268,19 +256,12 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
 
 @dataclass(frozen=True)
 class Comparison:
-    """A mini-batch's loss, and the loss combined from its parts.
-
-    Attributes:
-        whole: The loss of the whole.
-        combined: The weighted sum of the parts' losses.
-        value: Relative difference of both losses; infinite if a part is not finite.
-        gradient: Relative difference of their gradients by the outputs.
-    """
+    """A mini-batch's loss, and the loss combined from its parts."""
 
     whole: float
-    combined: float
-    value: float
-    gradient: float
+    combined: float  # the weighted sum of the parts' losses
+    value: float  # relative difference of both losses; infinite if a part is not finite
+    gradient: float  # relative difference of their gradients by the outputs
 
 
 def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:

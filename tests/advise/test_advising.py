@@ -251,8 +251,6 @@ def test_from_the_command_line(monkeypatch, capsys):
     code, out, err = run_command("advise", *given, "--image", "32", "--method", "mbs")
     assert code == 0 and not err
     assert out.startswith("Take ") and "MicroBatchStreamer(model, loss_fn" in out
-    code, out, _ = run_command("advise", *given, "--image", "32", "--measure")
-    assert code == 0 and "nothing measured, as cuda is not here" in out
     for wrong, message in (
         (["--model", "resnet2"], "choose one of"),
         (["--memory", "much"], "such as 16GiB"),
