@@ -178,16 +178,16 @@ for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
 
 # Files that are to be written.
 for path, *named in (
-    ("folder", "is a folder"), ("fifo", "no regular file"), ("file/below.html", "file"),
+    ("folder", "is a folder"), ("fifo", "a regular file is expected"), ("file/below.html", "file"),
     ("loop", "symbolic links"), ("loop/below.html", "symbolic links"),
     (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
     add(("report", "--output", f"{{root}}/{path}"), *named)
 add(("report", "--output", "{root}/new/"), "a folder", "give the path of a file")
 for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
-    add(("report", "--output", path), "no such user", "give a path")
+    add(("report", "--output", path), "home directory", "give another path")
 add(("report", "--output", "/proc/none/report.html"), "/proc/none")
-add(("report", "--output", "/dev/null"), "no regular file")
+add(("report", "--output", "/dev/null"), "a regular file is expected")
 
 # The folder of results.
 WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}

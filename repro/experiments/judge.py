@@ -8,8 +8,9 @@ choose between them. The rule of a claim, its margin and the paper's effect stan
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -211,21 +212,22 @@ def contrast(
         if wrong:
             raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
         cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
-    form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
     if len(by_seed) == len(cells):
         seeds = judging_seeds(by_seed)
         rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
         sums = [math.fsum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
-        return _of_sample(sums, resolution, **form)
-    cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
+        cells, weights = [sums], [1]
+    else:
+        cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
     mean = math.fsum(w * math.fsum(c) / len(c) for c, w in zip(cells, weights, strict=True))
+    form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     shortest = min(map(len, cells))
     if shortest < 2:
         return Estimate(mean, math.nan, math.nan, shortest, **form)
     floor = resolution**2 / 12
     parts = [
-        (weight**2 * max(_variance(cell), floor) / len(cell), len(cell) - 1)
+        (weight**2 * max(variance(cell), floor) / len(cell), len(cell) - 1)
         for cell, weight in zip(cells, weights, strict=True)
     ]
     total = math.fsum(part for part, _ in parts)
@@ -288,22 +290,6 @@ def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> 
     return replace(deterministic(value, log, unit, digits), error=math.nan, dof=math.nan)
 
 
-def _variance(values: Cell) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _of_sample(
-    values: Sequence[float], resolution: float, *, log: bool, unit: str, digits: int, trials: str
-) -> Estimate:
-    n = len(values)
-    mean = math.fsum(values) / n
-    error = dof = math.nan
-    if n > 1:
-        error, dof = math.sqrt(max(_variance(values), resolution**2 / 12) / n), n - 1.0
-    return Estimate(mean, error, dof, n, log, unit, digits, trials=trials)
-
-
 @cache
 def _quantile(dof: float, probability: float) -> float:
     """Return a quantile of Student's t."""
@@ -319,10 +305,11 @@ Part = tuple[str, str]  # a word of WORDS, and its evidence
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word of `WORDS`, and the numbers behind it."""
+    """A word of `WORDS`, the numbers behind it in words, and the cases that they are of."""
 
     word: str
     evidence: str
+    cases: Cases = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.word not in WORDS:
@@ -426,19 +413,9 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
     Args:
         parts: Words and evidence.
         over: ``all`` parts have to hold, or ``any``.
-
-    Raises:
-        ValueError: `over` is another word, or a part has an unknown one.
     """
-    if over not in ("all", "any"):
-        raise ValueError(f"over is {over!r}; allowed are all, any")
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
-    allowed = [word for word in WORDS if word != NOT_SEEN]  # which is said of a whole verdict
-    if unknown := set(words).difference(allowed):
-        raise ValueError(
-            f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(allowed)}"
-        )
     if not parts or all(word == "not run" for word in words):
         return Verdict("not run", evidence or "no records")
     held, half, lost = (words.count(word) for word in ("reproduced", "partly", NOT_REPRODUCED))

@@ -88,15 +88,13 @@ _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
     """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
-    asked = paper.artefacts[artefact]
-    *_, used = summary.judged(asked, claims_of(paper.key)[artefact][key], look(artefact))
-    cases = asked.claims[key](used)
-    if case is None and len(cases) != 1:
+    claim = claims_of(paper.key)[artefact][key]
+    cases = summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].cases
+    if case is None and len(cases) > 1:
         raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
-    name = next(iter(cases)) if case is None else case
-    if name not in cases:
-        raise NotRun("no records")
-    if isinstance(value := cases[name], NotRun):
+    name = next(iter(cases), "") if case is None else case
+    value = cases.get(name, NotRun("no records"))
+    if isinstance(value, NotRun):
         raise value
     return name, value
 
@@ -119,7 +117,7 @@ def filled(sentence: str, paper: Paper, look: Look) -> str:
             return summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].word
         name, ours = _case(paper, look, artefact, key, case)
         if kind == "paper":
-            return _in_prose(claim.papers_number(name, ours))
+            return _in_prose(claim.papers_number(name, ours) or report.DASH)
         if isinstance(ours, Exact):
             return ours.text
         return _in_prose(f"{ours.shown(ours.mean)} {ours.unit}".rstrip())
