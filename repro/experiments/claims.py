@@ -165,10 +165,13 @@ class Claim:
             said = [f"{case.shown(case.mean)} {case.unit}".strip()]
             if math.isnan(case.error):
                 said.append("no spread known")
-            if papers := self.papers_number(name, case):
-                whose = "prediction" if self.own else "paper"
-                said.append(f"{'margin' if self.effect_of(name) is None else whose} {papers}")
-            return f"{', '.join(said)}: {case.label or name}"
+            if self.margin is not None:
+                margin = self._of(self.margin, name)
+                said.append(judge.margin_text(case, margin, _RULES[self.rule]))
+            elif papers := self.papers_number(name, case):
+                said.append(f"{'prediction' if self.own else 'paper'} {papers}")
+            label = (case.label or name).rstrip(":,")
+            return f"{', '.join(said)}: {label}" if label else ", ".join(said)
         return verdict.evidence.partition("; ")[0]
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:

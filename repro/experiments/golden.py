@@ -302,12 +302,12 @@ def _run(
         if interrupted:
             raise KeyboardInterrupt from problem
         # A training may turn whatever ends it into an error of its own.
-        if not (steps_only and first is not None and first.fingerprint()):
+        if not (steps_only and first is not None and first.entry):
             again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
             again.error = f": {problem}"
     finally:
         torch.set_num_threads(threads)
-    again.steps = first.fingerprint() if first is not None else None
+    again.steps = first.entry if first is not None else None
     return again
 
 
@@ -319,47 +319,39 @@ def _rounding_otherwise(run: Callable[..., _Again], steps_only: bool) -> _Again:
         return run(steps_only=steps_only)
 
 
-def _tolerances(
-    steps: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
-) -> list[float]:
-    """Return the relative tolerance of each step's losses, and last that of the weights' norm.
-
-    On another kind of processor 1e-5, or ten times the difference that rounding alone makes here,
-    and no more from the first step on where that is above `LOOSEST`.
-    """
-    tolerances, largest = [], 0.0
-    pairs = zip(_flat(again.steps), _flat(other.steps), strict=False) if other else ()
-    for one, two in pairs:
-        largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
-        if 10 * largest > LOOSEST:
-            break
-        tolerances.append(max(CLOSE, 10 * largest))
-    return tolerances or [0.0 if alike else CLOSE] * len(_flat(steps))
-
-
-def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
-    """Return the losses of each step, and last the weights' norm."""
-    return [*steps["losses"], [steps["norm"]]] if steps else []
-
-
 def _compare_steps(
     before: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
 ) -> str:
-    """Compare first steps, and say which."""
-    after, count = again.steps, len(before["losses"])
-    if after is None:
+    """Compare first steps, and last the weights' norm; say which.
+
+    On another kind of processor to 1e-5, or to ten times the difference that rounding alone makes
+    here, and no more from the first step on where that is above `LOOSEST`.
+    """
+    count = len(before["losses"])
+    if again.steps is None:
         raise Differs(f"the training ends before step {count}")
     names = [f"the loss of step {n}" for n in range(1, count + 1)] + ["the norm of the weights"]
-    tolerances = _tolerances(before, again, other, alike)
-    # There may be fewer tolerances than steps.
-    for name, one, two, tolerance in zip(
-        names, _flat(before), _flat(after), tolerances, strict=False
-    ):
-        compare(name, one, two, tolerance)
-    if alike and after["digest"] != before["digest"]:
+    after = _flat(again.steps)
+    rounded = _flat(other.steps) if other and other.steps else after
+    compared, drift, tolerance = 0, 0.0, 0.0 if alike else CLOSE
+    for name, one, now, two in zip(names, _flat(before), after, rounded, strict=False):
+        pairs = zip(now, two, strict=False)
+        drift = max(drift, *(abs(a - b) / abs(a) for a, b in pairs if a), 0.0)
+        if 10 * drift > LOOSEST:
+            break
+        tolerance = max(tolerance, 10 * drift)
+        compare(name, one, now, tolerance)
+        compared += 1
+    if not compared:
+        raise NotCompared(f"rounding alone moves its first step by {drift:.0e}")
+    if alike and again.steps["digest"] != before["digest"]:
         raise Differs(f"the weights after step {count} are others")
-    loosest = max(tolerances, default=0.0)
-    return f"first {min(count, len(tolerances))} steps" + f" to {loosest:.0e}" * (loosest > CLOSE)
+    return f"first {min(count, compared)} steps" + f" to {tolerance:.0e}" * (tolerance > CLOSE)
+
+
+def _flat(steps: Mapping[str, Any]) -> list[list[float]]:
+    """Return the losses of each step, and last the weights' norm."""
+    return [*steps["losses"], [steps["norm"]]]
 
 
 def _without(metrics: Any, timed: Sequence[str]) -> Any:

@@ -378,11 +378,8 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         raise ValueError(f"margin is {margin}; give what still counts as the same, above 0")
     limit = math.log1p(margin) if ours.log else margin
     low, high = ours.interval(EQUIVALENCE_LEVEL)
-    shown = (
-        f"{100 * margin:.3g} %" if ours.log else f"{margin:.3g}{f' {ours.unit}' * bool(ours.unit)}"
-    )
     between = "" if not ours.error > 0 else f" (90 %: {ours.shown(low)} to {ours.shown(high)})"
-    evidence = f"{name} {ours}{between}, margin {'-±+'[side + 1]}{shown}".strip()
+    evidence = f"{name} {ours}{between}, {margin_text(ours, margin, side)}".strip()
     # At most so far above is at most so far below with the signs changed.
     mean = -ours.mean if side > 0 else ours.mean
     low, high = (-high, -low) if side > 0 else (low, high)
@@ -397,6 +394,12 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         # Outside, the end that is passed has to be excluded; inside, both.
         distances = [min(distances)]
     return "undecided", f"{evidence}; {_needed(distances, ours, EQUIVALENCE_LEVEL)}"
+
+
+def margin_text(ours: Estimate, margin: float, side: int) -> str:
+    """Return a margin in words, of a ratio as a share; see `equivalence`."""
+    size = f"{100 * margin:.3g} %" if ours.log else f"{margin:.3g} {ours.unit}".strip()
+    return f"margin {'-±+'[side + 1]}{size}"
 
 
 def certain(name: str, exact: Exact) -> Part:
