@@ -134,12 +134,12 @@ for command in (("verify", "mbs"), ("notebooks",), ("doctor",)):
 
 # Files that are to be written, and the folder of results.
 for path, *named in (
-    ("folder", "is a folder"), ("fifo", "no regular file"), ("file/below.html", "file"),
+    ("folder", "is a folder"), ("fifo", "a regular file is expected"), ("file/below.html", "file"),
     ("loop", "symbolic links"), (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
     add(("report", "--output", f"{{root}}/{path}"), *named)
 add(("report", "--output", "{root}/new/"), "a folder", "give the path of a file")
-add(("report", "--output", "~nobody-of-that-name/x.html"), "no such user", "give a path")
+add(("report", "--output", "~nobody-of-that-name/x.html"), "home directory", "give another path")
 for command in (FIGURE, ("report",), ("notebooks",)):
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
     add(command, "{root}"[:0], REPRO_RESULTS="{root}/file/below")
