@@ -15,14 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import (
-    MAKING,
-    all_reduce,
-    broadcast,
-    check_alike,
-    check_same,
-    described,
-)
+from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, gathered
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
 from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
@@ -34,10 +27,10 @@ from repro.adaptive.optimizers import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
-from repro.adaptive.reading import Hook
+from repro.adaptive.processes import PeerError, share, with_peers
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
+from repro.measure.loss_parts import LossCheckError
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
@@ -57,14 +50,13 @@ class DataParallel:
     Hooks on tensors (`Tensor.register_hook`) see this process's gradient before averaging. With
     NCCL torch's watchdog finds a peer that hangs.
 
-    The latter two finish an update during the next forward pass, layer by layer. A layer waits for
-    its update when it is called, and so does any code that reads a parameter from its module: in
-    the forward pass (tied weights), in the loss or between steps (a moving average, a clamp,
-    `state_dict`, a copy). A compiled layer is updated in `step`; a parameter that a module also
-    holds in another attribute, such as a list or a closure, before every forward pass. Reading the
-    optimizer's state finishes the update first, too. Code that holds parameters outside the model
-    (a list made before, the optimizer's groups) must call `finish` before reading or changing them,
-    or give ``overlap=False``.
+    The latter two finish an update during the next forward pass, layer by layer: when a parameter
+    is read from its module, by its layer or any other code (tied weights, the loss, a moving
+    average, a clamp, `state_dict`, a copy). A compiled layer is updated in `step`, and so is a
+    parameter that a module also holds in another attribute, such as a list or a closure (as torch's
+    recurrent layers do). Reading the optimizer's state finishes the update first, too. Code that
+    holds parameters outside the model (a list made before, the optimizer's groups) must call
+    `finish` before reading or changing them, or give ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is equivalent only for an optimizer that
     treats every parameter separately: torch's own except LBFGS. Any other (LAMB, LARS), a replaced
@@ -160,44 +152,40 @@ class DataParallel:
         if self.processes > 1:
             check_layers(model)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._guard = ModelGuard(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
         self._asked = self._closed = False  # asked: whether mini-batches were compared
-        self._checks = Checks(model, self._device) if check == "first" else None
+        # The checks' arguments: the last is whether a process may call the model several times.
+        self._checked = model, self._device, micro_batch is not None
+        self._checks = Checks(*self._checked) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
-        self._handles: list[Any] = []
         if self.processes == 1:
             return
-        self._check_unchanged()
+        if self._in_parts:
+            check_in_parts(optimizer)
         with with_peers(MAKING):
             self._connect(bucket_bytes, timeout_s)
+        self._guard = ModelGuard(model, optimizer, by_nodes=averaging == "allreduce")
 
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
         """Connect to the other processes; make model and averaging the same in all."""
         # A separate group, so that the averager's thread never mixes with the caller's collectives.
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
-        self._group = group
-        model = self.model
-        options = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}"]
-        check_alike(options + described(model), group)
+        self._group, model = group, self.model
+        pieces = "no micro-batches" if self.micro_batch is None else "micro-batches"
+        lines = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}", pieces]
+        remedy = "make the same model with the same options in every process"
+        check_alike(lines + described(model), group, remedy)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast(tensor.detach(), group)
         if self.averaging == "allreduce":
-            self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
-            self._guard.note_nodes()
+            self._allreduce = Allreduce(model, group, bucket_bytes)
         else:
             given = model, self.optimizer, self.averaging, group
             self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
-            finish = Hook(self, "_finish")  # the optimizer's state may be one step behind
-            self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
-            self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
-
-    def _finish(self, *_: Any) -> None:
-        self.finish()
 
     def step(
         self,
@@ -236,49 +224,74 @@ class DataParallel:
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
-        self._check_unchanged()
-        if self._group is not None and not self._asked:  # once, since it takes time
-            check_same(batch.num_samples, shares, self._group)
-            self._asked = True
-        mine = share(batch.num_samples, self.rank, self.processes, shares)
+        number = batch.num_samples
+        if self._group is not None:
+            self._check_unchanged(number, shares, self._group)
+        mine = share(number, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
         pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
         parts: Sequence[float | Tensor] = [1.0]
-        repeated = len(pieces) > 1
-        if self.processes > 1 or repeated:  # else one backward pass covers the mini-batch
-            parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
+        if (
+            self._group is not None or len(pieces) > 1
+        ):  # else one backward pass covers the mini-batch
+            parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
             check_hooks(self._names, expected=self._averager is not None)
-            due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
-            if self._checks and due:
-                self.finish()
-                self._checks.make(self.loss_fn, *due, repeated)
-                start = time.perf_counter()
+            self._check_loss(batch, weights)
+            start = time.perf_counter()
         try:
-            losses, blocked = self._train(batch, pieces, parts)
-        except Exception as error:
-            lost = isinstance(error, PeerError) or is_of_a_peer(error)
-            if self._averager is not None and not lost:
+            with with_peers(len(self.timings) + 1):
+                losses = self._train(batch, pieces, parts)
+        except PeerError:
+            raise
+        except Exception:
+            if self._averager is not None:
                 self._averager.abandon()
-            if isinstance(error, PeerError) or not lost:
-                raise
-            raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
+            raise
         total_s = time.perf_counter() - start
-        if self._averager is not None:
-            # Communications that ended in this step are mostly the previous step's.
-            timing = self._averager.take_timing(total_s)
-        else:
-            communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
-            timing = StepTiming(total_s, communication_s, 0.0, blocked)
+        # Communications of an averager that ended in this step are mostly the previous step's.
+        engine = self._averager or self._allreduce
+        timing = engine.take_timing(total_s) if engine else StepTiming(total_s, 0.0, 0.0, 0.0)
         if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
+    def _check_unchanged(
+        self, samples: int, shares: Sequence[int] | None, group: dist.ProcessGroup
+    ) -> None:
+        """Refuse changes of model and optimizer, and mini-batches that differ between processes."""
+        self._guard.check()
+        if self._in_parts:
+            check_in_parts(self.optimizer)
+        if not self._asked:  # once, since it takes time
+            lines = [f"a mini-batch of {samples} samples", f"shares of {shares and [*shares]}"]
+            remedy = "give the same in every process: the whole mini-batch, and a share for each"
+            check_alike(lines, group, remedy)
+            self._asked = True
+
+    def _check_loss(self, batch: Batch, weights: Any) -> None:
+        """Compare the loss with its parts', if due; all processes refuse it, or none."""
+        due = self._checks and self._checks.due(self.loss_fn, batch, weights)
+        if not self._checks or not due:
+            return
+        self.finish()
+        error: Exception | None = None
+        try:
+            self._checks.make(self.loss_fn, *due)
+        except Exception as own:
+            error = own
+        texts = [str(error or "")]
+        if self._group is not None:
+            texts = gathered(texts[0], self._group, "checking the loss")
+        if refused := [(rank, text) for rank, text in enumerate(texts) if text]:
+            self._checks = Checks(*self._checked)  # similar mini-batches are refused, too
+            raise error or LossCheckError("rank {}: {}".format(*refused[0]))
+
     def _train(
         self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]
-    ) -> tuple[list[Tensor], float]:
-        """Compute pieces and update; return losses and seconds blocked by an allreduce."""
-        losses, blocked = [], 0.0
+    ) -> list[Tensor]:
+        """Compute pieces and update; return their losses."""
+        losses = []
         if self._averager is not None:
             self._averager.begin()
         self.optimizer.zero_grad(set_to_none=True)
@@ -287,16 +300,19 @@ class DataParallel:
             piece = batch.slice(a, max(b, 1))
             losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
         if self._allreduce is not None:
-            blocked = time.perf_counter() - self._allreduce.last_start
-            self._check_gradients()
+            self._allreduce.end()
+            named = self._names.items()
+            if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
+                raise ValueError(no_gradient(lacking))
         if self._averager is not None:
             self._averager.end()
-        if self._averager is not None and self._in_parts:
-            self._averager.defer()
-            self._averager.apply_compiled()
-        else:
+            if self._in_parts:
+                self._averager.defer()
+                return losses
+            self._averager.gather()
+        with without_autocast(self._device.type):
             self._update()
-        return losses, blocked
+        return losses
 
     @property
     def _in_parts(self) -> bool:
@@ -304,43 +320,22 @@ class DataParallel:
         whole = self._clip is not None or self._scaler is not None or not self.overlap
         return self.processes > 1 and self.averaging != "allreduce" and not whole
 
-    def _check_unchanged(self) -> None:
-        """Refuse changes of model and optimizer, and hooks that would see partial gradients."""
-        if self.processes == 1:
-            return
-        self._guard.check(self.model, self.optimizer)
-        if self._in_parts:
-            check_in_parts(self.optimizer)
-
     def _update(self) -> None:
         """Apply the update of the whole mini-batch at once."""
-        try:
-            if self._averager is not None:
-                self._averager.gather()
-            with without_autocast(self._device.type):
-                self._clip_and_step()
-        finally:
-            if self._averager is not None:
-                self._averager.drop()
-
-    def _clip_and_step(self) -> None:
+        scaler = self._scaler
         if self._clip is not None:
-            if self._scaler is not None:
-                self._scaler.unscale_(self.optimizer)
-            strict = self._scaler is None  # a scaler skips a step with infinite gradients
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
             self.grad_norm = nn.utils.clip_grad_norm_(
-                self.model.parameters(), self._clip, error_if_nonfinite=strict
+                self.model.parameters(),
+                self._clip,
+                error_if_nonfinite=scaler is None,  # a scaler skips such a step
             )
-        if self._scaler is None:
+        if scaler is None:
             self.optimizer.step()
         else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-
-    def _check_gradients(self) -> None:
-        named = self._names.items()
-        if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
-            raise ValueError(no_gradient(lacking))
+            scaler.step(self.optimizer)
+            scaler.update()
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
@@ -355,7 +350,7 @@ class DataParallel:
                 loss = torch.zeros_like(loss.detach())
             loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
-                self._averager.check_applied()
+                self._averager.check_read()
                 self._averager.gathering = last
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
             with without_autocast(self._device.type):
@@ -410,7 +405,8 @@ class DataParallel:
                 whole.copy_(wide / self.processes)
 
     def _sum(self, tensor: Tensor) -> None:
-        all_reduce(tensor, self._group, len(self.timings) or MAKING)
+        with with_peers(len(self.timings) or MAKING):
+            dist.all_reduce(tensor, group=self._group)
 
     def close(self) -> None:
         """Finish, and remove all hooks from the model, even if finishing fails.
@@ -425,8 +421,6 @@ class DataParallel:
         finally:
             if self._averager is not None:
                 self._averager.close()
-            for handle in self._handles:
-                handle.remove()
             self._averager = self._allreduce = None
 
 

@@ -22,7 +22,7 @@ class FixedBatch(BatchController):
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
         super().__init__(batch_size, batch_size, lr, **options)
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch
 
 
@@ -84,7 +84,7 @@ class ScheduledBatch(BatchController):
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
         self.every = every
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch if n % self.every else self._grown()
 
 
@@ -134,24 +134,17 @@ class NoiseScaleBatch(BatchController):
         if not factors >= 1:
             raise ValueError(f"factors is {factors!r}; give a whole number from 1, or math.inf")
         super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
-        if not callable(measure):
-            raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
         self._measure, self._factors = measure, factors
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         scale, noise, signal = self._measure(), self._noise, self._signal
         if isinstance(scale, NoiseScale):
             # Both means begin at 0, which does not change their ratio.
             noise += (scale.noise - noise) / _WINDOW
             signal += (scale.signal - signal) / _WINDOW
             scale = NoiseScale(noise, signal)
-        elif not isinstance(scale, int | float):
-            raise ValueError(
-                f"measure returned {scale!r:.200}; it has to return a noise scale in samples, a "
-                f"number or what repro.adaptive.noise_scale returns"
-            )
         if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"

@@ -37,15 +37,14 @@ class Prediction:
         slowdown: Seconds over those of the undivided step (if that fitted); None where
             nothing is known of it, or nothing runs.
         bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
-            of `save_on_cpu` copies that overlap whole; None where nothing bounds it but the
-            predicted time.
+            of `save_on_cpu` copies that overlap whole; else None.
         seconds: Of a step.
         host_bytes: Of host memory (or of the file) beside what the process has anyway.
         largest: The largest batch that fits by it; None where any does, or nothing is known.
         settings: Options of the method, such as ``micro_batch``.
         reason: Why it does not fit, or a remark; may be empty.
-        measured_s: Seconds of a step as measured, not predicted, where that was asked for.
-            `slowdown` is then over undivided steps measured likewise; None where those were not.
+        measured_s: Seconds of a step as measured, where that was asked for. `slowdown` is then over
+            undivided steps measured likewise; None where those were not.
     """
 
     method: str
@@ -140,8 +139,7 @@ class _Case:
     def divided_bytes(self, iteration: Iteration, streamed: bool, micro: int) -> int:
         """Peak of a mini-batch in micro-batches of a size.
 
-        Gradients are all there from the second micro-batch on; a new one lies beside the sum until
-        it is added.
+        Gradients are all there from the second micro-batch on.
         """
         if micro >= self.batch:
             return self.undivided_bytes(iteration, self.batch)
@@ -185,10 +183,7 @@ class _Case:
 
     @property
     def streamed_s(self) -> tuple[float, float] | None:
-        """Extra seconds of MBS, of the first micro-batch and of each further one.
-
-        None where they were not measured, or an accelerator hides them.
-        """
+        """Extra seconds of MBS with the first micro-batch and with each further one, if known."""
         if not self.on_cpu or self.method == "accumulation":
             return None
         return self.speed.deferred_s if self.method == "mbs_deferred" else self.speed.streamed_s

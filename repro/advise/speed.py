@@ -70,14 +70,9 @@ class Speed:
 
     @classmethod
     def of(cls, name: str = "H100") -> "Speed":
-        """Speed of a device by its data sheet.
+        """Speed of a device by its data sheet, one of `repro.measure.datasheets.DEVICES`.
 
-        Args:
-            name: One of `repro.measure.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
-                the proportions are known.
-
-        Raises:
-            ValueError: It is none of them.
+        ``"cpu"`` is a CPU of which only the proportions are known.
         """
         if name == "cpu":
             return cls(_CPU, "a CPU's proportions, not measured", (1e10, 1e10))
@@ -91,10 +86,7 @@ class Speed:
     def seconds(self, iteration: Iteration, plain: Iteration, batch: int) -> Vector:
         """Seconds of each function of a step at a batch size, (n,).
 
-        Args:
-            iteration: The step.
-            plain: The step as it was measured, undivided and without recomputation.
-            batch: Samples.
+        `plain` is the step as it was measured, undivided and without recomputation.
         """
         times = self._by_rates(iteration, batch)
         if not self.measured:
@@ -136,15 +128,9 @@ def probe(
 ) -> Speed:
     """Measure some steps on a device that is present, of growing batch sizes up to `batch`.
 
-    Args:
-        workload: Of whose model a copy is trained.
-        device: Where.
-        batch: No larger one is tried.
-        limit_bytes: Sizes whose steps take more by their trace are left out.
-        seconds: After which no larger size is begun.
-
-    Raises:
-        Exception: Whatever the step itself raises on real tensors.
+    A copy of the workload's model is trained. Sizes whose steps take more than `limit_bytes` by
+    their trace are left out; after `seconds` no larger size is begun. Whatever the step itself
+    raises on real tensors is raised.
     """
     device = accelerator.resolve(device)
     kept = accelerator.forked_rng(device)

@@ -271,7 +271,7 @@ class Artefact:
         lesser = results.profile == "smoke" or (self.long and results.profile == "quick")
         if lesser and claim.rule != "exact" and verdict.word != "not run":
             why = f"the profile {results.profile} {TOO_LITTLE}"
-            return Verdict("undecided", f"{verdict.evidence}; {why}")
+            return replace(verdict, word="undecided", evidence=f"{verdict.evidence}; {why}")
         if verdict.word == judge.NOT_REPRODUCED and setting_of(claim.kind, results) != OWN:
             return replace(verdict, word=judge.NOT_SEEN)
         return verdict

@@ -23,7 +23,6 @@ from repro.experiments.workers import WorkerDied, Workers, default_count
 from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
-DERIVED = 1e-7  # relative: times are kept to the nanosecond
 LOOSEST = 1e-2  # a step that rounding alone moves further is not compared
 EARLY = 1e-3  # relative, of a curve's first value on another kind of processor
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
@@ -162,7 +161,7 @@ def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bo
         try:
             derived = json.loads(json.dumps(derive(record.config, record.metrics)))
             before = {name: record.metrics[name] for name in derived}
-            compare("", before, derived, DERIVED)
+            compare("", before, derived, CLOSE)
         except Exception as problem:  # changed code may raise whatever it likes
             said = problem if isinstance(problem, Differs) else repr(problem)
             return f"{_name(record)} DIFFERS, derived from its measurements: {said}", False
@@ -195,21 +194,23 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
     data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
     steps = None if "first_steps" in experiment.timed else record.first_steps
     run, rounds = partial(_run, experiment, record, data, kind), kind == "cpu" and not alike
+    how = "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
     if seconds_of(record) > WHOLE_S:
         if steps is None:
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
         again = run(steps_only=True)
         other = _rounding_otherwise(run, steps_only=True) if rounds else None
-        return f"{_how(alike)}: {_compare_steps(steps, again, other, alike)}"
+        return f"{how}: {_compare_steps(steps, again, other, alike)}"
     drifts = experiment.trains and not alike
 
     def compared(metrics: Mapping[str, Any], peak_bytes: int | None) -> dict[str, Any]:
         planned = {name: metrics[name] for name in experiment.planned if name in metrics}
         all_else = {**({} if drifts else metrics), "peak_bytes": peak_bytes}
-        return {**_without(all_else, experiment.timed), **planned}
+        kept = {**_without(all_else, experiment.timed), **planned}
+        return {name: value for name, value in kept.items() if value not in (None, [], {})}
 
     before = compared(record.metrics, record.peak_bytes)
-    if record.status == "ok" and not _holds_anything([before, steps]):
+    if record.status == "ok" and not before and steps is None:
         raise NotCompared("it keeps nothing but times")
     again = run()
     if again.status != record.status:
@@ -221,16 +222,14 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
         other = _rounding_otherwise(run, steps_only=not experiment.early) if rounds else None
         told.append(_compare_steps(steps, again, other, alike))
         for name in experiment.early if drifts else ():
-            _compare_early(name, record.metrics, again.metrics, other)
+            # After an epoch in which rounding had time to grow.
+            one, now = record.metrics[name][0], again.metrics[name][0]
+            drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
+            compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
+            told.append(f"first {name}")
     after = compared(json.loads(json.dumps(again.metrics)), again.peak_bytes)
     compare("", before, after, 0.0 if alike else CLOSE)
-    told += [f"first {name}" for name in experiment.early if drifts]
-    told += [name for name, value in before.items() if value is not None]
-    return f"{_how(alike)}: {', '.join(told)}"
-
-
-def _how(alike: bool) -> str:
-    return "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
+    return f"{how}: {', '.join([*told, *before])}"
 
 
 def _is_alike(record: Record) -> bool:
@@ -303,12 +302,12 @@ def _run(
         if interrupted:
             raise KeyboardInterrupt from problem
         # A training may turn whatever ends it into an error of its own.
-        if not (steps_only and first is not None and first.fingerprint()):
+        if not (steps_only and first is not None and first.entry):
             again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
             again.error = f": {problem}"
     finally:
         torch.set_num_threads(threads)
-    again.steps = first.fingerprint() if first is not None else None
+    again.steps = first.entry if first is not None else None
     return again
 
 
@@ -320,56 +319,39 @@ def _rounding_otherwise(run: Callable[..., _Again], steps_only: bool) -> _Again:
         return run(steps_only=steps_only)
 
 
-def _tolerances(
-    steps: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
-) -> list[float]:
-    """Return the relative tolerance of each step's losses, and last that of the weights' norm.
-
-    On another kind of processor 1e-5, or ten times the difference that rounding alone makes here,
-    and no more from the first step on where that is above `LOOSEST`.
-    """
-    tolerances, largest = [], 0.0
-    pairs = zip(_flat(again.steps), _flat(other.steps), strict=False) if other else ()
-    for one, two in pairs:
-        largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
-        if 10 * largest > LOOSEST:
-            break
-        tolerances.append(max(CLOSE, 10 * largest))
-    return tolerances or [0.0 if alike else CLOSE] * len(_flat(steps))
-
-
-def _compare_early(
-    name: str, before: Mapping[str, Any], after: Mapping[str, Any], other: _Again | None
-) -> None:
-    """Compare the first value of a curve, after an epoch in which rounding had time to grow."""
-    one, now = before[name][0], after[name][0]
-    drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
-    compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
-
-
-def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
-    """Return the losses of each step, and last the weights' norm."""
-    return [*steps["losses"], [steps["norm"]]] if steps else []
-
-
 def _compare_steps(
     before: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
 ) -> str:
-    """Compare first steps, and say which."""
-    after, count = again.steps, len(before["losses"])
-    if after is None:
+    """Compare first steps, and last the weights' norm; say which.
+
+    On another kind of processor to 1e-5, or to ten times the difference that rounding alone makes
+    here, and no more from the first step on where that is above `LOOSEST`.
+    """
+    count = len(before["losses"])
+    if again.steps is None:
         raise Differs(f"the training ends before step {count}")
     names = [f"the loss of step {n}" for n in range(1, count + 1)] + ["the norm of the weights"]
-    tolerances = _tolerances(before, again, other, alike)
-    # There may be fewer tolerances than steps.
-    for name, one, two, tolerance in zip(
-        names, _flat(before), _flat(after), tolerances, strict=False
-    ):
-        compare(name, one, two, tolerance)
-    if alike and after["digest"] != before["digest"]:
+    after = _flat(again.steps)
+    rounded = _flat(other.steps) if other and other.steps else after
+    compared, drift, tolerance = 0, 0.0, 0.0 if alike else CLOSE
+    for name, one, now, two in zip(names, _flat(before), after, rounded, strict=False):
+        pairs = zip(now, two, strict=False)
+        drift = max(drift, *(abs(a - b) / abs(a) for a, b in pairs if a), 0.0)
+        if 10 * drift > LOOSEST:
+            break
+        tolerance = max(tolerance, 10 * drift)
+        compare(name, one, now, tolerance)
+        compared += 1
+    if not compared:
+        raise NotCompared(f"rounding alone moves its first step by {drift:.0e}")
+    if alike and again.steps["digest"] != before["digest"]:
         raise Differs(f"the weights after step {count} are others")
-    loosest = max(tolerances, default=0.0)
-    return f"first {min(count, len(tolerances))} steps" + f" to {loosest:.0e}" * (loosest > CLOSE)
+    return f"first {min(count, compared)} steps" + f" to {tolerance:.0e}" * (tolerance > CLOSE)
+
+
+def _flat(steps: Mapping[str, Any]) -> list[list[float]]:
+    """Return the losses of each step, and last the weights' norm."""
+    return [*steps["losses"], [steps["norm"]]]
 
 
 def _without(metrics: Any, timed: Sequence[str]) -> Any:
@@ -383,14 +365,6 @@ def _without(metrics: Any, timed: Sequence[str]) -> Any:
     if isinstance(metrics, list | tuple):
         return [_without(value, timed) for value in metrics]
     return metrics
-
-
-def _holds_anything(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return (
-        any(map(_holds_anything, value)) if isinstance(value, list | tuple) else value is not None
-    )
 
 
 def compare(name: str, before: Any, after: Any, closeness: float) -> None:

@@ -83,7 +83,7 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
         started=started,
         finished=now(),
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
-        first_steps=first.fingerprint() if first is not None and status == "ok" else None,
+        first_steps=first.entry if first is not None and status == "ok" else None,
     )
 
 

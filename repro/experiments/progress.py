@@ -50,18 +50,16 @@ class Tally:
         return text
 
 
-@dataclass
 class Forecast:
     """Expected seconds of runs, by their name, from earlier ones.
 
-    Attributes:
+    Args:
         before: Seconds of earlier runs here, else of reference records.
-        unknown_s: Seconds of a run of which nothing is known.
     """
 
-    before: dict[str, float]
-    unknown_s: float | None = None
-    _here: dict[str, list[float]] = field(default_factory=dict)
+    def __init__(self, before: dict[str, float]) -> None:
+        self.before = before
+        self._here: dict[str, list[float]] = {}
 
     def learn(self, name: str, seconds: float) -> None:
         """Note the seconds of a run here and now."""
@@ -70,17 +68,13 @@ class Forecast:
     def expected(self, name: str) -> float | None:
         """Return the expected seconds of a run, None where nothing is known of any run.
 
-        A run that is not known at all takes the mean of those here, `unknown_s`, or the mean
-        before.
+        A run that is not known at all takes the mean of those here, else of those before.
         """
         if name in self._here:
             return fmean(self._here[name])
         if name in self.before:
             return self.before[name]
-        means = [fmean(seconds) for seconds in self._here.values()]
-        if not means and self.unknown_s is not None:
-            return self.unknown_s
-        means = means or list(self.before.values())
+        means = list(map(fmean, self._here.values())) or list(self.before.values())
         return fmean(means) if means else None
 
 

@@ -354,26 +354,36 @@ def results_of(
         for name in profiles or [source.profile or default_profile()]
     ]
 
-    def on_a_gpu(results: Results) -> bool:
-        # Toy records show that the code runs; they hide nothing better.
-        real = results.profile != "smoke"
-        return real and any(record.device["type"] != "cpu" for record in results.records)
-
-    def worth(results: Results) -> tuple[bool, bool, float, int]:
-        real = results.profile != "smoke" and bool(results.records)
-        share = _share(results)
-        first = on_a_gpu(results) and share > 0.5 and _of_every_experiment(results)
-        return real, first, share, COMPUTING_PROFILES.index(results.profile)
-
-    *others, best = sorted(candidates, key=worth)
-    if not on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
-        best.gpu = next(filter(on_a_gpu, reversed(others)), None)
+    *others, best = sorted(candidates, key=_worth)
+    if not _on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
+        best.gpu = next(filter(_on_a_gpu, reversed(others)), None)
     return best
 
 
-def _of_every_experiment(results: Results) -> bool:
-    recorded = {record.experiment for record in results.records}
-    return all(run.experiment in recorded for run, _ in results.expected if not run.extra)
+def _on_a_gpu(results: Results) -> bool:
+    # Toy records show that the code runs; they hide nothing better.
+    real = results.profile != "smoke"
+    return real and any(record.device["type"] != "cpu" for record in results.records)
+
+
+def _worth(results: Results) -> tuple[bool, bool, float, int]:
+    """Order the results under several profiles."""
+    present = {record.identity for record in results.records}
+    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
+    for run, seed in results.expected:
+        if not run.extra:
+            here = identity(run.experiment, run.config, seed) in present
+            seeds.setdefault(run, []).append(here)
+    # A training is whole with two seeds.
+    shares = [
+        min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
+        for run, here in seeds.items()
+    ]
+    share = sum(shares) / max(1, len(shares))
+    every = {run.experiment for run in seeds} <= {r.experiment for r in results.records}
+    first = _on_a_gpu(results) and share > 0.5 and every
+    real = results.profile != "smoke" and bool(present)
+    return real, first, share, COMPUTING_PROFILES.index(results.profile)
 
 
 def _joined(parts: Mapping[Artefact, Results]) -> Results:
@@ -388,21 +398,6 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
         f"{a.source} from {place}" for a, part in parts.items() for place in part.places
     ]
     return whole
-
-
-def _share(results: Results) -> float:
-    """Return the share of the runs that have records; a training is whole with two seeds."""
-    present = {record.identity for record in results.records}
-    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
-    for run, seed in results.expected:
-        if not run.extra:
-            here = identity(run.experiment, run.config, seed) in present
-            seeds.setdefault(run, []).append(here)
-    shares = [
-        min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
-        for run, here in seeds.items()
-    ]
-    return sum(shares) / max(1, len(shares))
 
 
 def _of_profile(

@@ -10,17 +10,10 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import (
-    arguments,
-    load_paper,
-    query,
-    recipes,
-    story,
-    summary,
-    view,
-)
+from repro.experiments import arguments, load_paper, query, recipes, story, summary, view
 from repro.experiments import run as running
-from repro.experiments.design import LONG
+from repro.experiments.design import LONG, SETTINGS
+from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting
 
@@ -97,21 +90,19 @@ class Session:
         are folded; a check that does not hold is not.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
-        with summary.naming_bad_records(self.source, artefact, results):
-            caption = artefact.caption(results)
-            if len(results.places) > 1:
-                caption = view.full_caption(artefact, results)
-            opened = name == story.story_of(self.paper).figure
-            figure = artefact.figure(results) if artefact.draw and not opened else None
-            table = artefact.table(results)
-            checked = summary.checks(artefact, results)
-            judged = summary.verdicts(self.paper, artefact, results)
+        opened = name == story.story_of(self.paper).figure
+        table = artefact.table(results)
+        checked = summary.checks(artefact, results)
+        judged = summary.verdicts(self.paper, artefact, results)
         promised = {f"{self.paper.key}/{claim}" for _, claim in story.promises(self.paper.key)}
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
             display(report.VerdictList(judged[:MOST_VERDICTS]))
-        if figure is not None:
-            show_figure(figure, f"{artefact.source}: {artefact.title}")
+        if artefact.draw and not opened:
+            show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
+        caption = artefact.caption(results)
+        if len(results.places) > 1:
+            caption = view.full_caption(artefact, results)
         if opened:
             caption += " Its figure is at the top of this notebook."
         display(Markdown(f"**{report.markdown(artefact.source)}.** {_in_markdown(caption)}"))
@@ -127,18 +118,17 @@ class Session:
         """Show artefacts behind a line each: verdicts, figure, caption, table, checks."""
         for name in names:
             artefact, results = self.paper.artefacts[name], self.results(name)
-            with summary.naming_bad_records(self.source, artefact, results):
-                title = f"{artefact.source}: {artefact.title}"
-                parts: list[report.Part] = []
-                if judged := summary.verdicts(self.paper, artefact, results):
-                    parts.append(report.VerdictList(judged))
-                if artefact.draw:
-                    png = report.figure_png(artefact.figure(results), dpi=85)
-                    parts.append(report.Picture(png, title))
-                parts += [view.full_caption(artefact, results)]
-                parts += [report.TableView(artefact.table(results))]
-                if checked := summary.checks(artefact, results):
-                    parts.append(report.TableView(summary.frame(checked)))
+            title = f"{artefact.source}: {artefact.title}"
+            parts: list[report.Part] = []
+            if judged := summary.verdicts(self.paper, artefact, results):
+                parts.append(report.VerdictList(judged))
+            if artefact.draw:
+                png = report.figure_png(artefact.figure(results), dpi=85)
+                parts.append(report.Picture(png, title))
+            parts += [view.full_caption(artefact, results)]
+            parts += [report.TableView(artefact.table(results))]
+            if checked := summary.checks(artefact, results):
+                parts.append(report.TableView(summary.frame(checked)))
             display(report.Folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
@@ -175,8 +165,7 @@ class Session:
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
         judged = summary.paper_verdicts(self.source)
-        rows = [{**row, "number": summary.one_number(row)} for row in judged]
-        table = report.TableView(summary.frame(rows, ("artefact", "claim", "verdict", "number")))
+        table = report.TableView(summary.frame(judged, ("artefact", "claim", "verdict", "number")))
         display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
 
     def provenance(self) -> report.Folded:
@@ -238,4 +227,5 @@ def show_figure(figure: Figure, alt: str) -> None:
 
 def definitions() -> report.TableView:
     """Return the meaning of each verdict and setting."""
-    return report.TableView(summary.frame(summary.definitions()))
+    rows = [{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()]
+    return report.TableView(summary.frame(rows))

@@ -7,14 +7,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """A device's data sheet, with its dense rates.
+    """A device's data sheet, with its dense rates a second.
 
-    Attributes:
-        name: The maker's name.
-        flops: Float32 operations a second in matrix products and convolutions.
-        low_flops: The same in 16 bits with sums in 32.
-        bandwidth: Memory's bytes a second.
-        memory_bytes: Bytes of memory.
+    `flops` are float32 operations in matrix products and convolutions, `low_flops` the same in 16
+    bits with sums in 32, `bandwidth` is memory's bytes.
     """
 
     name: str

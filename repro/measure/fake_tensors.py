@@ -25,11 +25,6 @@ class Work:
 
     operations: tuple[tuple[int, int, bool], ...]
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all matrix products and convolutions."""
-        return sum(flops for flops, _, _ in self.operations)
-
     def seconds(self, device: Device) -> float:
         """Estimate the time on a device: per operation, the longer of computing and moving.
 
@@ -98,27 +93,26 @@ def imagined(ones: bool = True) -> Iterator[None]:
     error.
     """
 
+    def like(tensor: Tensor, made: Tensor) -> Tensor:
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         # torch's own `to` fails on fake tensors. All lie on one device, and a layout changes no
         # size, so that only the dtype applies.
         _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if kind is not None:
             for part in module.modules():
-                for name, parameter in part._parameters.items():
-                    if parameter is not None and parameter.is_floating_point():
-                        part._parameters[name] = nn.Parameter(
-                            parameter.to(kind), parameter.requires_grad
-                        )
-                for name, buffer in part._buffers.items():
-                    if buffer is not None and buffer.is_floating_point():
-                        part._buffers[name] = buffer.to(kind)
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+                for tensors in tables:
+                    for name, tensor in tensors.items():
+                        if tensor is not None and tensor.is_floating_point():
+                            tensors[name] = like(tensor, tensor.to(kind))
         return module
 
     def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         # torch's own copies a storage, which a fake tensor lacks.
-        copied = tensor.detach().clone()
-        if isinstance(tensor, nn.Parameter):
-            copied = nn.Parameter(copied, tensor.requires_grad)
+        copied = like(tensor, tensor.detach().clone())
         memo[id(tensor)] = copied
         return copied
 
@@ -136,11 +130,8 @@ def first_steps(
 ) -> tuple[int, Work]:
     """Peak live bytes of two training steps, and the work of the second.
 
-    The optimizer has its state only from the second step on.
-
-    Args:
-        step: Updates the model by a mini-batch.
-        resident: Modules and tensors that lie on the device before.
+    The optimizer has its state only from the second step on. `resident` are modules and tensors
+    that lie on the device before.
     """
     tensors = [
         tensor

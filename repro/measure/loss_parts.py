@@ -80,15 +80,10 @@ _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """One of torch's losses, called as ``loss_fn(outputs, targets)``.
+    """One of torch's losses, called as ``loss_fn(outputs, targets)``."""
 
-    Attributes:
-        reduction: ``"mean"``, ``"batchmean"`` or ``"sum"``.
-        hooked: Whether hooks of its own may change its result.
-    """
-
-    reduction: str
-    hooked: bool
+    reduction: str  # "mean", "batchmean" or "sum"
+    hooked: bool  # hooks of its own may change its result
     _by_class: bool
     _by_row: bool
     _by_element: bool
@@ -116,9 +111,7 @@ class KnownLoss:
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
         """The divisor of each part's loss, None if it is the number of samples; waits, once.
 
-        Args:
-            targets: Targets of each part.
-            even: Whether all samples have the same number of elements.
+        With `even` all samples have the same number of elements.
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
@@ -133,8 +126,7 @@ class KnownLoss:
 
         Raises:
             LossShapeError: Outputs and targets have different numbers of dimensions.
-            UnsupportedLossError: The loss's `weight` or `pos_weight` has an entry for each sample
-                or element.
+            UnsupportedLossError: A weight of the loss has an entry for each sample or element.
         """
         if self._by_element:
             raise UnsupportedLossError(
@@ -158,15 +150,11 @@ class KnownLoss:
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     """Read one of torch's losses: a module, a subclass with its `forward`, a function, a partial.
 
-    Returns:
-        None for any other loss.
-
-    Raises:
-        LossReductionError: Its reduction gives no scalar.
+    None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
     """
     kind, options, hooked = _read(loss_fn)
-    by_class, by_row = _among(kind, _CLASS_MEANS), _among(kind, _ROW_MEANS)
-    known = by_class or by_row or _among(kind, _SAMPLE_MEANS)
+    by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
+    known = by_class or by_row or kind in _SAMPLE_MEANS
     if not known or {"input", "target"} & set(options):
         return None
     weight, pos_weight = options.get("weight"), options.get("pos_weight")
@@ -180,13 +168,13 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
         )
-    same_dims = not _among(kind, _ANY_DIMS)
+    same_dims = kind not in _ANY_DIMS
     return KnownLoss(
         reduction,
         hooked,
         by_class,
         by_class or by_row or reduction == "batchmean",
-        weight is not None and _among(kind, _ELEMENT_WEIGHTS),
+        weight is not None and kind in _ELEMENT_WEIGHTS,
         same_dims,
         weight if by_class else None,
         tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
@@ -208,28 +196,17 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 
-def _among(kind: Any, known: tuple[Any, ...]) -> bool:
-    return any(kind is one for one in known)
-
-
 # Any other loss
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, and its gradient by the model's outputs.
+    """A loss, and its gradient by the model's outputs."""
 
-    Attributes:
-        loss: (), float64, without a graph.
-        gradients: By each output with samples; zeros for an unused output.
-        size: Largest output's size; rounding is relative to it if terms of the loss cancel.
-        inside: Whether the loss depends on no output, or on one without samples, such as a loss
-            that the model computes.
-    """
-
-    loss: Tensor
-    gradients: list[Tensor]
-    size: float
+    loss: Tensor  # (), float64, without a graph
+    gradients: list[Tensor]  # by each output with samples; zeros for an unused output
+    size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
+    # The loss depends on no output, or on one without samples, such as a loss in the model.
     inside: bool
 
 
@@ -279,19 +256,12 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
 
 @dataclass(frozen=True)
 class Comparison:
-    """A mini-batch's loss, and the loss combined from its parts.
-
-    Attributes:
-        whole: The loss of the whole.
-        combined: The weighted sum of the parts' losses.
-        value: Relative difference of both losses; infinite if a part is not finite.
-        gradient: Relative difference of their gradients by the outputs.
-    """
+    """A mini-batch's loss, and the loss combined from its parts."""
 
     whole: float
-    combined: float
-    value: float
-    gradient: float
+    combined: float  # the weighted sum of the parts' losses
+    value: float  # relative difference of both losses; infinite if a part is not finite
+    gradient: float  # relative difference of their gradients by the outputs
 
 
 def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
@@ -326,7 +296,7 @@ def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
     """Largest difference of tensors relative to their norm.
 
-    None if they cannot be compared: counts or shapes differ, or a tensor is not finite.
+    None if counts or shapes differ, or a tensor is not finite.
     """
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return None
@@ -400,7 +370,7 @@ def fresh(tree: Any, device: torch.device) -> Any:
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
     """The parts' outputs concatenated, None if their shapes do not allow it.
 
-    `counts` are the parts' samples; without `counts` a part may have any number of rows.
+    `counts` are the parts' samples; without them a part may have any number of rows.
     """
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:

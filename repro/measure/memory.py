@@ -89,10 +89,7 @@ class _StorageFollower(TorchDispatchMode):
         return result
 
     def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
-        """Count the storage of `tensor` until it is freed.
-
-        A view of one of `unless_of` is not new memory and is not counted.
-        """
+        """Count the storage of `tensor` until it is freed, unless it is that of `unless_of`."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -147,7 +144,6 @@ class MemoryMeter:
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = self._peak_reserved_bytes = 0
-        self._active = False
         self._follower: _StorageFollower | None = None
 
     def __enter__(self) -> "MemoryMeter":
@@ -171,12 +167,10 @@ class MemoryMeter:
                 raise
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
-        self._active = True
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._note_peaks()
-        self._active = False
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
@@ -194,32 +188,31 @@ class MemoryMeter:
     @property
     def peak_bytes(self) -> int:
         """The most bytes alive at once since entry, up to the end of the block."""
-        if self._queued and self._active:
-            return max(self._peak_bytes, accelerator.max_memory_allocated(self.device))
+        self._note_peaks()
         return self._peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
         """The most bytes that the allocator held since entry, up to the end of the block."""
-        if not self._queued:
-            return self._peak_bytes
-        if self._active:
-            return max(self._peak_reserved_bytes, accelerator.max_memory_reserved(self.device))
+        self._note_peaks()
         return self._peak_reserved_bytes
 
     def _note_peaks(self) -> None:
-        self._peak_reserved_bytes = self.peak_reserved_bytes
-        self._peak_bytes = self.peak_bytes
+        if self in _active_meters:
+            live = accelerator.max_memory_allocated(self.device)
+            reserved = accelerator.max_memory_reserved(self.device)
+            self._peak_bytes = max(self._peak_bytes, live)
+            self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved)
 
     def _grown(self, live_bytes: int, size: int) -> None:
-        self._peak_bytes = max(self._peak_bytes, live_bytes)
+        self._peak_bytes = self._peak_reserved_bytes = max(self._peak_bytes, live_bytes)
 
 
 def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
     """Peaks of several batch sizes, in bytes, for fitting a line and comparing with a limit.
 
-    Reserved bytes grow by whole segments, and live bytes stay below a limit that is met. Each
-    result is therefore its peak of live bytes plus the largest reserved excess of all meters.
+    Reserved bytes grow by whole segments, and live bytes stay below a limit that is met: each is
+    its peak of live bytes plus the largest reserved excess of all meters.
     """
     beside = max(meter.peak_reserved_bytes - meter.peak_bytes for meter in meters)
     return [meter.peak_bytes + beside for meter in meters]
@@ -241,13 +234,12 @@ _active_budgets: list["MemoryBudget"] = []
 
 
 class MemoryBudget(MemoryMeter):
-    """A memory limit for the code inside a ``with`` block.
+    """A memory limit of `limit_bytes`, 1 or more, for the code inside a ``with`` block.
 
-    On an accelerator the limit is this process's memory fraction, and applies to the bytes that
-    torch's allocator holds (`peak_reserved_bytes`), not to live tensors. On a CPU it is simulated:
-    an operation raises `BudgetExceededError`, a `torch.OutOfMemoryError`, if its result would bring
-    the live storages that `MemoryMeter` follows above the limit. The result that did not fit is
-    released before the error is raised.
+    On an accelerator the limit is on the bytes that torch's allocator holds in this process
+    (`peak_reserved_bytes`). On a CPU it is simulated: an operation raises `BudgetExceededError`, a
+    `torch.OutOfMemoryError`, if its result would bring the live storages that `MemoryMeter` follows
+    above the limit. The result that did not fit is released before.
 
     Example:
         >>> with MemoryBudget(limit_bytes=64 * 2**20, resident=model) as budget:
@@ -255,7 +247,7 @@ class MemoryBudget(MemoryMeter):
         >>> budget.peak_bytes
 
     Args:
-        limit_bytes: The most bytes that may be alive at once, at least 1.
+        limit_bytes: The most bytes that may be alive at once.
         device: ``cpu`` or an accelerator.
         resident: A module or tensors that occupy the device already (CPU only; an accelerator's
             allocator counts them).
@@ -364,11 +356,7 @@ class LinearMemoryModel:
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
         """Fit the line to measured peaks by least squares, in exact arithmetic.
 
-        Peaks on a line of whole numbers thus give that very line, and `largest_batch` is not one
-        too few at a limit that is met to the byte.
-
-        Raises:
-            ValueError: Fewer than two distinct batch sizes, or lists of unequal length.
+        Raises ValueError for fewer than two distinct batch sizes, or lists of unequal length.
         """
         if len(batch_sizes) != len(peak_bytes) or len(set(batch_sizes)) < 2:
             raise ValueError(

@@ -60,17 +60,14 @@ def time_interleaved(
     step, and most of a single kernel.
 
     Args:
-        functions: Operations by name.
+        functions: Operations by name, at least one.
         warmup: Rounds that are run and not recorded.
-        repeats: Recorded samples per function.
+        repeats: Recorded samples per function, at least 1.
         device: The device that runs them.
         queued: On an accelerator, leave the launches out: enough work is queued before that the
             whole call is queued by the time the device comes to it. A function may be called more
             than once in a round for that; a function that itself waits for the device, or launches
             for longer than 64 ms, is timed with its launches.
-
-    Raises:
-        ValueError: No function, `warmup` below 0 or `repeats` below 1.
     """
     if not functions or warmup < 0 or repeats < 1:
         raise ValueError(
@@ -105,9 +102,8 @@ def _time_on(
 ) -> tuple[tuple[float, float], float]:
     """Time a call on an accelerator behind `ahead_s` seconds of work, or more if that is too few.
 
-    Returns:
-        Seconds of the device and of the host, and the seconds of work to queue before the next
-        call: 0 if no amount suffices.
+    Returns seconds of the device and of the host, and the seconds of work to queue before the next
+    call: 0 if no amount suffices.
     """
     with accelerator.on(device):
         while True:
@@ -146,10 +142,7 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of
     the whole card, by every process, as NVML reports it). A CPU's name includes the instruction set
     that torch uses: hosts give processors with and without AVX-512 the same name, although their
-    speed and last digits differ.
-
-    Raises:
-        ValueError: The device is neither ``cpu`` nor an accelerator that is present.
+    speed and last digits differ. A device that is not present is a ValueError.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -163,13 +156,9 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     there = accelerator.present()
     count = accelerator.count(there) if there else 0
     if device.type != there or (device.index or 0) >= count:
+        others = f"'{there}:0' to '{there}:{count - 1}'" if there else "no accelerator is present"
         raise ValueError(
-            f"device {str(device)!r} is not available here; allowed are 'cpu'"
-            + (
-                f" and '{there}:0' to '{there}:{count - 1}'"
-                if there
-                else " (no accelerator is present)"
-            )
+            f"device {str(device)!r} is not available here; allowed are 'cpu' and {others}"
         )
     name = accelerator.name(device)
     facts = {

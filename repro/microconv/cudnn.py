@@ -121,12 +121,7 @@ class CuDNNBackend(Backend):
         return dict(self._listed(kernel, b))[algorithm]
 
     def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
     ) -> None:
         """Compute a micro-batch; see `backends.run`.
 
@@ -160,8 +155,6 @@ class CuDNNBackend(Backend):
             unsupported = 3000 <= status < 4000 or status == _COMPILATION_FAILED
             unsupported = unsupported and status != _SUBLIBRARY_MISSING
             raise UnsupportedError(message) if unsupported else RuntimeError(message)
-        if bias is not None:
-            out += bias.view(-1, 1, 1)
 
 
 def deterministic() -> bool:

@@ -22,11 +22,10 @@ class WorkspaceLimitError(ValueError):
         self.least_bytes, self.kernels = least, kernels
         largest = sorted(kernels, key=lambda name: -kernels[name])
         needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
-        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
         each = "for each kernel" if mode == "WR" else "in all"
         super().__init__(
-            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes: give "
+            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}, "
+            f"such as: {needs} bytes; the smallest limit that would do is {least} bytes: give "
             f"that, or strict=False to leave torch's own convolution without a limit"
         )
 

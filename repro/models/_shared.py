@@ -6,11 +6,7 @@ from repro.measure.checks import is_whole
 
 
 def check_at_least(minimum: int, **options: int) -> None:
-    """Refuse options, by their names, that are no integers of at least `minimum`.
-
-    Raises:
-        ValueError: The first such option.
-    """
+    """Refuse the first option, by its name, that is no integer of at least `minimum`."""
     for name, value in options.items():
         if not is_whole(value, minimum):
             raise ValueError(

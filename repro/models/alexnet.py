@@ -14,9 +14,7 @@ from repro.models._shared import check_at_least
 class AlexNet(nn.Module):
     """Five convolutions, three of them in two groups, and three fully connected layers.
 
-    Args:
-        num_classes: Size of the output.
-        width: Filters of the first convolution, a multiple of 6; the others are in proportion.
+    The other convolutions have filters in proportion to the `width` of the first.
 
     Raises:
         ValueError: An option is below 1, or `width` no multiple of 6.

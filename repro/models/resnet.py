@@ -62,9 +62,7 @@ def basic_block(
         conv_bn(in_channels, channels, 3, stride), nn.ReLU(inplace=True),
         conv_bn(channels, channels, 3),
     )  # fmt: skip
-    same_shape = stride == 1 and in_channels == channels
-    short = nn.Identity() if same_shape else shortcut(in_channels, channels, stride)
-    return ResidualBlock(residual, short), channels
+    return _block(residual, in_channels, channels, stride, shortcut)
 
 
 def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.Module, int]:
@@ -79,8 +77,14 @@ def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.M
         conv_bn(channels, channels, 3, stride), nn.ReLU(inplace=True),
         conv_bn(channels, out_channels, 1),
     )  # fmt: skip
+    return _block(residual, in_channels, out_channels, stride, _projection)
+
+
+def _block(
+    residual: nn.Module, in_channels: int, out_channels: int, stride: int, shortcut: MakeShortcut
+) -> tuple[nn.Module, int]:
     same_shape = stride == 1 and in_channels == out_channels
-    short = nn.Identity() if same_shape else _projection(in_channels, out_channels, stride)
+    short = nn.Identity() if same_shape else shortcut(in_channels, out_channels, stride)
     return ResidualBlock(residual, short), out_channels
 
 

@@ -76,9 +76,7 @@ def simulate(
 ) -> Simulation:
     """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
     times, rates = checked_times(plan.trace, compute_times, latency_s), checked_rates(bandwidth)
-    memory = _memory(plan)
-    device = _Device(plan, times.tolist(), rates, latency_s, memory)
-    before = None
+    device, before = _Device(plan, times.tolist(), rates, latency_s), None
     for _ in range(_CYCLES):
         began = device.compute_free
         device.run()
@@ -93,7 +91,7 @@ def simulate(
         compute_s=float(times.sum()),
         bytes_in=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_IN),
         bytes_out=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_OUT),
-        memory_bytes=np.array(memory, dtype=np.int64),
+        memory_bytes=np.array(device.memory, dtype=np.int64),
         starts_s=np.array(device.starts) - began,
         ends_s=np.array(device.ends) - began,
         transfers=transfers,
@@ -135,15 +133,10 @@ class _Device:
     """
 
     def __init__(
-        self,
-        plan: SwapPlan,
-        times: list[float],
-        rates: tuple[float, float],
-        latency_s: float,
-        memory: list[int],
+        self, plan: SwapPlan, times: list[float], rates: tuple[float, float], latency_s: float
     ) -> None:
         self.plan, self.times, self.rates, self.latency_s = plan, times, rates, latency_s
-        self.free = [plan.budget_bytes - held for held in memory]
+        self.memory = _memory(plan)
         self.ends_before = _ends_while_it_leaves(plan)
         self.lingering: list[tuple[float, int]] = []  # a heap: ends of copies, and bytes
         self.lingering_bytes = 0
@@ -172,12 +165,13 @@ class _Device:
 
     def linger(self, number: int) -> None:
         """Keep variables that end before a function while they are copied, if there is room."""
+        free = self.plan.budget_bytes - self.memory[number]
         for name in self.ends_before[number]:
             if name in self.leaves:
                 size = self.plan.trace.sizes[name]
                 heappush(self.lingering, (self.leaves.pop(name), size))
                 self.lingering_bytes += size
-        while self.lingering_bytes > self.free[number] and self.lingering:
+        while self.lingering and self.lingering_bytes > free:
             end, size = heappop(self.lingering)
             self.compute_free = max(self.compute_free, end)
             self.lingering_bytes -= size

@@ -29,8 +29,7 @@ from repro.outofcore.host import (
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import (
     classify,
-    meet_module,
-    meet_optimizer,
+    meet,
     parameters_of,
     variable_of,
 )
@@ -38,7 +37,7 @@ from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
-from repro.outofcore.residency import Addresses, Residency
+from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
 from repro.outofcore.sequence import Trace
 
@@ -194,33 +193,28 @@ class OutOfCore:
             ) from error
         # On a CPU, copies on the host stay readable if torch (2.13) can exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-        self._store = HostStore(self.device, self.swap_folder, whole=whole)
+        self._store = store = HostStore(self.device, self.swap_folder, whole=whole)
         try:
-            self._store.reserve(self.host_bytes)
+            store.reserve(self.host_bytes)
         except accelerator.HostMemoryError:
-            self._store.close()
+            store.close()
             raise
         if self.swap_folder is not None:
             give_back_freed_memory()
-        mover: Mover = (
-            StreamMover(self._store, self.device)
-            if accelerator.is_accelerator(self.device)
-            else ThreadMover(self._store, self.link_bytes_per_s)
-        )
-        self._process, self._thread = guards.process, get_ident()
-        self._mover = mover
-        residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
-        self._statistics = Statistics()
+        mover: Mover = ThreadMover(store, self.link_bytes_per_s)
+        if accelerator.is_accelerator(self.device):
+            mover = StreamMover(store, self.device)
+        self._process, self._thread, self._mover = guards.process, get_ident(), mover
+        residency = Residency(self.budget_bytes, self.device, store, mover, excluded)
         self._residency, self._lock = residency, residency.lock
-        self._addresses = Addresses(residency)
-        self._planner = Planner(
-            self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
-        )
+        self._statistics = Statistics()
+        window, budget = self.window_bytes, self.budget_bytes
+        self._planner = Planner(self.schedule, window, budget, mover.bandwidth)
         self._iterations = Iterations(self._make_plan, self._better, self._statistics)
         self._leader: object = None  # the optimizer that ends iterations by its steps
         self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
-        running = Running(residency, self._addresses, self._iterations)
+        running = Running(residency, self._iterations)
         self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
         residency.wait = lambda: guard.pending is None and running.collectives.wait()
         guard.install()
@@ -241,20 +235,18 @@ class OutOfCore:
         return self
 
     def _check_no_other(self) -> None:
-        another = f"another OutOfCore block of {self.device} is entered"
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
             if mode.owner is self:  # the block has ended, but this thread still sees it
                 raise RuntimeError("this thread was started within this block: make another one")
-            if mode.owner.entered and mode.owner._thread == get_ident():
-                raise RuntimeError(
-                    f"{another} here already: leave it first, as both would move the same tensors"
-                )
             if mode.owner.entered:
+                here = mode.owner._thread == get_ident()
                 raise RuntimeError(
-                    f"{another} in the thread that started this one, and sees what this one does: "
-                    "train here without a block of its own, or start this thread before that block"
+                    f"another OutOfCore block of {self.device} is entered "
+                    f"{'here' if here else 'in the thread that started this one'}, and sees what "
+                    "this one does: leave it first, train here without a block of its own, or "
+                    "start this thread before that block"
                 )
 
     def __exit__(self, *exception: object) -> None:
@@ -292,7 +284,7 @@ class OutOfCore:
             self._residency.budget_bytes = 1 << 62  # threads that still run move nothing more
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
-            self._addresses.kept.clear()
+            self._residency.kept.clear()
             self._say_what_is_uncounted()
             self._iterations.log = self._iterations.follower = None
 
@@ -301,13 +293,15 @@ class OutOfCore:
         """Whether the block is entered."""
         return self._stack is not None
 
+    def _check_entered(self, name: str) -> None:
+        if self._stack is None:
+            raise RuntimeError(f"{name}() belongs inside the block: with OutOfCore(...) as ooc")
+
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
-        statistics.bytes_in, statistics.bytes_out = residency.bytes_in, residency.bytes_out
-        statistics.on_demand = residency.on_demand
-        statistics.peak_bytes = residency.peak_bytes = max(
-            residency.peak_bytes, residency.used_bytes
-        )
+        residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
+        for name in ("bytes_in", "bytes_out", "on_demand", "peak_bytes"):
+            setattr(statistics, name, getattr(residency, name))
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
@@ -316,10 +310,8 @@ class OutOfCore:
     def _take_in(self) -> None:
         """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            for model in self._models:
-                meet_module(self._residency, model)
-            for optimizer in self._optimizers:
-                meet_optimizer(self._residency, optimizer)
+            for holder in (*self._models, *self._optimizers):
+                meet(self._residency, holder)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -339,7 +331,7 @@ class OutOfCore:
         """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            meet_module(self._residency, module)
+            meet(self._residency, module)
             self._make_room()
 
     # ---- iterations
@@ -360,15 +352,14 @@ class OutOfCore:
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
-        if self._stack is None:
-            raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as ooc")
+        self._check_entered("step")
         self._leader = self
         with self._guard:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
         with self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._addresses.kept.clear()
+            self._residency.kept.clear()
             for entry in self._iterations.log or ():
                 for variable in entry.written:
                     variable.raw = False
@@ -388,15 +379,15 @@ class OutOfCore:
     def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
-        plan = self._planner.plan(recorded)
-        self._store.reserve(plan.host_bytes)
-        return plan
+        return self._reserved(self._planner.plan(recorded))
 
     def _better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
         better = self._planner.better(plan, recorded)
-        if better is not None:
-            self._store.reserve(better.host_bytes)
-        return better
+        return self._reserved(better) if better is not None else None
+
+    def _reserved(self, plan: SwapPlan) -> SwapPlan:
+        self._store.reserve(plan.host_bytes)
+        return plan
 
     # ---- operations
 
@@ -451,7 +442,7 @@ class OutOfCore:
             return
         with self._reading([tensor]) as forked:
             if not forked:
-                self._addresses.bring(tensor, lock)
+                self._residency.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Allow swapping again of a tensor, or all tensors, locked by a request for the address.
@@ -459,12 +450,11 @@ class OutOfCore:
         The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used: on an
         accelerator, work that uses it must have finished.
         """
-        if self._stack is None:
-            raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
+        self._check_entered("unlock")
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise ValueError(f"unlock() was given {tensor!r:.200}: give a tensor, or None for all")
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._addresses.unlock(tensor)
+            self._residency.unlock(tensor)
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Lock integer tensors in place, for C++ code that reads them as sizes."""
@@ -485,7 +475,7 @@ class OutOfCore:
         with self._reading([tensor]) as forked:
             if forked:
                 return tensor.untyped_storage()
-            return self._addresses.snapshot(tensor, keep)
+            return self._residency.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
         return get_ident() == self._thread

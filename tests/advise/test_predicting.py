@@ -333,7 +333,8 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_networks_and_layers_that_no_step_uses(cell):
     torch.manual_seed(0)
-    own = Workload.of(Recurrent(cell), example=tokens(), optimizer="adam")
+    example = tuple(part[:, :16] for part in tokens())
+    own = Workload.of(Recurrent(cell), example=example, optimizer="adam")
     told = predict(own, "undivided", BATCH, PLENTY)
     parts, step = own.built(BATCH, "cpu")
     with OutOfCore(PLENTY, model=parts.model, optimizer=parts.optimizer) as block:

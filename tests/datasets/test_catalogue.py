@@ -172,10 +172,10 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     [
         ("cifar", {}, "unknown dataset 'cifar': expected one of digits, photos, cifar10"),
         ("digits", {"per_class": 3}, "per_class=3: not for 'digits'"),
-        ("digits", {"split": "random"}, "split='random' for 'digits'"),
+        ("digits", {"split": "random"}, "split='random': not for 'digits'"),
         ("flowers5", {"per_class": 0}, "per_class=0"),
         ("flowers5", {"binary": True}, "only for 'camvid'"),
-        ("flowers5", {"seed": 1}, "takes no option seed"),
+        ("flowers5", {"seed": 1}, "seed: not for 'flowers5'"),
         ("synthetic", {"num_classes": 1}, "num_classes=1"),
         ("photos", {"image_size": 500}, "at most"),
         ("phantom", {"train": 0}, "train=0: expected an int, at least 1"),

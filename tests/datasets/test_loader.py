@@ -135,13 +135,13 @@ def test_statistics_and_normalisation():
         ({"padding": -1}, "padding=-1: expected an int, at least 0"),
         ({"crop": "left"}, "'random' or 'center'"),
         ({"crop_size": 12}, "does not fit"),
-        ({"mean": (0.5,)}, "3 channels"),
-        ({"std": (0.5, 0, 0.5)}, "expected positive"),
-        ({"std": (0.5, float("nan"), 0.5)}, r"std=\(0.5, nan, 0.5\): expected finite"),
+        ({"mean": (0.5,)}, "each of the 3 channels"),
+        ({"std": (0.5, 0, 0.5)}, "std above 0"),
+        ({"std": (0.5, float("nan"), 0.5)}, r"std=\(0.5, nan, 0.5\): expected a finite"),
         ({"images": IMAGES.float()}, "expected uint8"),
-        ({"targets": LABELS[:-1]}, "37 images but 36 targets"),
+        ({"targets": LABELS[:-1]}, r"of shape \(36,\); expected int64 labels"),
         ({"targets": LABELS.int()}, "expected int64 labels"),
-        ({"targets": MASKS[:, 1:]}, "of the images' size"),
+        ({"targets": MASKS[:, 1:]}, r"masks \(N, H, W\) for images"),
     ],
 )
 def test_what_is_refused(change, message):

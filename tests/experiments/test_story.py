@@ -101,7 +101,8 @@ def test_the_overview_has_a_row_for_each_paper():
     assert len(rows) == 2
     for row, source in zip(rows, sources.values(), strict=True):
         assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
-        assert "<br>".join(story.held(source)) in row
+        judged = summary.paper_verdicts(source)
+        assert "<br>".join(story.held(source.paper.key, judged)) in row
     counted = summary.of_papers(summary.paper_verdicts(sources["mbs"]))
     assert f"{len(counted)} claims of five papers" in text
     for name in story.overview_figures(sources):
