@@ -154,8 +154,7 @@ class ParameterServer:
         if not self.may_start(worker):
             raise ServerError(
                 f"worker {worker} is to wait: it has committed {self.iterations[worker]} shares, "
-                f"the slowest {min(self.iterations)}, and the bound is {self.staleness:g}; ask "
-                "may_start first"
+                f"the slowest {min(self.iterations)}, the bound {self.staleness:g}; see may_start"
             )
         state = {name: tensor.clone() for name, tensor in self.state.items()}
         pull = Pull(int(worker), self.iterations[worker], self.version, state)
@@ -295,7 +294,7 @@ class ParameterServer:
             raise CheckpointError(
                 f"the checkpoint is of {len(saved['iterations'])} workers, with "
                 f"{len(saved['round'])} at a barrier, this server has {self.workers} and sync "
-                f"{self.sync!r}; give the same plan and sync, or start anew without it"
+                f"{self.sync!r}; give the same, or start anew without it"
             )
         self._check_state(saved["state"])
         for entry in (saved, *saved["pulls"], *saved["round"]):
@@ -337,14 +336,12 @@ def _check_initial(state: State) -> None:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(
                 f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
-                "the model's state, by register_buffer(..., persistent=False) or without "
-                "get_extra_state"
+                "the model's state, such as by register_buffer(..., persistent=False)"
             )
     if (wrong := not_finite(state)) is not None:
         raise ValueError(
-            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend how the "
-            "model is made, or keep a constant such as a mask out of the state by "
-            "register_buffer(..., persistent=False)"
+            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend it, or keep "
+            "a constant such as a mask out of the state by register_buffer(..., persistent=False)"
         )
 
 

@@ -98,7 +98,8 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
             raise ValueError(
                 f"the data function gives {wrong} at step {step} of {due}; give pairs of inputs "
                 "and targets: those of share.indices, share.batch_size at a time and the rest "
-                "last, the short side of images share.resolution"
+                "last, the short side of images share.resolution (what changes the batch size goes "
+                "around the training: a plan for each size)"
             )
         left -= wanted
         yield batch[0], batch[1]

@@ -91,22 +91,16 @@ class Recipe:
         if trainable := Seen("loss_fn", self.loss_fn).trainable:
             raise ValueError(
                 f"loss_fn has tensors that require gradients ({', '.join(trainable[:5])}), which "
-                "no worker trains; make them part of the model of model_fn, whose outputs loss_fn "
-                "gets, freeze them by requires_grad_(False), or give a function that holds none"
+                "no worker trains; make them part of model_fn's model, or freeze them by "
+                "requires_grad_(False), or give a function that holds none"
             )
         choice("factor", self.factor, FACTORS)
         choice("optimizer_state", self.optimizer_state, ("kept", "restarted"))
         object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
         if self.autocast not in (None, torch.bfloat16):
-            raise ValueError(
-                f"autocast is {self.autocast}; give torch.bfloat16 or None (float16 would need its "
-                "loss scaled)"
-            )
+            raise ValueError(f"autocast is {self.autocast}; give torch.bfloat16 or None")
         if self.passes_fn is not None and self.autocast is not None:
-            raise ValueError(
-                "a passes_fn makes the forward pass itself; enter torch.autocast there, and leave "
-                "autocast out"
-            )
+            raise ValueError("autocast has no effect on a passes_fn; enter torch.autocast there")
 
     def make_model(self) -> nn.Module:
         """A new model with the initial weights, on the device.
@@ -119,15 +113,13 @@ class Recipe:
             model = self.model_fn()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
-                f"model_fn makes a {type(model).__name__} that has no parameter to train; leave "
-                "requires_grad of some as it is"
+                "model_fn's model has no parameter to train; set requires_grad of some"
             )
         mine = storages(model)
         if model in _made or any(mine & storages(other) for other in _made):
             raise ValueError(
-                "model_fn returns a model that shares tensors with one that it or another run's "
-                "made before, so that one training would change the other; have it make a new one "
-                "each time, such as by lambda: copy.deepcopy(model)"
+                "model_fn returns a model that shares tensors with another that was made before; "
+                "have it make a new one each time, such as by lambda: copy.deepcopy(model)"
             )
         model = model.to(self.device)
         if self.channels_last:
@@ -275,20 +267,18 @@ class Worker:
         """Compute the gradients of a mini-batch; return its mean loss, ()."""
         who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
         loss = self._passes(inputs, targets)
-        if isinstance(loss, float) and self.recipe.passes_fn is not None:
+        if isinstance(loss, float):
             loss = torch.tensor(loss, device=self.recipe.device)
         if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-            is_tensor = isinstance(loss, Tensor)
-            kind = f"{loss.dtype} {tuple(loss.shape)}" if is_tensor else str(type(loss))
+            kind = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
             raise ValueError(
                 f"{who} returns {kind}; give the mean over the samples of the mini-batch, one "
-                "number as a floating tensor of shape (), such as with reduction='mean' or .mean()"
+                "floating number of shape (), such as by reduction='mean' or .mean()"
             )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                f"{who} leaves no gradient in the model: its loss depends on no weight which is "
-                "trained, or backward() was not called; leave detach(), item(), no_grad() and "
-                "other models out of forward and loss"
+                f"{who} leaves no gradient in the model; let its loss depend on trained weights, "
+                "without detach(), item() and no_grad(), and call backward() in your own passes"
             )
         return loss.detach().clone()  # the next replay of a graph overwrites its loss
 
@@ -320,8 +310,7 @@ class Worker:
             if _options(optimizer) != options:
                 raise ValueError(
                     f"{type(optimizer).__name__} changes its own options as it steps, which begin "
-                    "anew in each share: only what it keeps by parameter goes on; take another "
-                    "optimizer, or optimizer_state='restarted', which says so"
+                    "anew in each share; take another, or optimizer_state='restarted'"
                 )
         loss_state = buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:

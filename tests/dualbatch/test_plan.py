@@ -165,11 +165,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"n_small": -1}, r"n_small is -1; give a whole number, at least 0"),
             ({"n_small": 0, "n_large": 0}, r"n_small and n_large are 0; give at least one worker"),
-            ({"k": math.nan}, r"k is nan; feasible k are above 1 and at most"),
-            ({"large_batch": 1}, r"large_batch is 1; give a whole number, at least 2"),
-            ({"large_batch": 0, "n_small": 0}, r"large_batch is 0; give .* at least 1"),
             ({"samples": 3}, r"samples is 3; give a whole number, at least 4"),
             ({"rounding": "up"}, r"rounding is 'up'; choose among nearest, floor"),
             ({"samples": 8, "k": 1.01}, r"rounding leaves d_S = \d+ and d_L = \d+ of 8"),

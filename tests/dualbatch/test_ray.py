@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -185,15 +184,8 @@ class WordyError(Exception):
         super().__init__(f"no file {path}")
 
 
-class LockError(Exception):
-    def __init__(self, path):
-        super().__init__(path)
-        self.lock = threading.Lock()
-
-
 FOREIGN = {
     "made anew with other words": lambda: WordyError("file.bin"),
-    "a lock": lambda: LockError("file.bin"),
     "plain": lambda: OwnError("file.bin", 7),
 }
 
@@ -222,6 +214,9 @@ class TestFailures:
 
         with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
             train(make_plan(1, 1), engine="ray", loss_fn=Counting())
+
+    @pytest.mark.thorough
+    def test_what_changes_in_the_driver_alone(self, started):
         scale = [1.0]
 
         def loss_fn(outputs, targets):
