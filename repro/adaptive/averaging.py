@@ -193,15 +193,11 @@ class OverlappedAverager:
             return  # before the last micro-batch, gradients add up
         bucket = self._owner[parameter]
         assert parameter.grad is not None
-        if parameter.grad.layout is not torch.strided:
+        if parameter.grad.layout is not torch.strided or parameter not in bucket.missing:
             raise ValueError(
-                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
-                "it dense (sparse=False), or give averaging='allreduce'"
-            )
-        if parameter not in bucket.missing:
-            raise ValueError(
-                f"the gradient of {self._names[parameter]} comes in several parts, as with a layer "
-                "in two reentrant checkpoints: give use_reentrant=False, or averaging='allreduce'"
+                f"the gradient of {self._names[parameter]} is sparse or comes in several parts, as "
+                "of a layer in two reentrant checkpoints: give sparse=False, use_reentrant=False, "
+                "or averaging='allreduce'"
             )
         bucket.views[parameter].copy_(parameter.grad)
         parameter.grad = None
