@@ -233,10 +233,8 @@ class DataParallel:
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
         pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
-        parts: Sequence[float | Tensor] = [1.0]
-        if (
-            self._group is not None or len(pieces) > 1
-        ):  # else one backward pass covers the mini-batch
+        parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
+        if self._group is not None or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
             check_hooks(self._names, expected=self._averager is not None)
             self._check_loss(batch, weights)
@@ -282,7 +280,7 @@ class DataParallel:
             self._checks.make(self.loss_fn, *due)
         except Exception as own:
             error = own
-        texts = [str(error or "")]
+        texts = ["" if error is None else str(error) or repr(error)]
         if self._group is not None:
             texts = gathered(texts[0], self._group, "checking the loss")
         if refused := [(rank, text) for rank, text in enumerate(texts) if text]:
