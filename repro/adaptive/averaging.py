@@ -68,17 +68,10 @@ def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
 def average(
     flat: Tensor, received: Tensor, part: Tensor, method: Method, group: dist.ProcessGroup
 ) -> tuple[float, float]:
-    """Average gradients over processes in two communications, section IV-B.
+    """Average gradients `flat` (P x n) in two communications, section IV-B.
 
-    Args:
-        flat: This process's gradients, (P x n); afterwards the averages.
-        received: Buffer for this process's share from each process, (P x n).
-        part: Buffer for the averages of this process's share, (n,).
-        method: ``"all_to_all"`` or ``"reduce_scatter"``.
-        group: The P processes.
-
-    Returns:
-        Seconds of communication and of the local sum.
+    `received` (P x n) and `part` (n,) are buffers: this process's share from each process, and the
+    averages of it. Returns seconds of communication and of the local sum.
     """
     start, processes = time.perf_counter(), len(flat) // len(part)
     if method == "all_to_all":
@@ -115,12 +108,8 @@ class Bucket:
 
 
 def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
-    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient.
-
-    Fused optimizers traverse parameter, gradient and state in memory order. So a dense parameter's
-    gradient has the parameter's strides; for a parameter with gaps it is contiguous.
-    """
-    if is_dense(parameter):
+    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient."""
+    if is_dense(parameter):  # fused optimizers go through both in the order of memory
         return piece.as_strided(parameter.shape, parameter.stride())
     return piece.view(parameter.shape)
 
@@ -193,15 +182,11 @@ class OverlappedAverager:
             return  # before the last micro-batch, gradients add up
         bucket = self._owner[parameter]
         assert parameter.grad is not None
-        if parameter.grad.layout is not torch.strided:
+        if parameter.grad.layout is not torch.strided or parameter not in bucket.missing:
             raise ValueError(
-                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
-                "it dense (sparse=False), or give averaging='allreduce'"
-            )
-        if parameter not in bucket.missing:
-            raise ValueError(
-                f"the gradient of {self._names[parameter]} comes in several parts, as with a layer "
-                "in two reentrant checkpoints: give use_reentrant=False, or averaging='allreduce'"
+                f"the gradient of {self._names[parameter]} is sparse or comes in several parts, as "
+                "of a layer in two reentrant checkpoints: give sparse=False, use_reentrant=False, "
+                "or averaging='allreduce'"
             )
         bucket.views[parameter].copy_(parameter.grad)
         parameter.grad = None

@@ -62,28 +62,21 @@ class Saturation:
     Attributes:
         patience: Consecutive epochs without a lower cost.
         threshold: A cost counts as lower if it is at least this share below the lowest so far.
-
-    Raises:
-        ValueError: `patience` is below 1, or `threshold` not in [0, 1).
     """
 
     patience: int = 10
     threshold: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.patience < 1 or not 0 <= self.threshold < 1:
-            raise ValueError(
-                f"patience is {self.patience} and threshold {self.threshold}; give at least 1 and "
-                "a share from 0 to below 1"
-            )
+        check_whole("patience", self.patience, 1)
+        check_number("threshold", self.threshold, lambda x: 0 <= x < 1, "from 0 to below 1")
 
 
 class BatchController:
     """The base of all strategies: epochs, θ, warm-up, decay, saving.
 
-    Call `observe` before training with the cost and the parameters at the start, w_0, and after
-    each epoch with that epoch's. Each call returns the setting of the next epoch. All processes
-    observe the same values and so decide the same.
+    Call `observe` before training, and after each epoch. All processes observe the same values and
+    so decide the same.
 
     Args:
         initial_batch: B_s, samples of a mini-batch, over all processes.
@@ -161,13 +154,9 @@ class BatchController:
             epoch_cost: F(w_0), later F(w_i).
             parameters: w, such as ``model.parameters()``; only w_0 is kept.
 
-        Returns:
-            The setting of the next epoch.
-
         Raises:
             DivergedError: The cost or the parameters are not finite.
-            ValueError: The parameters are not those of w_0. Both errors leave the controller
-                unchanged.
+            ValueError: The parameters are not those of w_0. After an error all is as it was.
         """
         cost, first = float(epoch_cost), self._start is None
         start = self._start or StartingPoint(parameters)
@@ -252,11 +241,7 @@ class BatchController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state of a controller with the same settings.
-
-        Raises:
-            ValueError: The settings differ; the controller stays unchanged.
-        """
+        """Continue from the state of a controller with the same settings; others are refused."""
         ours, saved = self._settings(), state["settings"]
         if ours != saved:
             names = [name for name in ours if ours[name] != saved.get(name)]

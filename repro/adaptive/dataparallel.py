@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, gathered
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.controller import check_number, check_whole
 from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
@@ -58,39 +59,34 @@ class DataParallel:
     holds parameters outside the model (a list made before, the optimizer's groups) must call
     `finish` before reading or changing them, or give ``overlap=False``.
 
-    So they step the optimizer bucket by bucket, which is equivalent only for an optimizer that
-    treats every parameter separately: torch's own except LBFGS. Any other (LAMB, LARS), a replaced
-    `step`, and hooks around it are refused. ``overlap=False`` allows any optimizer: `step` has all
-    gradients before it steps the optimizer once. Clipping the gradient's norm and a `GradScaler`
-    also need all gradients before the first update: then communication overlaps only the backward
-    pass.
+    So they step the optimizer bucket by bucket, which is equivalent only for optimizers that treat
+    every parameter separately: torch's own except LBFGS. Others (LAMB, LARS), a replaced `step` and
+    hooks around it need ``overlap=False``: `step` then has all gradients before it steps the
+    optimizer once. Clipping the gradient's norm and a `GradScaler` need that, too: communication
+    then overlaps only the backward pass.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the communicating
-    thread is not pinned to a core. This thread also sums, so that an allgather overlaps
-    computation, but not the sums of other layers: all processes must communicate in one order, and
-    sums in another thread would end at different times in each.
+    thread is not pinned to a core. This thread also sums, so that an allgather does not overlap the
+    sums of other layers: all processes must communicate in one order.
 
     Args:
         model: On its device. Parameters and buffers are set to rank 0's.
         loss_fn: Mean loss over its samples, ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)``
             without targets; of torch's own losses also a sum, and a mean by class weights or over
-            targets that are not ignored. Any other must be a mean over samples (or by `weights`),
-            see `check`.
+            targets that are not ignored.
         optimizer: Optimizer of the model's parameters.
         averaging: One of the three.
         micro_batch: Most samples that a process computes at a time; gradients of a larger share
-            add up over pieces. None for no limit.
+            add up over pieces. None, in all processes, for no limit.
         bucket_bytes: Bytes of gradients communicated together. None for 1 MiB on a CPU, and 25 MiB
             on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: Seconds after which a process that does not answer counts as lost.
         scaler: A `torch.amp.GradScaler`; its `step` and `update` are called here, for a `step`
-            called under autocast. All processes see the same averaged gradients, and so skip the
-            same steps.
-        clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient in the update, after
-            averaging (and unscaling).
-        shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
-            see `repro.measure.batches.read_batch`.
+            called under autocast.
+        clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient, after unscaling.
+        shared: The parts of a mini-batch that belong to all samples, see
+            `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
             of their parts, calling the model in evaluation mode before the step; for losses other
             than torch's again when a mini-batch has new values, such as padding (on an accelerator
@@ -100,15 +96,13 @@ class DataParallel:
     Attributes:
         rank: This process, from 0.
         processes: Number of processes; 1 without torchrun.
-        timings: One `StepTiming` for each step on a CPU; may be cleared at any time. Empty on a
-            GPU, since the host's clock does not time its streams.
+        timings: One `StepTiming` for each step on a CPU; may be cleared at any time.
         grad_norm: Norm of the last step's gradient before clipping; None without clipping.
 
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
             options differ in another process.
-        LossCheckError: In a step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -129,16 +123,24 @@ class DataParallel:
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
-        _check_arguments(model, averaging, micro_batch, clip_grad_norm, check)
+        if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
+            raise ValueError(f"model is a {type(model).__name__}; give the module itself")
+        for name, choice, allowed in (
+            ("averaging", averaging, METHODS),
+            ("check", check, get_args(LossCheck)),
+        ):
+            if choice not in allowed:
+                raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
         check_initialized(model, trained=True)
         self._device = next(model.parameters()).device
         if bucket_bytes is None:
             bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(self._device)]
-        if bucket_bytes < 0 or timeout_s <= 0:
-            raise ValueError(
-                f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "
-                "more than 0"
-            )
+        check_whole("bucket_bytes", bucket_bytes, 0)
+        check_number("timeout_s", timeout_s, lambda x: x > 0, "above 0")
+        if micro_batch is not None:
+            check_whole("micro_batch", micro_batch, 1)
+        if clip_grad_norm is not None:
+            check_number("clip_grad_norm", clip_grad_norm, lambda x: x > 0, "above 0")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
@@ -213,10 +215,10 @@ class DataParallel:
 
         Raises:
             PeerError: Another process was lost.
-            ValueError: The mini-batch is empty, lacks a target for an input, or gave a parameter
-                no gradient; shares do not sum to the mini-batch; the size or the shares differ in
-                another process (checked in the first step); the model, the optimizer or its hooks
-                have changed, see above.
+            LossCheckError: The loss is no mean over samples (or by `weights`), in all processes.
+            ValueError: The mini-batch is empty, lacks a target for an input, gave a parameter no
+                gradient, or differs in another process (checked in the first step); `shares` do not
+                sum to it; the model, the optimizer or its hooks have changed.
             RuntimeError: `close` was called; or a gradient's norm to be clipped without a scaler is
                 not finite, in all processes, before any update.
         """
@@ -231,10 +233,8 @@ class DataParallel:
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
         pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
-        parts: Sequence[float | Tensor] = [1.0]
-        if (
-            self._group is not None or len(pieces) > 1
-        ):  # else one backward pass covers the mini-batch
+        parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
+        if self._group is not None or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
             check_hooks(self._names, expected=self._averager is not None)
             self._check_loss(batch, weights)
@@ -280,7 +280,7 @@ class DataParallel:
             self._checks.make(self.loss_fn, *due)
         except Exception as own:
             error = own
-        texts = [str(error or "")]
+        texts = ["" if error is None else str(error) or repr(error)]
         if self._group is not None:
             texts = gathered(texts[0], self._group, "checking the loss")
         if refused := [(rank, text) for rank, text in enumerate(texts) if text]:
@@ -398,8 +398,7 @@ class DataParallel:
             if buffer.is_floating_point() or buffer.is_complex():
                 # gloo sums only few types, in contiguous memory.
                 whole = stored(buffer.detach())
-                small = buffer.dtype.itemsize < 2
-                kind = torch.float32 if small else torch.promote_types(buffer.dtype, torch.float32)
+                kind = torch.complex128 if buffer.is_complex() else torch.float64
                 wide = whole.to(kind).contiguous().resolve_conj()
                 self._sum(torch.view_as_real(wide) if wide.is_complex() else wide)
                 whole.copy_(wide / self.processes)
@@ -422,24 +421,3 @@ class DataParallel:
             if self._averager is not None:
                 self._averager.close()
             self._averager = self._allreduce = None
-
-
-def _check_arguments(
-    model: Any, averaging: str, micro_batch: int | None, clip: float | None, check: str
-) -> None:
-    """Refuse arguments of `DataParallel` that are out of range."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"model is a {type(model).__name__}, which is no module; give the model itself, "
-            "and micro_batch= to compute a mini-batch in parts"
-        )
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("the model is a DistributedDataParallel; give the model within it")
-    if averaging not in METHODS:
-        raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip_grad_norm is {clip}; give a number above 0, or None")
-    if check not in ("first", "off"):
-        raise ValueError(f"check is {check!r}; choose first, off")

@@ -1,8 +1,7 @@
 """Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
-None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
-attributes and random states are restored when a call ends, even by an error;
-`repro.measure.untouched.Snapshot` lists the attributes that are covered.
+None of these functions changes the model or the loss: when a call ends, even by an error, all that
+`repro.measure.untouched.Snapshot` lists is restored.
 """
 
 import itertools
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.adaptive.controller import DivergedError
+from repro.adaptive.controller import DivergedError, check_number
 from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
@@ -87,9 +86,6 @@ def gradient_norms(
 
     Returns:
         One norm per batch size, in ascending order.
-
-    Raises:
-        ValueError: A size is below 1 or above the number of samples, or given twice.
     """
     sizes = sorted(set(batch_sizes))
     if not sizes or sizes[0] < 1 or len(sizes) < len(batch_sizes) or batches < 1:
@@ -121,19 +117,12 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     Args:
         norms: Norms measured by `gradient_norms`.
         tolerance: Share by which a norm may lie below the smallest batch size's norm.
-
-    Raises:
-        ValueError: There is no norm, or `tolerance` is not in [0, 1).
     """
-    if not norms or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"{len(norms)} norms and a tolerance of {tolerance}; give at least one norm and a "
-            "share from 0 to below 1"
-        )
+    check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     ordered = sorted(norms, key=lambda norm: norm.batch_size)
     least = (1 - tolerance) * ordered[0].mean
-    similar = [*itertools.takewhile(lambda norm: norm.mean >= least, ordered)]
-    return similar[-1].batch_size
+    *_, largest = itertools.takewhile(lambda norm: norm.mean >= least, ordered)
+    return largest.batch_size
 
 
 def max_stable_batch(
@@ -177,9 +166,6 @@ def noise_scale(
         model: See `gradient_norms`, also for `data`, `loss_fn` and `seed`.
         batch_size: B, the small batch.
         batches: n, at least 2.
-
-    Raises:
-        ValueError: `batch_size` is below 1, or there are fewer than 2 mini-batches of it.
     """
     check_initialized(model, trained=True)
     small, mean, count = 0.0, None, 0
@@ -222,9 +208,8 @@ def full_cost(
 
     Args:
         model: The network.
-        data: See `gradient_norms`; or any iterable of mini-batches with its own batch size, such as
-            a DataLoader. All samples are used. Each mini-batch is a pair (inputs, targets), of any
-            structure, see `repro.measure.batches`.
+        data: See `gradient_norms`; or any iterable of mini-batches of its own size, such as a
+            DataLoader: pairs (inputs, targets) of any structure, see `repro.measure.batches`.
         batch_size: Samples computed at a time.
         loss_fn: One of torch's losses, or any mean over samples.
         seed: Seed of the model's own random numbers.

@@ -7,8 +7,8 @@ A step on P nodes, each of at most b = ⌈B / min(B, P)⌉ samples of a mini-bat
     blocked        max(0, communication - ω computation)
     step           computation + blocked
 
-Sums of gradients take the same time on any number of nodes (section VI-B). Speed-ups cannot tell
-this time from computation, and in this package the communicating thread sums, too.
+Sums of gradients take the same time on any number of nodes (section VI-B), which speed-ups cannot
+tell from computation.
 """
 
 import math
@@ -100,7 +100,7 @@ class ScalingModel:
 
         Args:
             steps: Measured steps with at least two different shares per process.
-            messages: Measured averagings: (bytes, processes, seconds).
+            messages: Measured averagings, see `fit_messages`.
             gradient_bytes: Bytes of the network's gradients.
             rounds: m, communications of a step: buckets of gradients.
 
@@ -135,9 +135,6 @@ class ScalingModel:
         """Return the cost of one step of `batch_size` samples on `processes` nodes.
 
         If there are more nodes than samples, the rest are idle or duplicate work (section VI-B).
-
-        Raises:
-            ValueError: `batch_size` or `processes` is below 1.
         """
         busy = min(batch_size, processes)
         computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
@@ -179,9 +176,6 @@ class ScalingModel:
         overhead: tuple[float, float],
     ) -> "ScalingModel":
         """Fit latency and transfer, in units of a sample's computation, to known speed-ups.
-
-        Speed-ups alone cannot separate the time of summing from the overlap: the model leaves the
-        sum out, and lets all computation hide communication.
 
         Args:
             points: A schedule, numbers of nodes, and the largest speed-up on any of them.

@@ -63,9 +63,6 @@ class ScheduledBatch(BatchController):
         every: Epochs between two growths.
         growth: Factor by which the batch grows.
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "every")
@@ -99,7 +96,7 @@ class NoiseScaleBatch(BatchController):
 
     A ratio of two noisy estimates is unreliable. So tr(Σ) and |G|² are averaged over epochs
     separately (appendix A.1), if `measure` gives both; while the mean |G|² is not above 0, the
-    batch size stays. It grows by at most `factors` factors an epoch, for any measured scale.
+    batch size stays.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
@@ -175,9 +172,6 @@ class NoImprovement:
     Attributes:
         best: The value after the last rise by more than `least`; None before the first value.
         best_epoch: Epoch of that value, from 1.
-
-    Raises:
-        ValueError: `least` is below 0 or `patience` below 1.
     """
 
     def __init__(self, least: float = 0.1, patience: int = 50) -> None:
