@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.cycle import Cycle
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.schedule import fastest
+from repro.outofcore.schedule import Cycle, fastest
 from repro.outofcore.sequence import Kind, Trace
 
 _PASSES = 8
