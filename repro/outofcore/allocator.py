@@ -57,11 +57,6 @@ class _Allocator:
         """Allocated less requested bytes: lost to rounding up, within live blocks."""
         return self.allocated_bytes - self.requested_bytes
 
-    @property
-    def cached_bytes(self) -> int:
-        """Reserved less allocated bytes: taken from the device, but free."""
-        return self.reserved_bytes - self.allocated_bytes
-
     def malloc(self, name: Hashable, nbytes: int) -> None:
         """Hand out bytes, or raise OutOfMemory and stay unchanged."""
         _check_size(f"the request for {name!r}", nbytes)
@@ -195,12 +190,6 @@ class BestFitAllocator(_Allocator):
         self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
 
-    @property
-    def blocks(self) -> dict[Hashable, tuple[int, int]]:
-        """(address, bytes) of each live block; segments do not overlap."""
-        blocks = {name: block for name, (block, _) in self._live.items()}
-        return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
-
     def _take(self, nbytes: int) -> tuple[Block, int]:
         size = aligned(nbytes)
         small = size <= self.small_bytes
@@ -295,19 +284,6 @@ class ChunkedAllocator(_Allocator):
         self._pieces = FreePieces()
         self._next = 0
 
-    @property
-    def shared_chunks(self) -> int:
-        """Number of chunks that are shared now."""
-        return len(self._shared)
-
-    @property
-    def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks' numbers of each live block, in order; small blocks may share a chunk."""
-        return {
-            name: self._shared[taken.segment] if isinstance(taken, Block) else taken
-            for name, (taken, _) in self._live.items()
-        }
-
     def _take(self, nbytes: int) -> tuple[Any, int]:
         if nbytes > self.small_bytes:
             return self._chunks_of(nbytes)
@@ -367,13 +343,6 @@ class ChunkedAllocator(_Allocator):
         self._by_size.setdefault(len(chunks), {})[self._frees] = None
         self._frees += 1
         return len(chunks) * self.chunk_bytes
-
-    def release_cached(self) -> None:
-        """Unmap all freed ranges, and give all unused chunks back to the device."""
-        while self._freed:
-            self._unmap(next(iter(self._freed)))
-        self._unmapped.clear()
-        self.reserved_bytes = self.allocated_bytes
 
 
 _A = TypeVar("_A", bound=_Allocator)

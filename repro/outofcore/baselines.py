@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.cycle import Cycle
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.schedule import fastest
+from repro.outofcore.schedule import Cycle, fastest
 from repro.outofcore.sequence import Kind, Trace
 
 _PASSES = 8
@@ -42,7 +41,6 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
     function waits until it is swapped out. All other variables stay.
 
     Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
         DoesNotFit: The variables that stay need more than the budget.
     """
     check_budget(trace, budget_bytes)
@@ -77,10 +75,7 @@ def fixed_distance(
     """
     check_budget(trace, budget_bytes)
     if swapout_threshold < 1 or swapin_ahead < 1:
-        raise ValueError(
-            f"swapout_threshold is {swapout_threshold} and swapin_ahead {swapin_ahead}: give "
-            "whole numbers of functions, 1 or more"
-        )
+        raise ValueError(f"the distances are {swapout_threshold}, {swapin_ahead}: give 1 or more")
     n = len(trace.functions)
     run = _Rules(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
     for name, a, b, ends, _ in trace.gaps:
@@ -109,9 +104,7 @@ def tune_fixed_distance(
     plans = _that_fit(trace, budget_bytes)
     best = fastest(plans, times, bandwidth, latency_s)
     if best is None:
-        raise DoesNotFit(
-            f"no pair of distances fits the budget of {budget_bytes} bytes: raise the budget"
-        )
+        raise DoesNotFit(f"no pair of distances fits {budget_bytes} bytes: raise the budget")
     return best
 
 

@@ -76,19 +76,15 @@ class HostStore:
         slab_bytes: int = SLAB_BYTES,
         whole: bool = False,
     ) -> None:
-        self.device = torch.device(device)
-        self.whole = whole
+        self.device, self.slab_bytes, self.whole = torch.device(device), slab_bytes, whole
         self.file: int | None = None
         if path is not None:
-            if not path.is_dir():
-                raise ValueError(f"{path} is no folder: give one in which a file may grow")
             try:
                 self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             except OSError as error:
                 why = f"no file can be made in {path} ({error.strerror})"
                 raise ValueError(f"{why}: give a folder that can be written") from error
             self.file = self._handle.fileno()
-        self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
         self._offsets: list[int] = []  # of each slab in the file
         self._bases: list[int] = []  # address of each slab

@@ -79,11 +79,6 @@ class Counters(ctypes.Structure):
     failures: int  # calls that failed
     _fields_ = tuple((name, ctypes.c_uint64) for name in __annotations__)
 
-    @property
-    def internal_fragmentation_bytes(self) -> int:
-        """Allocated less requested bytes."""
-        return self.allocated_bytes - self.requested_bytes
-
 
 def _compiler() -> list[str]:
     """Return the compiler with its own arguments, such as in `$CXX`."""

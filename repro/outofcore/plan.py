@@ -30,16 +30,13 @@ class SwapPlan:
     """The actions around each function of a repeated iteration.
 
     Attributes:
-        trace: The iteration.
         budget_bytes: The device memory that may be taken at any time.
-        before: (n) actions just before each function, in order.
-        after: (n) actions just after each function, in order.
+        before: (n) actions just before each function, in order; `after`: just after it.
         resident: Variables that are on the device when the iteration starts.
         host_valid: Variables with a correct copy on the host when the iteration starts.
         outgoing: Variables that began to be copied to the host in the iteration before, and still
             take device memory.
-        scheduler: The name of its scheduler.
-        window_bytes: The window, if it has one.
+        window_bytes: The window, if the scheduler has one.
         copies_again: Whether it copies variables that the host has already, as in the paper.
     """
 
@@ -173,10 +170,8 @@ class _Check:
         self.outgoing, self.alive = set(plan.outgoing), set(trace.alive_at_start)
         n = len(trace.functions)
         if not len(plan.before) == len(plan.after) == n:
-            raise PlanError(
-                f"the trace has {n} functions, but the plan {len(plan.before)} lists of actions "
-                f"before and {len(plan.after)} after them"
-            )
+            counts = f"{len(plan.before)} lists of actions before and {len(plan.after)} after them"
+            raise PlanError(f"the trace has {n} functions, but the plan {counts}")
         for what, names in (
             ("neither on the device nor on the host", self.alive - self.device - self.valid),
             ("resident, but not alive", self.device - self.alive),

@@ -102,9 +102,8 @@ class Planner:
     def _checked(self, plan: SwapPlan, trace: Trace) -> SwapPlan:
         if plan.trace != trace or plan.budget_bytes > self.budget_bytes:
             raise PlanError(
-                f"the schedule's plan is of {len(plan.trace.functions)} functions within "
-                f"{plan.budget_bytes} bytes: plan the given trace, of {len(trace.functions)} "
-                f"functions, within {self.budget_bytes}"
+                f"the schedule planned another trace, or for {plan.budget_bytes} bytes: plan the "
+                f"given trace, of {len(trace.functions)} functions, within {self.budget_bytes}"
             )
         plan.verify()
         return plan

@@ -392,14 +392,13 @@ class Residency:
         raise self._too_small(nbytes, what())
 
     def _too_small(self, nbytes: int, name: str) -> BudgetTooSmall:
-        because, variables = "", self.variables()
-        if held := sum(v.nbytes for v in variables if v.locked):
-            because = f", {held} of them of variables whose address is in use"
-            if any(v.fixed for v in variables):
-                because += " or whose memory is not torch's own"
-        if busy := sum(v.nbytes for v in variables if v.pins):
-            because += f", {busy} of them in use by collectives"
-        needed = self.used_bytes + nbytes
+        because, needed = "", self.used_bytes + nbytes
+        for what, held in (
+            ("whose address is in use, or whose memory is not torch's own", "locked"),
+            ("in use by collectives", "pins"),
+        ):
+            if busy := sum(v.nbytes for v in self.variables() if getattr(v, held)):
+                because += f", {busy} of them of variables {what}"
         return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:

@@ -33,20 +33,16 @@ class Simulation:
     """One iteration of a plan once it repeats.
 
     Attributes:
-        time_s: Seconds of the iteration.
-        compute_s: Seconds of its functions alone.
-        bytes_in: Bytes copied to the device; bytes_out: to the host.
         memory_bytes: (n,) bytes held on the device while each function runs, including its outputs
             and running copies in both directions.
-        starts_s: (n,) start of each function, from the start of the iteration.
-        ends_s: (n,) end of each function.
+        starts_s: (n,) start of each function, from the start of the iteration; `ends_s` likewise.
         transfers: The copies that begin in the iteration.
     """
 
     time_s: float
-    compute_s: float
-    bytes_in: int
-    bytes_out: int
+    compute_s: float  # of its functions alone
+    bytes_in: int  # copied to the device
+    bytes_out: int  # copied to the host
     memory_bytes: NDArray[np.int64] = field(repr=False)
     starts_s: NDArray[np.float64] = field(repr=False)
     ends_s: NDArray[np.float64] = field(repr=False)
@@ -105,10 +101,7 @@ def checked_times(
     times = np.asarray(compute_times, dtype=np.float64)
     n = len(trace.functions)
     if times.shape != (n,):
-        raise ValueError(
-            f"compute_times has the shape {times.shape}, but the trace has {n} functions: give "
-            "one time for each"
-        )
+        raise ValueError(f"compute_times has the shape {times.shape}: give {n}, one a function")
     if not np.isfinite(times).all() or (times < 0).any() or not latency_s >= 0:
         raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
     return times
@@ -118,10 +111,7 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
     """Return bytes/s (to the device, to the host), after a check."""
     rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
     if len(rates) != 2 or not min(rates) > 0:
-        raise ValueError(
-            f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair (to the device, to the "
-            "host)"
-        )
+        raise ValueError(f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair of such")
     return rates
 
 

@@ -66,16 +66,12 @@ def _device(device: str | torch.device | None) -> torch.device:
 class OutOfCore:
     """Train within a budget of device memory, by swapping tensors to the host.
 
-    The block sees every operation of this thread, of its backward passes and of its optimizers. The
-    first two iterations swap on demand and are recorded: an optimizer makes its state in the first.
-    The following ones run by a schedule of the recording (Hayakawa and Narihira, section 3), and by
-    better schedules found between iterations. Other operations (a changed step, an evaluation) swap
-    on demand, and are planned anew if they recur. Values are those of ordinary training, bit for
-    bit.
-
-    Threads started within the block, and work submitted to pools of threads, are seen, too; a
-    collective's tensors stay on the device until it is done. `docs/details.md` lists unsupported
-    features.
+    The block sees every operation of this thread, of its backward passes and optimizers, and of
+    threads started within it. The first two iterations swap on demand and are recorded: an
+    optimizer makes its state in the first. The following ones run by a schedule of the recording
+    (Hayakawa and Narihira, section 3), and by better ones found between iterations. Other
+    operations (a changed step, an evaluation) swap on demand, and are planned anew if they recur.
+    Values are those of ordinary training, bit for bit. `docs/details.md` says what is unsupported.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
     `step` for any other end, such as without an optimizer.
@@ -88,24 +84,20 @@ class OutOfCore:
         window_bytes: Look-ahead (`plan_swaps`), None for 1.5 times the budget; ``"auto"`` chooses
             by simulation with measured times, for about a second.
         device: The device of the managed tensors; None for the current accelerator, else the CPU.
-        swap_folder: On the CPU, a folder for a file of swapped-out tensors, to train with less
-            memory; None keeps them in memory, on top of the budget. With a folder, this process
-            returns freed memory to the system from then on, which costs page faults.
+        swap_folder: On the CPU, a folder for a file of swapped-out tensors; None keeps them in
+            memory, on top of the budget. With a folder, this process returns freed memory to the
+            system from then on, which costs page faults.
         exclude: Tensors that are neither managed nor counted, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
-            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as needed. All
-            of it is given back at the end.
+            `planning.host_bytes` predicts it. More is taken as needed, and given back at the end.
         model: One or more modules; their parameters, buffers and gradients count from the start.
-            Those of other modules count from their first use on; for the first called module, all
-            count from that call on.
+            Those of others count from their first use on, of the first called module from its call.
         optimizer: One or more optimizers; their parameters and state count from the start.
-        schedule: The scheduler of the iterations: ``"window"``, the paper's with our changes;
-            ``"packed"``, which uses the whole iteration; ``"auto"``, the faster of these in
-            simulation, or the window if `window_bytes` is given; ``"paper"`` without our changes,
-            ``"lms"``, ``"vdnn"`` or ``"on_demand"`` for comparison; or a function
-            (`planning.Scheduler`).
-        link_bytes_per_s: On the CPU, a limit on the rate of copies each way, to study a link's
-            cost; None for the memory's speed.
+        schedule: ``"window"``, the paper's with our changes; ``"packed"``, of the whole iteration;
+            ``"auto"``, the faster of both in simulation, or the window if `window_bytes` is given;
+            ``"paper"`` without our changes, ``"lms"``, ``"vdnn"`` or ``"on_demand"`` to compare
+            with; or a function (`planning.Scheduler`).
+        link_bytes_per_s: On the CPU, a limit on the rate of copies each way; None for none.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -132,23 +124,21 @@ class OutOfCore:
     ) -> None:
         self.device = _device(device)
         on_cpu, rate, folder = self.device.type == "cpu", link_bytes_per_s, swap_folder
-        for right, message in (
-            (is_whole(budget_bytes, 1),
-             f"budget_bytes is {budget_bytes!r}: give whole bytes above 0"),
-            (window_bytes in (None, "auto") or is_whole(window_bytes, 0),
-             f'window_bytes is {window_bytes!r}: give bytes, None or "auto"'),
-            (host_bytes is None or is_whole(host_bytes, 0),
-             f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None"),
-            (folder != "" and isinstance(folder, str | os.PathLike | None),
-             f"swap_folder is {folder!r}: give a folder's path, or None"),
-            (folder is None or on_cpu,
-             f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"),
-            (rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
-             f"link_bytes_per_s is {rate!r} on {self.device}: give bytes/s above 0 on a CPU, or "
-             "None"),
+        for name, value, right, allowed in (
+            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1), "whole bytes above 0"),
+            ("window_bytes", window_bytes,
+             window_bytes in (None, "auto") or is_whole(window_bytes, 0), 'bytes, None or "auto"'),
+            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0),
+             "whole bytes, 0 or more, or None"),
+            ("swap_folder", folder,
+             folder is None or (on_cpu and folder != "" and isinstance(folder, str | os.PathLike)),
+             "a folder's path on a CPU, or None"),
+            ("link_bytes_per_s", rate,
+             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
+             "bytes/s above 0 on a CPU, or None"),
         ):  # fmt: skip
             if not right:
-                raise ValueError(message)
+                raise ValueError(f"{name} is {value!r} on {self.device}: give {allowed}")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
@@ -156,9 +146,8 @@ class OutOfCore:
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
         self._excluded = _all_of(torch.Tensor, exclude, "exclude", "tensors")
         self._models = _all_of(nn.Module, model, "model", "modules")
-        self._optimizers = _all_of(
-            torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
-        )
+        optimizers = torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
+        self._optimizers = _all_of(*optimizers)
         self._statistics = Statistics()
         self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
@@ -322,9 +311,8 @@ class OutOfCore:
             say_once(
                 "fixed",
                 f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
-                "own alone (of safetensors, mmap=True or numpy, or shared with other processes): "
-                "they count and stay on the device. To have them swapped, copy them before the "
-                "block, such as by p.data = p.data.clone() for each parameter",
+                "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
+                "device. To have them swapped, copy them before: p.data = p.data.clone()",
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
@@ -447,8 +435,8 @@ class OutOfCore:
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Allow swapping again of a tensor, or all tensors, locked by a request for the address.
 
-        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used: on an
-        accelerator, work that uses it must have finished.
+        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used, nor by work that
+        an accelerator has yet to do.
         """
         self._check_entered("unlock")
         if tensor is not None and not isinstance(tensor, torch.Tensor):
@@ -467,13 +455,10 @@ class OutOfCore:
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for serialisers.
 
-        It lives as long as it is referenced, or, with `keep`, until the iteration ends or an
-        operation writes to any tensor.
+        With `keep` it lives until the iteration ends or an operation writes to any tensor.
         """
-        if self._stack is None:
-            return tensor.untyped_storage()
-        with self._reading([tensor]) as forked:
-            if forked:
+        with self._reading([tensor]) if self._stack is not None else nullcontext(True) as outside:
+            if outside:
                 return tensor.untyped_storage()
             return self._residency.snapshot(tensor, keep)
 

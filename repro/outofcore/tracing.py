@@ -45,9 +45,6 @@ def record(
         optimizer: Likewise.
         in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
             element, as they run in a block with the smallest budget; otherwise whole.
-
-    Raises:
-        ValueError: `warmup` is negative, or no operation ran.
     """
     if not callable(step):
         raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
@@ -77,9 +74,8 @@ def record(
             hook.remove()
     if trace is None:  # no operation ran on this device
         raise ValueError(
-            "no operation ran in the step on the device "
-            f"{block.device}: it needs at least one; under torch's FakeTensorMode make the model, "
-            'the optimizer and the inputs, and give device="meta"'
+            f"no operation ran in the step on the device {block.device}: it needs at least one; "
+            'under FakeTensorMode make all tensors, and give device="meta"'
         )
     return trace
 

@@ -117,9 +117,6 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
                 name = live.pop(rng.randrange(len(live)))
                 simulated.free(name)
                 memory.free(addresses.pop(name))
-            elif rng.random() < 0.01:
-                simulated.release_cached()
-                memory.trim()
             else:
                 nbytes = int((20 * PAGE) ** rng.random())
                 try:
@@ -136,15 +133,13 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
                 "requested_bytes",
                 "allocated_bytes",
                 "reserved_bytes",
-                "internal_fragmentation_bytes",
                 "chunks_created",
                 "ranges_reused",
                 "maps",
                 "unmaps",
             ):
-                if name != "chunks_created" or not c.chunks_released:
-                    assert getattr(c, name) == getattr(simulated, name), name
-            assert c.shared_chunks == simulated.shared_chunks
+                assert getattr(c, name) == getattr(simulated, name), name
+            assert c.shared_chunks == len(simulated._shared)
         assert c.failures == refused
         for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
             assert getattr(c, f"peak_{name}") == simulated.peaks[name]
