@@ -99,11 +99,6 @@ def test_masks_follow_their_images():
     assert torch.equal(cut, (pixels[:, 0] * 255).round().long() // 3)
 
 
-def test_center_crop():
-    pixels, seen = epoch(raw(crop="center", crop_size=(5, 5)))
-    assert torch.allclose(pixels * 255, IMAGES[seen, :, 2:7, 3:8].float(), atol=1e-3)
-
-
 def test_resolution_of_images_and_masks():
     pixels, resized = epoch(raw(MASKS, shuffle=False, resolution=(5, 6)))
     options = {"mode": "bilinear", "antialias": True, "align_corners": False}
