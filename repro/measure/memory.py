@@ -66,13 +66,7 @@ class _StorageFollower(TorchDispatchMode):
         self._on_growth = on_growth
         self._alive: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tensors_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
