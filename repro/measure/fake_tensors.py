@@ -26,6 +26,11 @@ class Work:
 
     operations: tuple[tuple[int, int, bool], ...]
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all matrix products and convolutions."""
+        return sum(flops for flops, _, _ in self.operations)
+
     def seconds(self, device: Device) -> float:
         """Estimate the time on a device; see `Device.seconds`."""
         columns = np.array(self.operations, float).reshape(-1, 3).T
