@@ -60,11 +60,11 @@ class Batch:
         """The (inputs, targets) of these samples, copied."""
         return self._taken(list(indices))
 
-    def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
+    def tensors(self) -> Iterator[tuple[Path, Any]]:
         """Yield path and value of each tensor or array with samples in its first dimension."""
         for path, leaf in _leaves_with_paths({"inputs": self.inputs, "targets": self.targets}, ()):
             array = isinstance(leaf, torch.Tensor | np.ndarray)
-            if array and self._kinds.get(path) == _SAMPLES and (targets or path[0] == "inputs"):
+            if array and self._kinds.get(path) == _SAMPLES:
                 yield path, leaf
 
     def num_splittable(self) -> int:
