@@ -131,10 +131,8 @@ class MemoryMeter:
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
-        self.device = torch.device(device)
+        self.device = accelerator.resolve(device)
         self._queued = accelerator.is_accelerator(self.device)
-        if self._queued:
-            self.device = accelerator.resolve(self.device)
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = self._peak_reserved_bytes = 0
@@ -152,13 +150,8 @@ class MemoryMeter:
             _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
-            try:
-                for tensor in _tensors(self._resident):
-                    self._follower.follow(tensor)
-            except BudgetExceededError:
-                self._follower.stop()
-                self._follower = None
-                raise
+            for tensor in _tensors(self._resident):
+                self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
         return self
@@ -308,8 +301,8 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     caching allocator's, else the host memory available to this process (within its cgroup), with
     live bytes taken as 0.
     """
-    device = torch.device(device)
-    budgets = [b for b in _active_budgets if _same_device(b.device, device)]
+    device = accelerator.resolve(device)
+    budgets = [budget for budget in _active_budgets if budget.device == device]
     if accelerator.is_accelerator(device):
         free, total = accelerator.free_and_total_bytes(device)
         limit = min(total, free + accelerator.memory_reserved(device))
@@ -319,12 +312,6 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
     return MemoryState(0, available_bytes())
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    if one.type != other.type or not accelerator.is_accelerator(one):
-        return one.type == other.type
-    return accelerator.resolve(one) == accelerator.resolve(other)
 
 
 def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
