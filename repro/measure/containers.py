@@ -136,18 +136,15 @@ def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
         ) from error
     for name, value in new.items():
         remade = getattr(made, name)
-        derived = name not in given and (not holds_tensors(value, 3) or _same(remade, value))
+        tensors = isinstance(remade, torch.Tensor) and isinstance(value, torch.Tensor)
+        equal = tensors and torch.equal(remade, value)
+        derived = name not in given and (equal or not holds_tensors(value, 3))
         if remade is not value and not derived:
             raise UnsplittableBatchError(
                 f"{type(original).__name__} changes its field {name} when it is made, which would "
                 f"happen again for each micro-batch{hint}"
             )
     return made
-
-
-def _same(one: Any, other: Any) -> bool:
-    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return both and one.shape == other.shape and torch.equal(one, other)
 
 
 def is_foreign(tree: Any) -> bool:

@@ -89,7 +89,8 @@ class _StorageFollower(TorchDispatchMode):
         storage = tensor.untyped_storage()
         # The Python wrapper of a storage lives as long as the storage itself, views included.
         key = storage._cdata
-        if key in self._alive or any(_storage_key(other) == key for other in unless_of):
+        views = (o.untyped_storage()._cdata == key for o in unless_of if o.layout == torch.strided)
+        if key in self._alive or any(views):
             return
         size = storage.nbytes()
         self._alive[key] = weakref.finalize(storage, self._forget, key, size)
@@ -104,10 +105,6 @@ class _StorageFollower(TorchDispatchMode):
         for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
-
-
-def _storage_key(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
 
 
 _active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
