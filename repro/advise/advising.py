@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -152,14 +151,11 @@ class Advice:
                 " Predicted times can be far off (`python -m repro show together/advice`): where "
                 "two are close, measure them (measure=True, --measure)."
             )
-        letters: dict[str, str] = {}  # of sentences, which would fold the table
-        rows, reasons = [], []
-        for row in self.table():
+        rows = self.table()
+        notes = ["Changes in the mathematics, and remarks"]
+        for row in rows:
             said, reason = row.pop("changes"), row.pop("note")
-            rows.append(row | {"note": letters.setdefault(said, ascii_lowercase[len(letters)])})
-            reasons += [f"{row['method']}: {reason}"] if reason != DASH else []
-        notes = [f"  {letter}: {said}" for said, letter in letters.items()]
-        notes = ["Changes in the mathematics, by note", *notes, *reasons]
+            notes.append(f"  {row['method']}: {said}" + f" ({reason})" * (reason != DASH))
         parts = [
             terminal.prose(self.answer()),
             terminal.table(rows, title),

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from repro.measure.fake_tensors import flops_of
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
@@ -45,13 +45,10 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        packet = getattr(func, "_overloadpacket", func)
-        flops = 0
-        if packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
         low = any(tensor.element_size() == 2 for tensor in floats)
-        self.noted.append(Cost(f"{func.namespace}.{func._opname}", flops, low, phase))
+        name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
+        self.noted.append(Cost(name, flops, low, phase))
         return result
 
 

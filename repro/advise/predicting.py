@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repro.advise.iterations import UPDATE, Iteration, repeated
+from repro.advise.iterations import UPDATE, Iteration, Vector, repeated
 from repro.advise.speed import FILE, Speed
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import largest_batch
@@ -22,7 +21,6 @@ LATENCY_S = 3e-5  # of starting a copy
 SWAPPED_SHARE = 0.8  # of an accelerator's memory for tensors; kernels and gaps take the rest
 _MOST = 1 << 24  # samples
 _TUNED = 800  # functions of a trace whose window is tuned in a second or two
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,11 @@ def predict(
         raise AdviceError(f"method is {method!r}: choose {', '.join(METHODS)}")
     if speed is None:
         speed = Speed.of("cpu" if device == "cpu" else "H100")
-    on_cpu = device == "cpu"
-    return METHODS[method](_Case(workload, method, batch, memory_bytes, speed, on_cpu, simulated))
+    case = _Case(
+        workload, workload.plain, method, batch, memory_bytes, speed, speed.beside_bytes,
+        on_cpu=device == "cpu", simulated=simulated,
+    )  # fmt: skip
+    return METHODS[method](case)
 
 
 @dataclass
@@ -103,20 +104,14 @@ class _Case:
     """One question, and the quantities that several methods need."""
 
     workload: Workload
+    plain: Iteration
     method: str
     batch: int
     memory: int
     speed: Speed
+    beside: int  # bytes of the allocator beside live tensors
     on_cpu: bool
     simulated: bool
-
-    @property
-    def plain(self) -> Iteration:
-        return self.workload.plain
-
-    @property
-    def beside(self) -> int:
-        return self.speed.beside_bytes
 
     @property
     def budget(self) -> int:

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
+from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration, Vector
 from repro.advise.workload import Workload
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
-from repro.measure.datasheets import DEVICES, LAUNCH_S, REACHED, Device
+from repro.measure.datasheets import DEVICES, REACHED, Device
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
-Vector = NDArray[np.float64]
 Phases = dict[str, float]  # seconds
 LINK = 25e9  # bytes/s each way between host and device, where nobody measures it: PCIe 4.0 ×16
 FILE = 1e9  # bytes/s of a file on an SSD
@@ -100,11 +98,8 @@ class Speed:
         return times * np.array([scales[str(phase)] for phase in iteration.phases])
 
     def _by_rates(self, iteration: Iteration, batch: int) -> Vector:
-        low = np.array([cost.low for cost in iteration.costs])
-        flops = np.where(low, self.device.low_flops, self.device.flops)
-        computing = iteration.flops(batch) / (REACHED * flops)
-        moving = iteration.touched(batch) / (REACHED * self.device.bandwidth)
-        return np.maximum(np.maximum(computing, moving), LAUNCH_S)
+        low = [cost.low for cost in iteration.costs]
+        return self.device.seconds(iteration.flops(batch), iteration.touched(batch), low)
 
     def _interpolated(self, phase: str, batch: int) -> float:
         """Measured seconds of a phase: on lines between sizes, and beyond by the last."""

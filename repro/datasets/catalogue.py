@@ -212,14 +212,13 @@ def _check_options(
         check_counts(per_class=per_class)
     if split not in ("official", "random"):
         raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
-    for given, known, where in (
-        (f"per_class={per_class}" * (per_class is not None), LABELLED, "labelled sets on disk"),
-        ("binary=True" * binary, ["camvid"], "'camvid'"),
-        ("split='random'" * (split == "random"), ["flowers102"], "'flowers102'"),
-        (", ".join(options), _MADE, "generated and embedded sets"),
-    ):
-        if given and name not in known:
-            raise DatasetError(f"{given}: not for {name!r}, only for {where}")
+    given = {"per_class": per_class is not None, "binary": binary, "split": split == "random"}
+    served = {"per_class": LABELLED, "binary": ("camvid",), "split": ("flowers102",)}
+    for option, names in served.items():
+        if given[option] and name not in names:
+            raise DatasetError(f"{option}= is not for {name!r}, only for {', '.join(names)}")
+    if options and name not in _MADE:
+        raise DatasetError(f"{name!r} takes no option {', '.join(options)}")
     if split == "random" and per_class is not None:
         raise DatasetError("split='random' takes all images: leave out per_class")
 

@@ -60,9 +60,9 @@ class HostStream(_Host):
 
     device = torch.device("cpu")
 
-    def record_event(self, event: HostEvent | None = None) -> HostEvent:
-        """Record an event; without an argument, a new event."""
-        event = event or HostEvent()
+    def record_event(self) -> HostEvent:
+        """Record a new event."""
+        event = HostEvent()
         event.record()
         return event
 

@@ -60,11 +60,11 @@ class Batch:
         """The (inputs, targets) of these samples, copied."""
         return self._taken(list(indices))
 
-    def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
+    def tensors(self) -> Iterator[tuple[Path, Any]]:
         """Yield path and value of each tensor or array with samples in its first dimension."""
         for path, leaf in _leaves_with_paths({"inputs": self.inputs, "targets": self.targets}, ()):
             array = isinstance(leaf, torch.Tensor | np.ndarray)
-            if array and self._kinds.get(path) == _SAMPLES and (targets or path[0] == "inputs"):
+            if array and self._kinds.get(path) == _SAMPLES:
                 yield path, leaf
 
     def num_splittable(self) -> int:
@@ -227,7 +227,7 @@ class _Finder:
 
     def __init__(self, shared: Sequence[Any], known: dict[Path, str]) -> None:
         self._shared = list(shared)
-        self._used = [False] * len(self._shared)
+        self._used: set[int] = set()  # numbers of entries that were found
         self._known = known
         self._whole: set[Path] = set()
         self._sizes: dict[Path, int] = {}  # of leaves that have samples
@@ -236,7 +236,7 @@ class _Finder:
         self._seen: list[str] = []
 
     def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
-        self._seen.append(".".join(map(str, path)))
+        self._seen.append(_name(path))
         if self._is_shared(tree, path):
             self._whole.add(path)
             return
@@ -254,22 +254,20 @@ class _Finder:
             self.visit(child, (*path, key), listed=listed)
 
     def _is_shared(self, tree: Any, path: Path) -> bool:
-        names = {".".join(map(str, path)), ".".join(map(str, path[1:]))} - {""}
-        used = False
-        for number, entry in enumerate(self._shared):
+        names = {_name(path), _name(path[1:])} - {""}
+
+        def means(entry: Any) -> bool:
             if isinstance(entry, str):
-                matches = entry in names
-            elif isinstance(entry, int):
-                matches = path == ("inputs", entry)
-            else:
-                matches = tree is entry
-            self._used[number] |= matches
-            used |= matches
-        return used
+                return entry in names
+            return path == ("inputs", entry) if isinstance(entry, int) else tree is entry
+
+        found = {number for number, entry in enumerate(self._shared) if means(entry)}
+        self._used |= found
+        return bool(found)
 
     def check_shared(self) -> None:
-        for entry, used in zip(self._shared, self._used, strict=True):
-            if not used:
+        for number, entry in enumerate(self._shared):
+            if number not in self._used:
                 shown = repr(entry) if isinstance(entry, str | int) else f"a {type(entry).__name__}"
                 raise UnsplittableBatchError(
                     f"shared names {shown}, which the mini-batch does not have; it has "

@@ -63,9 +63,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[s
     if hashlib.sha256(whole[32:]).digest() != whole[:32]:
         raise CheckpointError(problem)
     try:
-        state = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
+        state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
     except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(problem) from error
-    if not isinstance(state, dict):
-        raise CheckpointError(problem)
     return state

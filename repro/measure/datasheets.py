@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 GIB = 2**30
 
 
@@ -18,6 +21,15 @@ class Device:
     low_flops: float
     bandwidth: float
     memory_bytes: int
+
+    def seconds(self, flops: ArrayLike, moved: ArrayLike, low: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of operations: the longer of computing and moving bytes, each at `REACHED`.
+
+        Those in 16 bits are marked in `low`. Operations are not fused.
+        """
+        computing = np.asarray(flops) / (REACHED * np.where(low, self.low_flops, self.flops))
+        moving = np.asarray(moved) / (REACHED * self.bandwidth)
+        return np.maximum(np.maximum(computing, moving), LAUNCH_S)
 
 
 DEVICES = {

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from repro.measure.datasheets import LAUNCH_S, REACHED, Device
+from repro.measure.datasheets import Device
 from repro.measure.memory import MemoryMeter, tensors_in
 
 
@@ -25,19 +26,21 @@ class Work:
 
     operations: tuple[tuple[int, int, bool], ...]
 
-    def seconds(self, device: Device) -> float:
-        """Estimate the time on a device: per operation, the longer of computing and moving.
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all matrix products and convolutions."""
+        return sum(flops for flops, _, _ in self.operations)
 
-        Operations are not fused, and reach the share `REACHED` of the data sheet's rates.
-        """
-        return sum(
-            max(
-                flops / (REACHED * (device.low_flops if low else device.flops)),
-                moved / (REACHED * device.bandwidth),
-                LAUNCH_S,
-            )
-            for flops, moved, low in self.operations
-        )
+    def seconds(self, device: Device) -> float:
+        """Estimate the time on a device; see `Device.seconds`."""
+        columns = np.array(self.operations, float).reshape(-1, 3).T
+        return float(device.seconds(*columns).sum())
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating-point operations of a call of a matrix product or convolution, 0 of another."""
+    count = flop_registry.get(getattr(func, "_overloadpacket", func))
+    return int(count(*args, **kwargs, out_val=result)) if count else 0
 
 
 class NotedOperations(TorchDispatchMode):
@@ -47,39 +50,23 @@ class NotedOperations(TorchDispatchMode):
         super().__init__()
         self.operations: list[tuple[int, int, bool]] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if getattr(func, "is_view", False):
             return result
-        flops = 0
-        packet = getattr(func, "_overloadpacket", func)
-        if packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         tensors = tensors_in((args, kwargs, result))
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         low = any(tensor.element_size() == 2 for tensor in tensors)
         if moved:
-            self.operations.append((flops, moved, low))
+            self.operations.append((flops_of(func, args, kwargs, result), moved, low))
         return result
 
 
 class _Ones(TorchDispatchMode):
     """Returns 1 as the number in a fake tensor, such as a loss."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         return func(*args, **(kwargs or {}))

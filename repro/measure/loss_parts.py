@@ -74,7 +74,6 @@ _ROW_MEANS: tuple[Any, ...] = (
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
 )  # fmt: skip
 _ANY_DIMS = (*_CLASS_MEANS, *_ROW_MEANS, losses.MultiMarginLoss, F.multi_margin_loss)
-_ELEMENT_WEIGHTS = (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss)
 _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 
 
@@ -86,7 +85,6 @@ class KnownLoss:
     hooked: bool  # hooks of its own may change its result
     _by_class: bool
     _by_row: bool
-    _by_element: bool
     _same_dims: bool
     _weight: Tensor | None
     _broadcast: tuple[Tensor, ...]
@@ -128,11 +126,6 @@ class KnownLoss:
             LossShapeError: Outputs and targets have different numbers of dimensions.
             UnsupportedLossError: A weight of the loss has an entry for each sample or element.
         """
-        if self._by_element:
-            raise UnsupportedLossError(
-                "the loss has a weight for each element of the mini-batch, which micro-batches do "
-                "not have; give it in the targets, or use two_pass=True"
-            )
         if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
             raise LossShapeError(
                 f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
@@ -174,7 +167,6 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         hooked,
         by_class,
         by_class or by_row or reduction == "batchmean",
-        weight is not None and kind in _ELEMENT_WEIGHTS,
         same_dims,
         weight if by_class else None,
         tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
@@ -215,7 +207,6 @@ def evaluate(
     outputs: Any,
     *,
     samples: int | None = None,
-    probed: Iterable[int] | None = None,
     wide: bool = False,
 ) -> Evaluated:
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
@@ -224,7 +215,6 @@ def evaluate(
         loss_of: The loss; receives copies of the outputs, which it may change in place.
         outputs: The model's outputs, on the device.
         samples: Outputs of this length have samples; None for all outputs with dimensions.
-        probed: Positions of the leaves to differentiate by, None for all.
         wide: Whether outputs of half precision become float32.
     """
     with torch.enable_grad():
@@ -232,10 +222,10 @@ def evaluate(
         for position, leaf in enumerate(leaves):
             if is_float(leaf):
                 leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
-                leaves[position] = leaf.requires_grad_(probed is None or position in probed)
+                leaves[position] = leaf.requires_grad_()
         copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
         loss = loss_of(replaced(outputs, copies))
-        wanted = [leaf for leaf in leaves if is_float(leaf) and leaf.requires_grad]
+        wanted = [leaf for leaf in leaves if is_float(leaf)]
         return differentiated(loss, wanted, samples)
 
 

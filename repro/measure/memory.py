@@ -66,13 +66,7 @@ class _StorageFollower(TorchDispatchMode):
         self._on_growth = on_growth
         self._alive: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tensors_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
@@ -95,7 +89,8 @@ class _StorageFollower(TorchDispatchMode):
         storage = tensor.untyped_storage()
         # The Python wrapper of a storage lives as long as the storage itself, views included.
         key = storage._cdata
-        if key in self._alive or any(_storage_key(other) == key for other in unless_of):
+        views = (o.untyped_storage()._cdata == key for o in unless_of if o.layout == torch.strided)
+        if key in self._alive or any(views):
             return
         size = storage.nbytes()
         self._alive[key] = weakref.finalize(storage, self._forget, key, size)
@@ -110,10 +105,6 @@ class _StorageFollower(TorchDispatchMode):
         for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
-
-
-def _storage_key(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
 
 
 _active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
@@ -137,10 +128,8 @@ class MemoryMeter:
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
-        self.device = torch.device(device)
+        self.device = accelerator.resolve(device)
         self._queued = accelerator.is_accelerator(self.device)
-        if self._queued:
-            self.device = accelerator.resolve(self.device)
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = self._peak_reserved_bytes = 0
@@ -158,13 +147,8 @@ class MemoryMeter:
             _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
-            try:
-                for tensor in _tensors(self._resident):
-                    self._follower.follow(tensor)
-            except BudgetExceededError:
-                self._follower.stop()
-                self._follower = None
-                raise
+            for tensor in _tensors(self._resident):
+                self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
         return self
@@ -314,8 +298,8 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     caching allocator's, else the host memory available to this process (within its cgroup), with
     live bytes taken as 0.
     """
-    device = torch.device(device)
-    budgets = [b for b in _active_budgets if _same_device(b.device, device)]
+    device = accelerator.resolve(device)
+    budgets = [budget for budget in _active_budgets if budget.device == device]
     if accelerator.is_accelerator(device):
         free, total = accelerator.free_and_total_bytes(device)
         limit = min(total, free + accelerator.memory_reserved(device))
@@ -325,12 +309,6 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
     return MemoryState(0, available_bytes())
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    if one.type != other.type or not accelerator.is_accelerator(one):
-        return one.type == other.type
-    return accelerator.resolve(one) == accelerator.resolve(other)
 
 
 def _tensors(resident: Resident) -> Iterable[torch.Tensor]:

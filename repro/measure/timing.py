@@ -75,12 +75,13 @@ def time_interleaved(
             f"{len(functions)} functions, warmup={warmup}, repeats={repeats}"
         )
     device = torch.device(device)
+    queues = accelerator.is_accelerator(device)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     ahead_s = dict.fromkeys(functions, _AHEAD_S if queued else 0.0)
     for round_number in range(warmup + repeats):
         names = list(functions)
         for name in names if round_number % 2 == 0 else reversed(names):
-            if accelerator.is_accelerator(device):
+            if queues:
                 sample, ahead_s[name] = _time_on(device, functions[name], ahead_s[name])
             else:
                 start = time.perf_counter()
@@ -88,13 +89,10 @@ def time_interleaved(
                 sample = time.perf_counter() - start, 0.0
             if round_number >= warmup:
                 samples[name].append(sample)
-    timings = {}
-    for name, pairs in samples.items():
-        elapsed_s, host_s = zip(*pairs, strict=True)
-        timings[name] = Timing(
-            elapsed_s, warmup, host_s if accelerator.is_accelerator(device) else ()
-        )
-    return timings
+    return {
+        name: Timing(tuple(s for s, _ in pairs), warmup, tuple(h for _, h in pairs if queues))
+        for name, pairs in samples.items()
+    }
 
 
 def _time_on(
@@ -153,13 +151,7 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }
-    there = accelerator.present()
-    count = accelerator.count(there) if there else 0
-    if device.type != there or (device.index or 0) >= count:
-        others = f"'{there}:0' to '{there}:{count - 1}'" if there else "no accelerator is present"
-        raise ValueError(
-            f"device {str(device)!r} is not available here; allowed are 'cpu' and {others}"
-        )
+    device = accelerator.resolve(device)
     name = accelerator.name(device)
     facts = {
         "type": device.type,
@@ -173,10 +165,8 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    try:
-        import pynvml  # the module of the nvidia-ml-py distribution
-    except ImportError:
-        return {"driver": "unknown (nvidia-ml-py is not installed)"}
+    import pynvml  # the module of the nvidia-ml-py distribution
+
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -15,6 +15,16 @@ def check_at_least(minimum: int, **options: int) -> None:
             )
 
 
+def check_form(step: int, rest: int = 0, **options: int) -> None:
+    """Refuse an option, by its name, that is no multiple of `step` plus `rest`."""
+    for name, value in options.items():
+        if over := (value - rest) % step:
+            raise ValueError(
+                f"{name} is {value}, but must be {step} n + {rest}: pass {name}={value - over} or "
+                f"{name}={value - over + step}"
+            )
+
+
 def conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
     """A padded convolution and BatchNorm: (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
     padding = kernel_size // 2

@@ -8,7 +8,7 @@ version without groups.
 import torch
 from torch import nn
 
-from repro.models._shared import check_at_least
+from repro.models._shared import check_at_least, check_form
 
 
 class AlexNet(nn.Module):
@@ -22,8 +22,7 @@ class AlexNet(nn.Module):
 
     def __init__(self, num_classes: int = 1000, width: int = 96) -> None:
         check_at_least(1, num_classes=num_classes, width=width)
-        if width % 6:
-            raise ValueError(f"width is {width}; give a multiple of 6, such as 96 of the paper")
+        check_form(6, width=width)
         super().__init__()
         second, third, hidden = width * 8 // 3, width * 4, width * 128 // 3
         self.features = nn.Sequential(

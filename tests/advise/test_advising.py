@@ -15,7 +15,6 @@ from repro.advise.advising import CHANGES, TITLES, Advice, parse_memory, parse_s
 from repro.advise.predicting import Prediction
 from repro.advise.snippets import snippet
 from repro.advise.workload import Workload
-from repro.measure import MemoryState
 
 MEMORY, BATCH = 300_000, 24
 
@@ -165,13 +164,6 @@ def test_methods_that_cannot_be_measured_say_why(monkeypatch):
     assert found["checkpointing"].reason == "measured, it ran out of memory: planted"
     assert found["mbs"].reason == "MBS refuses it: planted"
     assert {row.method for row in found.rows[8:]} == {"checkpointing", "mbs"}
-
-
-def test_what_has_no_memory_is_not_measured(monkeypatch):
-    monkeypatch.setattr(measuring, "memory_state", lambda device: MemoryState(0, 7))
-    found = told.__wrapped__("cpu", memory=10**9, measure=True)
-    assert {row.reason for row in found.rows} == {"not measured: 7 bytes are free"}
-    assert found.best.method == "undivided" and "measured (s)" not in found.table()[0]
 
 
 @pytest.mark.slow

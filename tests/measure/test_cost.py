@@ -125,13 +125,3 @@ def test_probe_fits_both_lines_to_medians_taken_in_turns(monkeypatch):
     assert sum(s > 100 for t in probed.timings.values() for s in t.samples_s) == 1
     assert len(machine.calls) == 3 * 2 + 3 * (1 + 3)
     assert machine.calls[6:12] == [4, 8, 16, 16, 8, 4]
-
-
-def test_probes_that_are_refused(monkeypatch):
-    machine = Machine(monkeypatch, lambda size: 1.0 / size)
-    for sizes in ([], [8, 8], [0, 8]):
-        with pytest.raises(ValueError, match=r"two or more distinct batch sizes"):
-            probe(machine.make_step, sizes)
-    assert machine.made == []  # before any step
-    with pytest.raises(ValueError, match=r"seconds per step do not increase"):
-        probe(machine.make_step, [1, 2, 3], warmup=0, repeats=1)
