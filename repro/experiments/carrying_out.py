@@ -19,19 +19,12 @@ ALL = "all"  # papers, as a target
 
 @dataclass(frozen=True)
 class Choices:
-    """Which runs are asked for.
+    """Which runs are asked for."""
 
-    Attributes:
-        named: Papers with some of their artefacts.
-        seeds: Instead of the profile's.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        changed: Keys and values of ``--set``; see `arguments.changed_runs`.
-    """
-
-    named: Sequence[tuple[Paper, Sequence[Artefact]]]
-    seeds: tuple[int, ...] | None
-    kept: arguments.Choices
-    changed: arguments.Choices
+    named: Sequence[tuple[Paper, Sequence[Artefact]]]  # papers with some of their artefacts
+    seeds: tuple[int, ...] | None  # instead of the profile's
+    kept: arguments.Choices  # keys and values of --only; see `arguments.only`
+    changed: arguments.Choices  # keys and values of --set; see `arguments.changed_runs`
 
     @classmethod
     def of(

@@ -99,34 +99,20 @@ def judging_seeds(cells: Sequence[BySeed]) -> list[int]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of means, or the logarithm of a ratio, with its standard error.
-
-    Attributes:
-        mean: The estimate.
-        error: Its standard error; 0 of a deterministic value, NaN where none is known.
-        dof: Degrees of freedom of the error.
-        n: How many values each cell has.
-        log: Whether it is the logarithm of a ratio.
-        unit: Of a difference, for the evidence.
-        digits: Behind the point, for the evidence.
-        candidates: Of how many it is the best: its 95 % interval is widened for the choice
-            (Bonferroni).
-        trials: The unit of repetition: ``seeds``, ``rounds``, ``processes``.
-        label: The network that ran, for the evidence, such as ``ResNet-8 (for ResNet-50)``.
-        note: Anything else that the evidence has to say.
-    """
+    """A difference of means, or the logarithm of a ratio, with its standard error."""
 
     mean: float
-    error: float
-    dof: float = math.inf
-    n: int = 1
-    log: bool = False
-    unit: str = ""
-    digits: int = 2
+    error: float  # standard error; 0 of a deterministic value, NaN where none is known
+    dof: float = math.inf  # degrees of freedom of the error
+    n: int = 1  # how many values each cell has
+    log: bool = False  # whether it is the logarithm of a ratio
+    unit: str = ""  # of a difference, for the evidence
+    digits: int = 2  # behind the point, for the evidence
+    # Of how many it is the best: its 95 % interval is widened for the choice (Bonferroni).
     candidates: int = 1
-    trials: str = "seeds"
-    label: str = ""
-    note: str = ""
+    trials: str = "seeds"  # the unit of repetition: seeds, rounds, processes
+    label: str = ""  # the network that ran, such as ResNet-8 (for ResNet-50), for the evidence
+    note: str = ""  # anything else that the evidence has to say
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the two-sided interval of this level, on the scale of `mean`."""

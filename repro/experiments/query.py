@@ -1,4 +1,4 @@
-"""Which records count for an artefact, as one frame: one row a record.
+"""Which records count for an artefact.
 
 Of every run this machine's own record counts before a reference, so that a single record of one's
 own hides no reference of another run.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
 from repro.experiments.design import (
@@ -26,9 +26,6 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LOCAL = "local"
 HERE = "this machine"
@@ -67,17 +64,6 @@ class Results:
         wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
         chosen = {record.identity: record for record in records if record.identity in wanted}
         self.records = list(chosen.values())
-
-    @cached_property
-    def frame(self) -> "pd.DataFrame":
-        """One row a record: how it ended, its configuration and its metrics as columns.
-
-        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
-        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
-        """
-        import pandas as pd
-
-        return pd.DataFrame([_row(record, self.profile) for record in self.records])
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of an experiment with these values in the configuration, by seed."""
@@ -147,32 +133,6 @@ class Results:
         return [record for record in self.records if record.status == "failed"]
 
 
-def _row(record: Record, profile: str) -> dict[str, Any]:
-    config = dict(_flat(record.config))
-    metrics = {
-        f"measured.{name}" if name in config else name: value
-        for name, value in record.metrics.items()
-    }
-    return {
-        "experiment": record.experiment,
-        "seed": record.seed,
-        "status": record.status,
-        "profile": profile,
-        "device": record.device["name"],
-        **config,
-        **metrics,
-        "record": record,
-    }
-
-
-def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
-
-
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
     """Return the records if their times compare: all are of one device.
 
@@ -230,17 +190,11 @@ def _median(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The records that count for a paper: from all devices, or from one.
-
-    Attributes:
-        paper: The paper.
-        stores: By (device folder or ``local``, profile), worst first.
-        profile: The only one that counts; None for the best of each artefact.
-    """
+    """The records that count for a paper: from all devices, or from one."""
 
     paper: Paper
-    stores: Mapping[tuple[str, str], RecordStore]
-    profile: str | None = None
+    stores: Mapping[tuple[str, str], RecordStore]  # by (device or local, profile), worst first
+    profile: str | None = None  # the only one that counts; None for the best of each artefact
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:

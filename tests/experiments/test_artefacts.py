@@ -43,7 +43,6 @@ def gathered(request, monkeypatch):
 
 def changed(results: Results, change) -> Results:
     part = copy(results)
-    part.__dict__.pop("frame", None)
     part.records = change(results.records)
     part.parts = {name: changed(one, change) for name, one in results.parts.items()}
     return part
