@@ -80,8 +80,7 @@ def try_runs(
         A row for each model, size of images and result of every artefact.
 
     Raises:
-        UsageError: One of those options has a value, or the profile, the device or a choice is
-            none.
+        UsageError: One of those options is given, or the profile, device or a choice is none.
     """
     import pandas as pd
 

@@ -42,11 +42,8 @@ class NotRun(LookupError):
 class BySeed(list[float]):
     """The values of one cell with the seed of each: cells are compared seed by seed.
 
-    Args:
-        values: One for each seed.
-        seeds: Of the values. A seed draws the first weights and the order of the samples.
-        look: Seeds of the first look, which only set how many are needed: where a comparison has
-            others, those judge alone.
+    A seed draws the first weights and the order of the samples. Seeds of the first look only set
+    how many are needed: where a comparison has others, those judge alone.
 
     Raises:
         NotRun: A seed occurs twice.
@@ -177,15 +174,9 @@ def contrast(
     Cells that are all `BySeed` are compared seed by seed (paired t); others by Welch's error with
     Satterthwaite's degrees of freedom.
 
-    Args:
-        cells: Values of each; of ratios (`log`) the values themselves, above 0.
-        weights: Of each cell.
-        log: Whether the means are of logarithms, so that the result is a log ratio.
-        unit: For the evidence.
-        digits: Behind the point, in words.
-        trials: The unit of repetition.
-        resolution: The step of the values, such as one test image: equal values do not prove a
-            spread of 0, but one no larger than rounding's.
+    Of ratios (`log`) the cells hold the values themselves, above 0, and the result is a log ratio.
+    `resolution` is the step of the values, such as one test image: equal values do not prove a
+    spread of 0, but one no larger than rounding's. See `Estimate` for the others.
 
     Raises:
         NotRun: A cell is empty, or the cells share no seed.
@@ -320,7 +311,7 @@ def direction(
     Args:
         name: Of the case, for the evidence.
         ours: A - B, or A over B.
-        paper: The paper's A - B, or A over B; None where it names no size.
+        paper: The paper's; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
         whose: The effect's source, for the evidence: of a question of our own, a prediction.
     """
@@ -354,8 +345,7 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         name: Of the case, for the evidence.
         ours: A - B, or A over B.
         margin: Above 0: of a difference in its unit, of a ratio as a share (0.05 for 5 %).
-        side: 0 where A may lie neither above nor below; 1 for "at most so far above", where
-            anything below is allowed; -1 for "at most so far below".
+        side: 0; 1 for "at most so far above", -1 for "at most so far below".
 
     Raises:
         ValueError: The margin is not above 0.
@@ -425,13 +415,8 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
 def seeds_to_decide(ours: Estimate, distances: Sequence[float], level: float) -> int | None:
     """Return how many seeds a cell exclude bounds with power 0.8, if the mean seen is true.
 
-    Args:
-        ours: The estimate, of `Estimate.n` values a cell.
-        distances: Between the mean and each bound; two lie on either side of it.
-        level: Of the two-sided interval that is to exclude the bounds.
-
-    Returns:
-        None where more than `MOST_SEEDS` are needed, or no spread is known.
+    Two distances are those of bounds on either side of the mean; `level` is of the two-sided
+    interval. None where more than `MOST_SEEDS` are needed, or no spread is known.
     """
     if math.isnan(ours.error) or not min(distances) > 0:
         return None

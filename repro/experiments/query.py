@@ -34,11 +34,7 @@ HERE = "this machine"
 class Results:
     """The records of one artefact: those of its runs, one per configuration and seed.
 
-    Args:
-        runs: The artefact's runs.
-        seeds: The profile's seeds.
-        records: Candidates; of several with the same configuration and seed the last counts.
-        profile: Under which the runs were planned.
+    Of several candidates with the same configuration and seed the last counts.
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
@@ -250,17 +246,16 @@ def find_source(
     Raises:
         UsageError: There is no such device folder.
     """
-    references = {
-        origin: store
+    references = [
+        (origin, store)
         for origin, store in reference_stores().items()
         if origin[1] in COMPUTING_PROFILES
-    }
-    names = [LOCAL, *dict.fromkeys(origin[0] for origin in references)]
+    ]
+    names = [LOCAL, *dict.fromkeys(origin[0] for origin, _ in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
     # A GPU's reference before a CPU's, this machine's before both.
-    ordered = sorted(references, key=lambda origin: not origin[0].startswith("cpu"))
-    stores = {origin: references[origin] for origin in ordered}
+    stores = dict(sorted(references, key=lambda item: not item[0][0].startswith("cpu")))
     if local:
         stores |= {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
     counting = (profile, "quick") if profile == LONG else (profile,)
@@ -275,13 +270,8 @@ def find_source(
     )
 
 
-def results_of(
-    artefact: Artefact,
-    source: Source,
-    seeds: Sequence[int] | None = None,
-    changes: Choices = (),
-) -> Results:
-    """Gather the best record of every run of an artefact.
+def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Results:
+    """Gather the best record of every run of an artefact, of the profile's seeds and all others.
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
@@ -289,25 +279,18 @@ def results_of(
     experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
     the records, so that an artefact is shown as it was computed, whichever data is at hand now.
 
-    Args:
-        artefact: Of the source's paper.
-        source: Where its records are.
-        seeds: Those wanted; by default the profile's and any that records have.
-        changes: Changes of the runs by ``--set``.
-
     Raises:
-        UsageError: The changes do not fit the runs.
+        UsageError: The changes, of the runs by ``--set``, do not fit them.
     """
     if artefact.parts:
         parts = [source.paper.artefacts[name] for name in artefact.parts]
-        return _joined({part: results_of(part, source, seeds, changes) for part in parts})
+        return _joined({part: results_of(part, source, changes) for part in parts})
     held = {profile for _, profile in source.records}
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     candidates = [
-        _of_profile(artefact, source, name, seeds, changes)
+        _of_profile(artefact, source, name, changes)
         for name in profiles or [source.profile or default_profile()]
     ]
-
     *others, best = sorted(candidates, key=_worth)
     if not _on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
         best.gpu = next(filter(_on_a_gpu, reversed(others)), None)
@@ -354,14 +337,10 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     return whole
 
 
-def _of_profile(
-    artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
-) -> Results:
+def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     origins = [origin for origin in source.records if origin[1] == profile]
     records = [record for origin in origins for record in source.records[origin]]  # best last
-    asked = SEEDS[profile] if seeds is None else seeds
-    if seeds is None:  # whoever asked for further seeds sees them
-        seeds = sorted({record.seed for record in records}.union(asked))
+    seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
     candidates = []
     for chosen in _choices_of_data(source.paper, profile, records):
         runs = artefact.runs(profile, chosen)
@@ -377,7 +356,7 @@ def _of_profile(
         (run, seed)
         for run, seed in best.expected
         if run.seeds is not None
-        or seed in asked
+        or seed in SEEDS[profile]
         or identity(run.experiment, run.config, seed) in present
     ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
