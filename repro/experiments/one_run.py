@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE}
 
 
-def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
-    """Carry out one run, and return its record, which is not written."""
+def carry_out(paper: Paper, step: "Step", setting: "Setting", stop: bool = False) -> Record:
+    """Carry out one run, and return its record, which is not written.
+
+    With `stop` a training ends with its first steps, as an error of its own perhaps.
+    """
     from repro.experiments.replay import recording
     from repro.measure import accelerator, describe_device, is_out_of_memory
     from repro.measure.accelerator import HostMemoryError
@@ -37,7 +40,7 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
     with (
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
-        recording() if experiment.trains else nullcontext() as first,
+        recording(stop) if experiment.trains else nullcontext() as first,
         algorithms_timed(config),
     ):
         try:
@@ -83,7 +86,7 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
         started=started,
         finished=now(),
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
-        first_steps=first.entry if first is not None and status == "ok" else None,
+        first_steps=first.entry if first is not None and (status == "ok" or stop) else None,
     )
 
 

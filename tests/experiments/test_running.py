@@ -409,15 +409,6 @@ class TestArguments:
             with pytest.raises(UsageError, match=r"allowed are 'cpu' and 'cuda:0' to 'cuda:1'$"):
                 arguments.check_device(device)
 
-    def test_another_name_of_a_device_makes_no_other_records(self, toy, store):
-        execute(toy, store)
-        runs, setting = toy.plan(), Setting("smoke", "cpu:0", seeds=(0, 1))
-        assert running.execute(toy.paper, runs, setting, store).stood == 6
-        for wrong in ("cpu:7", "CPU"):
-            with pytest.raises(UsageError, match=rf"'{wrong}' is not available here"):
-                running.execute(toy.paper, runs, Setting("smoke", wrong, seeds=(9,)), store)
-        assert len(store.load("toy")) == 6
-
 
 class TestSources:
     """Of every run the best record, wherever it is."""
