@@ -9,7 +9,7 @@ from typing import Any
 
 from repro.experiments import PAPERS, arguments, find_artefacts
 from repro.experiments.design import RAY_ADDRESS, SEEDS, Artefact, Paper, Run, UsageError
-from repro.experiments.run import Setting, execute, load_data, survey
+from repro.experiments.run import Setting, execute, survey
 from repro.experiments.workers import Workers, default_count
 from repro.records import local_store
 from repro.report import DASH
@@ -187,7 +187,6 @@ def compute(
     if setting.profile == "paper":
         arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
     for paper, runs, _ in plans:
-        load_data(runs, setting.root)
         survey(paper, runs, setting, local_store(setting.profile))
     failed = 0
     count = workers or default_count(setting.profile, setting.device)

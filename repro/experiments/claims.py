@@ -147,16 +147,16 @@ class Claim:
         for name, case in verdict.cases.items():
             if not isinstance(case, Estimate) or verdict.word == "not run":
                 continue
-            said = [f"{case.shown(case.mean)} {case.unit}".strip()]
-            if math.isnan(case.error):
-                said.append("no spread known")
+            notes = ["no spread known"] if math.isnan(case.error) else []
             if self.margin is not None:
                 margin = self._of(self.margin, name)
-                said.append(judge.margin_text(case, margin, _RULES[self.rule]))
+                notes.append(judge.margin_text(case, margin, _RULES[self.rule]))
             elif papers := self.papers_number(name, case):
-                said.append(f"{'prediction' if self.own else 'paper'} {papers}")
+                notes.append(f"{'prediction' if self.own else 'paper'} {papers}")
+            said = f"{case.shown(case.mean)} {case.unit}".strip()
+            said += f" ({', '.join(notes)})" if notes else ""
             label = (case.label or name).rstrip(":,")
-            return f"{', '.join(said)}: {label}" if label else ", ".join(said)
+            return f"{said}: {label}" if label else said
         return verdict.evidence.partition("; ")[0]
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from statistics import variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -204,13 +203,18 @@ def contrast(
         return Estimate(mean, math.nan, math.nan, shortest, **form)
     floor = resolution**2 / 12
     parts = [
-        (weight**2 * max(variance(cell), floor) / len(cell), len(cell) - 1)
+        (weight**2 * max(_variance(cell), floor) / len(cell), len(cell) - 1)
         for cell, weight in zip(cells, weights, strict=True)
     ]
     total = math.fsum(part for part, _ in parts)
     freedom = math.fsum(part**2 / dof for part, dof in parts)
     dof = total**2 / freedom if freedom else math.inf
     return Estimate(mean, math.sqrt(total), dof, shortest, **form)
+
+
+def _variance(values: Cell) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def difference(

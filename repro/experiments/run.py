@@ -360,9 +360,3 @@ def _settle_apart(
     torch.set_num_threads(threads)
     with accelerator.on(setting.device):
         return settle(paper, setting, store, work)
-
-
-def load_data(runs: Sequence[Run], root: str | None) -> None:
-    """Load the datasets of a plan, so that a missing or damaged one is named before it starts."""
-    for run in runs:
-        load(run.config, root)

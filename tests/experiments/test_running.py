@@ -137,7 +137,6 @@ class TestExecute:
         one_run._load_cached.cache_clear()
         config = {"x": 1, "dataset": {"name": "digits", "image_size": 8}}
         runs = [Run("add", config), Run("add", config | {"x": 3})]
-        running.load_data(runs, "folder")
         setting = Setting("smoke", "cpu", root="folder", seeds=(0, 1))
         running.execute(toy.paper, runs, setting, store, lambda line: None)
         one_run._load_cached.cache_clear()
