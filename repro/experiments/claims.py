@@ -111,7 +111,8 @@ class Claim:
         if isinstance(case, NotRun):
             return "not run", f"{name}: {case}"
         if isinstance(case, Exact):
-            return judge.certain(name, case)
+            word = "reproduced" if case.holds else judge.NOT_REPRODUCED
+            return word, f"{name} {case.text}".strip()
         side = _RULES[self.rule]
         label = case.label or name
         if self.margin is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+from repro.experiments import arguments
 from repro.experiments.design import Experiment, Paper, Run, imported
 from repro.experiments.one_run import carry_out, load
 from repro.experiments.progress import seconds_of
@@ -91,11 +92,9 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
     further one took at most `FURTHER_S`, and its configuration has a text or a truth value, such as
     a strategy, that no chosen record has.
     """
-    from repro import datasets
     from repro.measure import accelerator
 
-    here = {*datasets.available(root), "synthetic"}
-    here |= {datasets.TIMES} if datasets.find_times(root) is not None else set()
+    here = {*arguments.data_at_hand(root), "synthetic"}
     devices = ("cpu", accelerator.present())
     chosen: list[Record] = []
     for name, experiment in paper.experiments.items():

@@ -382,11 +382,6 @@ def margin_text(ours: Estimate, margin: float, side: int) -> str:
     return f"margin {'-±+'[side + 1]}{size}"
 
 
-def certain(name: str, exact: Exact) -> Part:
-    """Judge a result without spread."""
-    return "reproduced" if exact.holds else NOT_REPRODUCED, f"{name} {exact.text}".strip()
-
-
 def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
     """Make one verdict of the parts of a claim.
 

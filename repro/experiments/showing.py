@@ -104,13 +104,8 @@ def write_figure(
 ) -> Path:
     """Write the figure of an artefact, and return its path.
 
-    Args:
-        target: ``PAPER/ARTEFACT``, or ``overview`` for the main effects of all papers.
-        out: Path of the file.
-        form: One of `FORMATS`; by default the one that the path ends in.
-        profile: Only records of it, as in `found`.
-        device: Only records of it.
-        changes: Of the runs, by ``--set``.
+    `target` may be ``overview``: the main effects of all papers. The format is one of `FORMATS`, by
+    default the one that the path ends in. `changes` are those of runs by ``--set``.
 
     Raises:
         UsageError: There is no such artefact, it has no figure or no records, the format is
