@@ -101,6 +101,16 @@ def check_data(root: str | None) -> str | None:
     return root
 
 
+def data_at_hand(root: str | None) -> dict[str, str]:
+    """Return the datasets that can be loaded without a download, with their locations."""
+    from repro import datasets
+
+    present = datasets.available(root)
+    if (times := datasets.find_times(root)) is not None:
+        present[datasets.TIMES] = f"at {times}"
+    return present
+
+
 def choose_datasets(
     paper: Paper, profile: str, wanted: Sequence[str] = (), root: str | None = None
 ) -> dict[str, str]:
@@ -126,10 +136,8 @@ def choose_datasets(
                 f"dataset {name!r} serves no experiment of {paper.key} under the profile "
                 f"{profile!r}; choose among {', '.join(served)}"
             )
-    present = set(datasets.available(root))
-    if datasets.find_times(root) is not None:
-        present.add(datasets.TIMES)
-    own_data = profile == "paper" and not stand_ins_allowed()
+    present = data_at_hand(root)
+    own_data = profile == "paper" and os.environ.get(STAND_IN, "") in ("", "0")
     chosen = {}
     for task, names in tasks.items():
         asked = [name for name in wanted if name in names or name == "synthetic"]
@@ -144,11 +152,6 @@ def choose_datasets(
                 f"{task}; give one of them"
             )
     return chosen
-
-
-def stand_ins_allowed() -> bool:
-    """Whether other data may take the place of a paper's own under the profile ``paper``."""
-    return os.environ.get(STAND_IN, "") not in ("", "0")
 
 
 def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from repro.experiments import PAPERS, arguments, find_artefacts
 from repro.experiments.design import RAY_ADDRESS, SEEDS, Artefact, Paper, Run, UsageError
-from repro.experiments.run import Setting, execute, load_data, survey
+from repro.experiments.run import Setting, execute, survey
 from repro.experiments.workers import Workers, default_count
 from repro.records import local_store
 from repro.report import DASH
@@ -19,19 +19,12 @@ ALL = "all"  # papers, as a target
 
 @dataclass(frozen=True)
 class Choices:
-    """Which runs are asked for.
+    """Which runs are asked for."""
 
-    Attributes:
-        named: Papers with some of their artefacts.
-        seeds: Instead of the profile's.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        changed: Keys and values of ``--set``; see `arguments.changed_runs`.
-    """
-
-    named: Sequence[tuple[Paper, Sequence[Artefact]]]
-    seeds: tuple[int, ...] | None
-    kept: arguments.Choices
-    changed: arguments.Choices
+    named: Sequence[tuple[Paper, Sequence[Artefact]]]  # papers with some of their artefacts
+    seeds: tuple[int, ...] | None  # instead of the profile's
+    kept: arguments.Choices  # keys and values of --only; see `arguments.only`
+    changed: arguments.Choices  # keys and values of --set; see `arguments.changed_runs`
 
     @classmethod
     def of(
@@ -87,8 +80,7 @@ def try_runs(
         A row for each model, size of images and result of every artefact.
 
     Raises:
-        UsageError: One of those options has a value, or the profile, the device or a choice is
-            none.
+        UsageError: One of those options is given, or the profile, device or a choice is none.
     """
     import pandas as pd
 
@@ -195,7 +187,6 @@ def compute(
     if setting.profile == "paper":
         arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
     for paper, runs, _ in plans:
-        load_data(runs, setting.root)
         survey(paper, runs, setting, local_store(setting.profile))
     failed = 0
     count = workers or default_count(setting.profile, setting.device)

@@ -46,45 +46,30 @@ def reported(paper: str) -> dict[str, Any]:
 class Claim:
     """A sentence of a paper that a run here could refute: a row of its ``paper.toml``.
 
-    Attributes:
-        key: Unique within its artefact: ``[claims.ARTEFACT.KEY]``.
-        text: The sentence.
-        source: Where in the paper.
-        kind: A word of `KINDS`.
-        rule: ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the
-            margin), ``exact`` (no spread); see `judge`.
-        expect: The word expected under the profile `quick`, and nothing more.
-        why: The reason.
-        written: When.
-        over: ``all`` cases have to hold, or ``any``.
-        effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
-        margin: The largest difference that counts as none, in the evidence's unit or as a share;
-            of every case or by case.
-        margin_source: Where the margin comes from.
-        own: Whether it is a question of our own, which no paper answers.
-        seen: Experiments, or folders of reference records, that were there when it was written.
-        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
-        why_not: Where it certainly fails: the observation, the causes ruled out, the conclusion.
-        why_of: The profile of the records that this tells of; by default `quick`, or `long` where
-            the artefact has it.
+    Effects and margins are of every case, or by case; an effect is nan where the paper names none.
     """
 
-    key: str
-    text: str
-    source: str
-    kind: str
+    key: str  # unique within its artefact: [claims.ARTEFACT.KEY]
+    text: str  # the sentence
+    source: str  # where in the paper
+    kind: str  # of evidence: one of `KINDS`
+    # ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the margin),
+    # ``exact`` (no spread); see `judge`.
     rule: str
-    expect: str
-    why: str
+    expect: str  # the word expected under the profile `quick`, and nothing more
+    why: str  # the reason
     written: datetime
-    over: str = "all"
-    effect: float | Mapping[str, float] | None = None
+    over: str = "all"  # cases have to hold, or any
+    effect: float | Mapping[str, float] | None = None  # the paper's difference, or ratio
+    # The largest difference that counts as none, in the evidence's unit or as a share.
     margin: float | Mapping[str, float] | None = None
-    margin_source: str = ""
-    own: bool = False
-    seen: Sequence[str] = ()
-    long: Mapping[str, Any] | None = None
-    why_not: str = ""
+    margin_source: str = ""  # where the margin comes from
+    own: bool = False  # whether it is a question of our own, which no paper answers
+    seen: Sequence[str] = ()  # experiments, or folders of records, that were there when written
+    long: Mapping[str, Any] | None = None  # expect, why, written and seen under `long`
+    why_not: str = ""  # where it certainly fails: what was observed, ruled out, concluded
+    # The profile of the records that this tells of; by default `quick`, or `long` where the
+    # artefact has it.
     why_of: str = ""
 
     def __post_init__(self) -> None:
@@ -126,7 +111,8 @@ class Claim:
         if isinstance(case, NotRun):
             return "not run", f"{name}: {case}"
         if isinstance(case, Exact):
-            return judge.certain(name, case)
+            word = "reproduced" if case.holds else judge.NOT_REPRODUCED
+            return word, f"{name} {case.text}".strip()
         side = _RULES[self.rule]
         label = case.label or name
         if self.margin is not None:
@@ -162,16 +148,16 @@ class Claim:
         for name, case in verdict.cases.items():
             if not isinstance(case, Estimate) or verdict.word == "not run":
                 continue
-            said = [f"{case.shown(case.mean)} {case.unit}".strip()]
-            if math.isnan(case.error):
-                said.append("no spread known")
+            notes = ["no spread known"] if math.isnan(case.error) else []
             if self.margin is not None:
                 margin = self._of(self.margin, name)
-                said.append(judge.margin_text(case, margin, _RULES[self.rule]))
+                notes.append(judge.margin_text(case, margin, _RULES[self.rule]))
             elif papers := self.papers_number(name, case):
-                said.append(f"{'prediction' if self.own else 'paper'} {papers}")
+                notes.append(f"{'prediction' if self.own else 'paper'} {papers}")
+            said = f"{case.shown(case.mean)} {case.unit}".strip()
+            said += f" ({', '.join(notes)})" if notes else ""
             label = (case.label or name).rstrip(":,")
-            return f"{', '.join(said)}: {label}" if label else ", ".join(said)
+            return f"{said}: {label}" if label else said
         return verdict.evidence.partition("; ")[0]
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from repro import datasets, terminal
-from repro.experiments import self_tests
+from repro.experiments import arguments, self_tests
 from repro.measure import accelerator, describe_device, memory_state
 from repro.measure.host import cores
 from repro.records import commit_state, library_versions
@@ -158,9 +158,7 @@ def links(device: str) -> list[Facts]:
 
 def data_found(root: str | None) -> Facts:
     """Return the datasets that can be loaded, by name, and those that are not there."""
-    present = datasets.available(root)
-    if (times := datasets.find_times(root)) is not None:
-        present[datasets.TIMES] = f"at {times}"
+    present = arguments.data_at_hand(root)
     known = (*datasets.NAMES, datasets.TIMES)
     return {"found": present, "missing": [name for name in known if name not in present]}
 

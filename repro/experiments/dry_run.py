@@ -79,22 +79,13 @@ def imagined_data(wanted: Mapping[str, Any]) -> ImageData:
 
 @dataclass(frozen=True)
 class Tried:
-    """The first steps of a run.
+    """The first steps of a run."""
 
-    Attributes:
-        result: ``starts``, ``out of memory``, `NO_STEP`, or a reason after `FAILS` or `UNTRIED`.
-        model: Its class, with the number of its parameters.
-        images: Sizes of an input without the batch, such as 3×32×32.
-        peak_bytes: Live tensors at most.
-        steps: Of the whole run, if all are as large as the last one tried; None of a measurement.
-        work: Of that step.
-    """
-
-    result: str
-    model: str = DASH
-    images: str = DASH
-    peak_bytes: int | None = None
-    steps: float | None = None
+    result: str  # starts, out of memory, `NO_STEP`, or a reason after `FAILS` or `UNTRIED`
+    model: str = DASH  # its class, with the number of its parameters
+    images: str = DASH  # sizes of an input without the batch, such as 3×32×32
+    peak_bytes: int | None = None  # live tensors at most
+    steps: float | None = None  # of the whole run, if all are as the last one; None: no training
     work: Work = Work(())  # noqa: RUF009 (frozen)
 
 

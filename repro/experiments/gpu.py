@@ -40,27 +40,17 @@ _GENEROUS = 3.0  # a piece is ended after so many times what it is expected to t
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some runs of one artefact.
+    """Some runs of one artefact."""
 
-    Attributes:
-        name: A letter of the list.
-        artefact: ``PAPER/ARTEFACT``.
-        seconds: Expected of one run on an H100.
-        experiments: Only their runs; all by default.
-        only: Values of a configuration by key, as for ``run --only``; a run has one of each.
-        seeds: As for ``run --seeds``; None for the runs' own or the profile's.
-        at_once: How many runs share the device. Runs that are measured have it for themselves.
-        data: The datasets that are needed.
-    """
-
-    name: str
-    artefact: str
-    seconds: float
-    experiments: Sequence[str] = ()
+    name: str  # a letter of the list
+    artefact: str  # PAPER/ARTEFACT
+    seconds: float  # expected of one run on an H100
+    experiments: Sequence[str] = ()  # only their runs; all by default
+    # Values of a configuration by key, as for ``run --only``; a run has one of each.
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    seeds: str | None = None
-    at_once: int = 1
-    data: Sequence[str] = ()
+    seeds: str | None = None  # as for ``run --seeds``; None for the runs' own or the profile's
+    at_once: int = 1  # how many runs share the device; those that are measured have it alone
+    data: Sequence[str] = ()  # the datasets that are needed
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or self.at_once < 1:
@@ -78,21 +68,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Planned:
-    """A piece with its runs.
-
-    Attributes:
-        piece: It.
-        paper: Its paper.
-        runs: All of its runs, each with its seeds.
-        left: Those that have no record, with the seeds that lack it.
-        without: The datasets that are not at hand.
-    """
+    """A piece with its runs."""
 
     piece: Piece
     paper: Paper
-    runs: Sequence[Run]
-    left: Sequence[Run]
-    without: Sequence[str]
+    runs: Sequence[Run]  # all, each with its seeds
+    left: Sequence[Run]  # those that have no record, with the seeds that lack it
+    without: Sequence[str]  # the datasets that are not at hand
 
     @cached_property
     def measured(self) -> bool:

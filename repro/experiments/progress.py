@@ -10,29 +10,17 @@ from repro.records import Record, RecordStore, identity, reference_stores
 
 @dataclass
 class Tally:
-    """How the runs of a plan ended.
+    """How the runs of a plan ended."""
 
-    Attributes:
-        done: Computed here and now.
-        stood: Had a record before.
-        elsewhere: Computed by another process meanwhile.
-        out_of_memory: Of those computed here.
-        failed: Of those computed here.
-        failed_before: Of the others, those that failed then.
-        left: Not begun, as it was time to end.
-        left_out: Not computed, for a library that is not installed.
-        missing: Why, each reason once: a library to install.
-    """
-
-    done: int = 0
-    stood: int = 0
-    elsewhere: int = 0
-    out_of_memory: int = 0
-    failed: int = 0
-    failed_before: int = 0
-    left: int = 0
-    left_out: int = 0
-    missing: list[str] = field(default_factory=list)
+    done: int = 0  # computed here and now
+    stood: int = 0  # had a record before
+    elsewhere: int = 0  # computed by another process meanwhile
+    out_of_memory: int = 0  # of those computed here
+    failed: int = 0  # of those computed here
+    failed_before: int = 0  # of the others, those that failed then
+    left: int = 0  # not begun, as it was time to end
+    left_out: int = 0  # not computed, for a library that is not installed
+    missing: list[str] = field(default_factory=list)  # why, each reason once: a library to install
 
     def __str__(self) -> str:
         text = (

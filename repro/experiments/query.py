@@ -1,4 +1,4 @@
-"""Which records count for an artefact, as one frame: one row a record.
+"""Which records count for an artefact.
 
 Of every run this machine's own record counts before a reference, so that a single record of one's
 own hides no reference of another run.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
 from repro.experiments.design import (
@@ -27,9 +27,6 @@ from repro.experiments.design import (
 from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 LOCAL = "local"
 HERE = "this machine"
 
@@ -37,11 +34,7 @@ HERE = "this machine"
 class Results:
     """The records of one artefact: those of its runs, one per configuration and seed.
 
-    Args:
-        runs: The artefact's runs.
-        seeds: The profile's seeds.
-        records: Candidates; of several with the same configuration and seed the last counts.
-        profile: Under which the runs were planned.
+    Of several candidates with the same configuration and seed the last counts.
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
@@ -67,17 +60,6 @@ class Results:
         wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
         chosen = {record.identity: record for record in records if record.identity in wanted}
         self.records = list(chosen.values())
-
-    @cached_property
-    def frame(self) -> "pd.DataFrame":
-        """One row a record: how it ended, its configuration and its metrics as columns.
-
-        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
-        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
-        """
-        import pandas as pd
-
-        return pd.DataFrame([_row(record, self.profile) for record in self.records])
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of an experiment with these values in the configuration, by seed."""
@@ -147,32 +129,6 @@ class Results:
         return [record for record in self.records if record.status == "failed"]
 
 
-def _row(record: Record, profile: str) -> dict[str, Any]:
-    config = dict(_flat(record.config))
-    metrics = {
-        f"measured.{name}" if name in config else name: value
-        for name, value in record.metrics.items()
-    }
-    return {
-        "experiment": record.experiment,
-        "seed": record.seed,
-        "status": record.status,
-        "profile": profile,
-        "device": record.device["name"],
-        **config,
-        **metrics,
-        "record": record,
-    }
-
-
-def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
-
-
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
     """Return the records if their times compare: all are of one device.
 
@@ -230,17 +186,11 @@ def _median(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The records that count for a paper: from all devices, or from one.
-
-    Attributes:
-        paper: The paper.
-        stores: By (device folder or ``local``, profile), worst first.
-        profile: The only one that counts; None for the best of each artefact.
-    """
+    """The records that count for a paper: from all devices, or from one."""
 
     paper: Paper
-    stores: Mapping[tuple[str, str], RecordStore]
-    profile: str | None = None
+    stores: Mapping[tuple[str, str], RecordStore]  # by (device or local, profile), worst first
+    profile: str | None = None  # the only one that counts; None for the best of each artefact
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:
@@ -296,17 +246,16 @@ def find_source(
     Raises:
         UsageError: There is no such device folder.
     """
-    references = {
-        origin: store
+    references = [
+        (origin, store)
         for origin, store in reference_stores().items()
         if origin[1] in COMPUTING_PROFILES
-    }
-    names = [LOCAL, *dict.fromkeys(origin[0] for origin in references)]
+    ]
+    names = [LOCAL, *dict.fromkeys(origin[0] for origin, _ in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
     # A GPU's reference before a CPU's, this machine's before both.
-    ordered = sorted(references, key=lambda origin: not origin[0].startswith("cpu"))
-    stores = {origin: references[origin] for origin in ordered}
+    stores = dict(sorted(references, key=lambda item: not item[0][0].startswith("cpu")))
     if local:
         stores |= {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
     counting = (profile, "quick") if profile == LONG else (profile,)
@@ -321,13 +270,8 @@ def find_source(
     )
 
 
-def results_of(
-    artefact: Artefact,
-    source: Source,
-    seeds: Sequence[int] | None = None,
-    changes: Choices = (),
-) -> Results:
-    """Gather the best record of every run of an artefact.
+def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Results:
+    """Gather the best record of every run of an artefact, of the profile's seeds and all others.
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
@@ -335,25 +279,18 @@ def results_of(
     experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
     the records, so that an artefact is shown as it was computed, whichever data is at hand now.
 
-    Args:
-        artefact: Of the source's paper.
-        source: Where its records are.
-        seeds: Those wanted; by default the profile's and any that records have.
-        changes: Changes of the runs by ``--set``.
-
     Raises:
-        UsageError: The changes do not fit the runs.
+        UsageError: The changes, of the runs by ``--set``, do not fit them.
     """
     if artefact.parts:
         parts = [source.paper.artefacts[name] for name in artefact.parts]
-        return _joined({part: results_of(part, source, seeds, changes) for part in parts})
+        return _joined({part: results_of(part, source, changes) for part in parts})
     held = {profile for _, profile in source.records}
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     candidates = [
-        _of_profile(artefact, source, name, seeds, changes)
+        _of_profile(artefact, source, name, changes)
         for name in profiles or [source.profile or default_profile()]
     ]
-
     *others, best = sorted(candidates, key=_worth)
     if not _on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
         best.gpu = next(filter(_on_a_gpu, reversed(others)), None)
@@ -400,14 +337,10 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     return whole
 
 
-def _of_profile(
-    artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
-) -> Results:
+def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     origins = [origin for origin in source.records if origin[1] == profile]
     records = [record for origin in origins for record in source.records[origin]]  # best last
-    asked = SEEDS[profile] if seeds is None else seeds
-    if seeds is None:  # whoever asked for further seeds sees them
-        seeds = sorted({record.seed for record in records}.union(asked))
+    seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
     candidates = []
     for chosen in _choices_of_data(source.paper, profile, records):
         runs = artefact.runs(profile, chosen)
@@ -423,7 +356,7 @@ def _of_profile(
         (run, seed)
         for run, seed in best.expected
         if run.seeds is not None
-        or seed in asked
+        or seed in SEEDS[profile]
         or identity(run.experiment, run.config, seed) in present
     ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []

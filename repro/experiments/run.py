@@ -4,8 +4,8 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from repro.experiments.arguments import check_device
@@ -34,26 +34,15 @@ POLL_S = 0.2  # between two looks at a run that another process computes
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a plan is carried out.
-
-    Attributes:
-        profile: Which one.
-        device: Such as ``cpu``.
-        root: Folder searched first for datasets.
-        seeds: Instead of the profile's.
-        retry_failed: Whether runs that failed are run again.
-        choices: The command line's choices of runs, for the records' own command.
-        until: When to begin no further run, on `time.monotonic`'s clock; one that would not end by
-            then is not begun.
-    """
+    """Where and how a plan is carried out."""
 
     profile: str
-    device: str
-    root: str | None = None
-    seeds: tuple[int, ...] | None = None
-    retry_failed: bool = False
-    choices: str = ""
-    until: float | None = None
+    device: str  # such as cpu
+    root: str | None = None  # folder searched first for datasets
+    seeds: tuple[int, ...] | None = None  # instead of the profile's
+    retry_failed: bool = False  # whether runs that failed are run again
+    choices: str = ""  # the command line's choices of runs, for the records' own command
+    until: float | None = None  # by `time.monotonic`: nothing begins that would end later
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -180,51 +169,50 @@ def execute(
         # where another process wants the core.
         torch.set_num_threads(1)
     steps, known = survey(paper, runs, setting, store)
+    left = {step.key: step for step in steps}
+    ahead = [step for step in steps if setting.wants(known.get(step.key))]
+    forecast = Forecast(took_before(paper, store) if ahead else {})
     interactive = sys.stderr.isatty()
     with (
         accelerator.on(setting.device),
         Bar(paper.key, len(steps), shown=interactive) as bar,
         Workers(1, each_new=True) as own,
     ):
-        execution = _Execution(paper, setting, store, steps, known, bar, report, interactive)
+        say = bar.write if interactive else report
+        execution = _Execution(
+            paper, setting, store, known, bar, say, interactive, left, ahead, forecast
+        )
         if workers:
             execution.share(workers)
         execution.finish(own, torch.get_num_threads())
     return execution.tally
 
 
+@dataclass
 class _Execution:
     """The state of one call of `execute`."""
 
-    def __init__(
-        self,
-        paper: Paper,
-        setting: Setting,
-        store: RecordStore,
-        steps: Sequence[Step],
-        known: dict[str, Record],
-        bar: Bar,
-        report: Callable[[str], None],
-        interactive: bool,
-    ) -> None:
-        self.paper, self.setting, self.store = paper, setting, store
-        self.known = known
-        self._bar, self._report, self._interactive = bar, report, interactive
-        self.tally = Tally()
-        self._left = {step.key: step for step in steps}
-        self._ahead = [step for step in steps if setting.wants(known.get(step.key))]
-        self._forecast = Forecast(took_before(paper, store) if self._ahead else {})
-        self._side_by_side = 1
+    paper: Paper
+    setting: Setting
+    store: RecordStore
+    known: Mapping[str, Record]  # by key, before
+    bar: Bar
+    report: Callable[[str], None]
+    interactive: bool
+    left: dict[str, Step]  # that are not dealt with, by key
+    ahead: list[Step]  # of those, the ones to compute
+    forecast: Forecast
+    tally: Tally = field(default_factory=Tally)
+    side_by_side: int = 1
 
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
-        line = printable(f"{self.paper.key}{of}: {said}")  # an error may have any text
-        self._bar.write(line) if self._interactive else self._report(line)
+        self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
 
     def _end(self, step: Step) -> None:
         """Note that a run needs nothing more."""
-        del self._left[step.key]
-        self._bar.advance()
+        del self.left[step.key]
+        self.bar.advance()
 
     def _note_failure(self, step: Step, record: Record) -> None:
         if record.status == "failed":
@@ -237,7 +225,7 @@ class _Execution:
         if made is None:
             return
         self._end(step)
-        self._ahead.remove(step)
+        self.ahead.remove(step)
         if isinstance(made, LibraryMissing):
             self.tally.left_out += 1
             if str(made) not in self.tally.missing:
@@ -252,36 +240,36 @@ class _Execution:
         self.tally.done += 1
         self.tally.out_of_memory += record.status == "out_of_memory"
         self.tally.failed += record.status == "failed"
-        self._forecast.learn(step.name, took_s)
-        left = f"left: {in_words(self._left_s())}" if self._ahead else ""
-        self._bar.say(left)
+        self.forecast.learn(step.name, took_s)
+        left = f"left: {in_words(self._left_s())}" if self.ahead else ""
+        self.bar.say(left)
         why = f": {record.error}" if record.status == "failed" else ""
-        if why or not self._interactive:
+        if why or not self.interactive:
             left = f"; {left}" if left else ""
             self._tell(f"{record.status} ({took_s:.1f} s){left}{why}", step)
 
     def _left_s(self) -> float | None:
         """Return the expected seconds of all runs that are left."""
         total = 0.0
-        for step in self._ahead:
-            seconds = self._forecast.expected(step.name)
+        for step in self.ahead:
+            seconds = self.forecast.expected(step.name)
             if seconds is None:
                 return None
-            total += seconds / (1 if step.measured else self._side_by_side)
+            total += seconds / (1 if step.measured else self.side_by_side)
         return total
 
     def _is_time_for(self, step: Step) -> bool:
-        needed = self._forecast.expected(step.name) or 0.0
+        needed = self.forecast.expected(step.name) or 0.0
         return self.setting.until is None or time.monotonic() + needed <= self.setting.until
 
     def share(self, workers: Workers) -> None:
         """Give the missing runs that measure nothing to processes, the longest of a seed first."""
-        shared = [step for step in self._ahead if not step.measured]
+        shared = [step for step in self.ahead if not step.measured]
         if len(shared) < 2:
             return
-        self._side_by_side = workers.count
-        self._bar.say(f"{workers.count} processes")
-        before = self._forecast.before
+        self.side_by_side = workers.count
+        self.bar.say(f"{workers.count} processes")
+        before = self.forecast.before
         places = {seed: n for n, seed in enumerate(dict.fromkeys(step.seed for step in shared))}
         shared.sort(key=lambda step: (places[step.seed], -before.get(step.name, 0.0)))
         work = partial(settle, self.paper, self.setting, self.store)
@@ -295,17 +283,17 @@ class _Execution:
     def finish(self, own: Workers, threads: int) -> None:
         """Compute all runs that are left, and wait for those of other processes."""
         waiting = False
-        while self._left:
-            for step in list(self._left.values()):
+        while self.left:
+            for step in list(self.left.values()):
                 self._finish_one(step, own, threads)
-            if self._left and not waiting:
-                self._tell(f"waiting for {len(self._left)} runs of other processes")
+            if self.left and not waiting:
+                self._tell(f"waiting for {len(self.left)} runs of other processes")
                 waiting = True
-            if self._left:
+            if self.left:
                 time.sleep(POLL_S)
 
     def _finish_one(self, step: Step, own: Workers, threads: int) -> None:
-        self._bar.say(str(step.run))
+        self.bar.say(str(step.run))
         before = self.known.get(step.key)
         if before and not self.setting.wants(before):
             self.tally.stood += 1
@@ -313,7 +301,7 @@ class _Execution:
             self._end(step)
         elif not self._is_time_for(step):
             self.tally.left += 1
-            del self._left[step.key]
+            del self.left[step.key]
         else:
             self._account(step, self._made(step, before, own, threads))
 
@@ -335,11 +323,7 @@ def settle(
 ) -> Made:
     """Compute a run and write its record, unless another process does or did so.
 
-    Args:
-        paper: The run's paper.
-        setting: Where and how.
-        store: Where records lie.
-        work: The run, and the record that it had when all were looked through.
+    `work` is the run, and the record that it had when all were looked through.
 
     Returns:
         The record and the seconds that it took, None where another process has made it since; the
@@ -376,9 +360,3 @@ def _settle_apart(
     torch.set_num_threads(threads)
     with accelerator.on(setting.device):
         return settle(paper, setting, store, work)
-
-
-def load_data(runs: Sequence[Run], root: str | None) -> None:
-    """Load the datasets of a plan, so that a missing or damaged one is named before it starts."""
-    for run in runs:
-        load(run.config, root)

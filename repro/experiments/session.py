@@ -10,8 +10,16 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import arguments, load_paper, query, recipes, story, summary, view
-from repro.experiments import run as running
+from repro.experiments import (
+    arguments,
+    carrying_out,
+    load_paper,
+    query,
+    recipes,
+    story,
+    summary,
+    view,
+)
 from repro.experiments.design import LONG, SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
@@ -28,10 +36,9 @@ class Session:
         profile: ``view`` shows the reference records and computes nothing; another profile first
             computes the records that are missing on this machine.
         device: ``cpu``, or an accelerator such as ``cuda``; empty takes the one that is present.
-        data: Folder searched first for datasets, which has to exist; empty for none.
+        data: Folder searched first for datasets; empty for none.
         seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
-        reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
-            a CPU's.
+        reference: For ``view``, a folder under ``results/reference``; empty for all.
 
     Raises:
         UsageError: An argument is not one of its choices.
@@ -51,33 +58,26 @@ class Session:
         self.paper = load_paper(paper)
         if profile == "view":
             self.source = query.find_source(self.paper, None, reference or None, local=False)
-        else:
-            setting = Setting(
-                profile,
-                arguments.check_device(device or arguments.default_device()),
-                data or None,
-                arguments.parse_seeds(seeds),
-            )
-            chosen = arguments.choose_datasets(self.paper, profile, (), setting.root)
-            runs = arguments.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
-            if profile == "paper":
-                arguments.require_data([(self.paper, runs)], setting.root)
-            running.load_data(runs, setting.root)
-            tally = running.execute(self.paper, runs, setting)
-            # Artefacts that `long` does not run may be a reference's.
-            only_device = None if profile == LONG else LOCAL
-            self.source = query.find_source(self.paper, profile, only_device)
-            if failed := tally.failed + tally.failed_before:
-                again = f"python -m repro run {paper} --profile {profile} --retry-failed"
-                display(
-                    Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
-                )
-            for lacks in tally.missing:
-                display(Markdown(f"**Runs were left out**: {lacks}"))
-            # The text above this cell tells of the reference records.
-            display(Markdown(story.opening(self.source)))
-            opened = self.paper.artefacts[story.story_of(self.paper).figure]
-            show_figure(opened.figure(self.results(opened.name)), opened.title)
+            return
+        setting = Setting(
+            profile,
+            arguments.check_device(device or arguments.default_device()),
+            data or None,
+            arguments.parse_seeds(seeds),
+        )
+        named = [(self.paper, list(self.paper.artefacts.values()))]
+        choices = carrying_out.Choices(named, setting.seeds, (), ())
+        carrying_out.compute(choices, setting, (), None, 1, self._tell)
+        # Artefacts that `long` does not run may be a reference's.
+        self.source = query.find_source(self.paper, profile, None if profile == LONG else LOCAL)
+        # The text above this cell tells of the reference records.
+        display(Markdown(story.opening(self.source)))
+        opened = self.paper.artefacts[story.story_of(self.paper).figure]
+        show_figure(opened.figure(self.results(opened.name)), opened.title)
+
+    @staticmethod
+    def _tell(line: str) -> None:
+        display(Markdown(report.markdown(line)))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""

@@ -168,9 +168,7 @@ def held(paper: str, judged: Iterable[summary.Row]) -> list[str]:
 def opening(source: Source, picture: str = "") -> str:
     """Return Markdown: the paper's promise, our findings, one figure.
 
-    Args:
-        source: Of the records.
-        picture: Where the figure lies, as a link; empty for none.
+    `picture` is the link to the figure; empty for none.
     """
     story = story_of(source.paper)
     sentences = findings_of(source) or ["The records that would say are missing."]
@@ -205,9 +203,7 @@ CHART, ALL_EFFECTS = "verdicts.png", "effects.png"
 def overview(sources: Mapping[str, Source], folder: str) -> str:
     """Return Markdown of all papers on one page: idea, promises, verdicts, and two figures.
 
-    Args:
-        sources: By paper.
-        folder: Put before the figures' names, which are those of `overview_figures`.
+    `folder` is put before the figures' names, which are those of `overview_figures`.
     """
     # JupyterLab centres the columns of a table that says nothing of them.
     rows = [

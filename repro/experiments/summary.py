@@ -8,7 +8,6 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
-    SEEDS,
     TOO_LITTLE,
     Artefact,
     Claim,
@@ -192,7 +191,7 @@ def status(profile: str | None = None) -> list[Row]:
             for artefact in paper.artefacts.values():
                 if artefact.parts:
                     continue  # each is counted by itself
-                results = results_of(artefact, source, SEEDS[name])
+                results = results_of(artefact, source)
                 words = [record.status for record in results.records]
                 rows.append(
                     {
@@ -224,10 +223,10 @@ def completeness(rows: Sequence[Row]) -> str:
     profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
     if whole < len(rows):
         return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
-    full = sum(row["out of memory"] for row in rows)
+    runs, full = (sum(row[name] for row in rows) for name in ("runs", "out of memory"))
     return (
         f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
-        f"{sum(row['runs'] for row in rows)} runs, {full} of them out of memory as recorded)."
+        f"{runs} runs, {full} of them out of memory as recorded)."
     )
 
 
@@ -241,22 +240,16 @@ def count_rows(rows: Sequence[Row]) -> list[Row]:
     for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
         judged = [row for row in rows if row["artefact"].startswith(f"{key}/")]
         claims = of_papers(judged)
-        checks = sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values())
-        counted.append(
-            {
-                "paper": key,
-                "promises": len(paper_toml(key)["promises"]) if claims else 0,
-                "claims": len(claims),
-                "checks": checks,
-                "our questions": len(judged) - len(claims),
-            }
-            | counts(claims or judged)
-        )
-    total = {
-        name: sum(row[name] for row in counted)
-        for name in ("promises", "claims", "checks", "our questions")
-    }
-    return [*counted, {"paper": "all papers", **total} | counts(of_papers(rows))]
+        numbers = {
+            "promises": len(paper_toml(key)["promises"]) if claims else 0,
+            "claims": len(claims),
+            "checks": sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values()),
+            "our questions": len(judged) - len(claims),
+        }
+        counted.append({"paper": key, **numbers, **counts(claims or judged)})
+    summed = ("promises", "claims", "checks", "our questions")
+    total = {name: sum(row[name] for row in counted) for name in summed}
+    return [*counted, {"paper": "all papers", **total, **counts(of_papers(rows))}]
 
 
 def lead_of(rows: Sequence[Row]) -> str:

@@ -210,7 +210,7 @@ class TestComparison:
         monkeypatch.setattr(HERE, "measure", full)
         text = computed_again(paper, replace(record, status="out_of_memory"))
         assert text == "in that it ends out_of_memory"
-        with pytest.raises(Differs, match="it ends out_of_memory, and ended ok: no room"):
+        with pytest.raises(Differs, match="out_of_memory, and ended ok: OutOfMemoryError: no room"):
             computed_again(paper, record)
 
     def test_what_is_not_here_is_not_compared(self, paper, training):
