@@ -12,7 +12,9 @@ from repro.experiments.design import SETTINGS, Artefact, UsageError, paper_toml
 from repro.experiments.judge import WORDS
 from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
+from repro.experiments.workers import Workers
 from repro.measure.files import regular, replacing
+from repro.measure.host import cores
 from repro.records import check_writable, commit_state, identity, library_versions, now
 
 FORMATS = ("svg", "pdf", "png")
@@ -166,33 +168,42 @@ def write_report(
             raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
         path = Path(output).expanduser()
     _check_target(path, "the report")  # before it is made
-    rows: list[Row] = []
-    chapters: list[str] = []
-    with terminal.Bar("report", len(PAPERS), sys.stderr.isatty()) as bar:
-        for key in PAPERS:
-            blocks, judged = _chapter(find_source(load_paper(key), profile, device), path)
-            chapters += blocks
-            rows += judged
+    chapters: dict[str, tuple[list[str], list[Row]]] = {}
+    asked = [(key, profile, device, path) for key in PAPERS]
+    with (
+        terminal.Bar("report", len(asked), sys.stderr.isatty()) as bar,
+        Workers(min(len(asked), cores())) as workers,
+    ):
+        made = workers.map(_chapter, asked) if workers else ((a, _chapter(a)) for a in asked)
+        for (key, *_), chapter in made:
+            chapters[key] = chapter
             bar.advance()
+    rows = [row for key in PAPERS for row in chapters[key][1]]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
     ]
-    whole = [
+    blocks = [
         "# Five papers, checked",
         report.markdown(summary.lead_of(rows)),
         report.markdown_table(summary.frame(summary.count_rows(rows))),
         "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
-        *chapters,
+        *(block for key in PAPERS for block in chapters[key][0]),
         report.markdown(_provenance()),
     ]
     # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
-    _write(path, ("\n\n".join(whole) + "\n").encode(errors="backslashreplace"))
+    _write(path, ("\n\n".join(blocks) + "\n").encode(errors="backslashreplace"))
     return rows, path
 
 
-def _chapter(source: Source, path: Path) -> tuple[list[str], list[Row]]:
-    """Return a paper's blocks of Markdown and its verdicts; write its figures beside the report."""
-    paper, look, rows = source.paper, story.looking(source), list[Row]()
+def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str], list[Row]]:
+    """Return a paper's blocks of Markdown and its verdicts; write its figures beside the report.
+
+    Args:
+        asked: Key of the paper, profile, device, and the path of the report.
+    """
+    key, profile, device, path = asked
+    source = find_source(load_paper(key), profile, device)
+    paper, look, rows = source.paper, story.looking(source), []
     lead = f"{paper.citation}. Records: {source.label}."
     blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
     blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source, look)))
@@ -202,7 +213,7 @@ def _chapter(source: Source, path: Path) -> tuple[list[str], list[Row]]:
         rows += judged
         blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
         if artefact.draw:
-            picture = Path(f"{path.stem}_files", f"{paper.key}-{artefact.name}.png")
+            picture = Path(f"{path.stem}_files", f"{key}-{artefact.name}.png")
             _write(path.parent / picture, report.figure_png(artefact.figure(results), small=False))
             blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
         blocks.append(report.markdown(view.full_caption(artefact, results)))
