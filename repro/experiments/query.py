@@ -1,4 +1,4 @@
-"""Which records count for an artefact.
+"""Which records count for an artefact, also as one frame: one row a record.
 
 Of every run this machine's own record counts before a reference, so that a single record of one's
 own hides no reference of another run.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
 from repro.experiments.design import (
@@ -26,6 +26,9 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOCAL = "local"
 HERE = "this machine"
@@ -60,6 +63,19 @@ class Results:
         wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
         chosen = {record.identity: record for record in records if record.identity in wanted}
         self.records = list(chosen.values())
+
+    @property
+    def frame(self) -> "pd.DataFrame":
+        """One row a record, with columns such as ``config.model.depth`` and ``metrics.best``."""
+        import pandas as pd
+
+        names = ("experiment", "seed", "status", "config", "metrics")
+        rows = [
+            {"profile": self.profile, "device": record.device["name"]}
+            | {name: getattr(record, name) for name in names}
+            for record in self.records
+        ]
+        return pd.json_normalize(rows)
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of an experiment with these values in the configuration, by seed."""

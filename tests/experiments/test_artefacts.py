@@ -56,6 +56,7 @@ def test_an_artefact_is_shown_and_judged_with_whatever_records_there_are(gathere
     for name, whole in by_name.items():
         artefact, results = paper.artefacts[name], changed(whole, change)
         results.gpu = None  # whose records are as they were
+        assert [*results.frame.get("seed", ())] == [record.seed for record in results.records]
         frame = artefact.table(results)
         assert len(frame) or not any(r.status == "ok" for r in results.records), name
         assert len(set(frame.columns)) == len(frame.columns), name
