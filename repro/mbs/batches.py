@@ -275,16 +275,16 @@ def concatenate(
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
     counts = None if bounds is None else [stop - start for start, stop in bounds]
-    tensors = [
-        [leaf for leaf in leaves_of(output) if isinstance(leaf, torch.Tensor)] for output in outputs
-    ]
-    rows = all(leaf.dim() > 0 for leaves in tensors for leaf in leaves)
-    whole = joined(outputs, counts) if tensors[0] and rows else None
+    every = [leaves_of(output) for output in outputs]
+    kinds = {tuple(isinstance(leaf, torch.Tensor) for leaf in leaves) for leaves in every}
+    tensors = [leaf for leaves in every for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    alike = len(kinds) == 1 and tensors and all(tensor.dim() > 0 for tensor in tensors)
+    whole = joined(outputs, counts) if alike else None
     if whole is None:
-        shapes = [tuple(leaf.shape) for leaf in tensors[0]]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
-            f"with a row for each sample and else of one shape; for micro-batches of {counts} "
+            f"with a row for each sample and else alike for all micro-batches; for {counts} "
             f"samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; compute "
             f"losses, pairs of samples and what depends on their number in loss_fn"
         )

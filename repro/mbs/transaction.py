@@ -1,4 +1,4 @@
-"""All-or-nothing gradients, so that a mini-batch can be tried again after it ran out of memory."""
+"""All-or-nothing gradients, buffers and random numbers: a mini-batch can be tried again."""
 
 import itertools
 import random
