@@ -86,11 +86,8 @@ class Verification:
 
         counts = [stop - start for start, stop in plan.bounds]
         inputs = None if batch is None else batch.inputs
-        sample = Sample(
-            *(plan.parts(), counts, plan.weights, self._weighing.normalization == "exact"),
-            *(targets, inputs),
-            weighted=piece.weights is not None,
-        )
+        exact = self._weighing.normalization == "exact"
+        sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
         try:
             return self._compare.outputs_add_up(sample, room)
         except Exception as error:
@@ -162,8 +159,7 @@ class Verification:
 
     def _sample(self, piece: Piece, count: int) -> Sample | None:
         """Return two groups of samples; None without weight, or of samples that `split` makes."""
-        batch, weighted = piece.batch, piece.weights is not None
-        if batch is None:
+        if (batch := piece.batch) is None:
             return None
         first, second = telling_samples(batch, count)
         inputs, targets = batch.take([*first, *second])
@@ -174,6 +170,4 @@ class Verification:
         if exact and sum(weights) == 0:
             return None
         parts, twice = (batch.take(first), batch.take(second)), batch.take([*second, *second])[0]
-        return Sample(
-            parts, [count] * 2, weights, exact, lambda _: targets, inputs, twice, weighted
-        )
+        return Sample(parts, [count] * 2, weights, exact, lambda _: targets, inputs, twice)
