@@ -80,7 +80,7 @@ class Method:
             with self._saving():
                 loss = self.problem.loss(self.model(some.to(device)), wanted.to(device))
             share = len(some) / len(inputs)
-            (loss if share == 1 else loss * share).backward()
+            (loss * share if self.mode == ACCUMULATES else loss).backward()
 
     def _saving(self) -> Any:
         if self.mode != "save_on_cpu":
