@@ -5,7 +5,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -139,17 +139,16 @@ def _listed(name: str, files: Mapping[str, Encoded], where: Path) -> Listing:
     items: dict[str, list[Item]] = {}
     for file in sorted(files):
         split, *folder, last = file.split("/")
-        item = Item(f"{where}: {file}", files[file])
-        if labelled:
-            item = replace(item, label=classes.index(folder[0]))
-        elif masked:
+        label = classes.index(folder[0]) if labelled else None
+        mask = None
+        if masked:
             if folder != ["images"]:
                 continue
             stem = f"{split}/masks/{last.rsplit('.', 1)[0]}"
             if stem not in masks:
                 raise CorruptDatasetError(f"{where}: {file} has no mask {stem}.png")
-            item = replace(item, mask=files[masks[stem]])
-        items.setdefault(split, []).append(item)
+            mask = files[masks[stem]]
+        items.setdefault(split, []).append(Item(f"{where}: {file}", files[file], label, mask))
     for split in ("train", "test"):
         if split not in items:
             raise CorruptDatasetError(

@@ -9,6 +9,8 @@ an ambiguous mini-batch is refused, never guessed:
 - A list or tuple of items of one kind, one for each sample (images of different sizes, dictionaries
   of boxes, texts), is divided itself. If it could also be a structure of tensors that hold the
   samples, a list is refused and a tuple is a structure.
+- An input with a leading dimension of 1 and further dimensions, such as positions (1, T),
+  broadcasts over the samples if other inputs have several, and belongs to all samples.
 - Parts named in `shared` belong to all samples.
 - An object that holds tensors and is none of these is refused.
 """
@@ -233,6 +235,7 @@ class _Finder:
         self._sizes: dict[Path, int] = {}  # of leaves that have samples
         self._lengths: dict[Path, int] = {}  # of lists and tuples that may hold one item a sample
         self._fixed: set[int] = set()  # the sizes of leaves in no such list
+        self._leading: set[Path] = set()  # of inputs in no such list that have further dimensions
         self._seen: list[str] = []
 
     def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
@@ -245,6 +248,8 @@ class _Finder:
             size = samples_of(tree)
             if isinstance(size, int):
                 self._sizes[path] = size
+                if path[0] == "inputs" and len(getattr(tree, "shape", ())) > 1 and not listed:
+                    self._leading.add(path)
                 self._fixed |= set() if listed else {size}
             return
         if not arguments and _is_alike(tree):
@@ -274,7 +279,18 @@ class _Finder:
                     f"{', '.join(self._seen)}"
                 )
 
+    def _find_broadcast(self) -> None:
+        """Share inputs with a leading 1, such as positions (1, T), among several samples."""
+        single = {path for path in self._leading if self._sizes[path] == 1}
+        rest = {size for path, size in self._sizes.items() if path not in single}
+        if single and self._fixed == {1, *rest} and len(rest) == 1 and 1 not in rest:
+            self._whole |= single
+            self._fixed = rest
+            for path in single:
+                del self._sizes[path]
+
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
+        self._find_broadcast()
         candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
         by_count = {}
         for number in sorted(candidates):

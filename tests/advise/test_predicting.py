@@ -20,27 +20,14 @@ from repro.outofcore import BudgetTooSmall, OutOfCore
 BATCH, MICRO, PLENTY = 12, 4, 1 << 40
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape
-        query, key, value = self.qkv(self.norm(x)).view(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + mixed.transpose(1, 2).reshape(b, t, c)
-        return x + self.down(functional.gelu(self.up(x)))
-
-
 class Transformer(nn.Module):
     """No convolution, no BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(32, 16)
-        self.layers = nn.Sequential(*(Attention(16) for _ in range(4)))
+        layers = (nn.TransformerEncoderLayer(16, 2, 64, 0.0, batch_first=True) for _ in range(4))
+        self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(16, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
