@@ -143,6 +143,7 @@ TABLE = torch.ones(N, N)
         ({"x": X, "lengths": [1] * N}, Y, ["lengths"]),
         (X, {"y": Y, "table": TABLE[:2]}, ["targets.table"]),
         (Frozen(X, TABLE), Y, ["label"]),
+        ({"x": X, "positions": torch.arange(4)[None]}, Y, []),  # which broadcast
     ],
 )
 def test_what_is_shared_reaches_every_part_whole(inputs, targets, shared):
