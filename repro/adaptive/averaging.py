@@ -262,7 +262,11 @@ class OverlappedAverager:
         """
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
-            {name: _copied(value) for name, value in group.items() if name != "params"}
+            {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in group.items()
+                if name != "params"
+            }
             for group in self._optimizer.param_groups
         ]
         for bucket in self.buckets:
@@ -380,7 +384,3 @@ class OverlappedAverager:
         for module in self._watched:
             if isinstance(module._parameters, Parameters):
                 vars(module)["_parameters"] = dict.copy(module._parameters)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

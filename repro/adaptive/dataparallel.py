@@ -124,7 +124,10 @@ class DataParallel:
         check: LossCheck = "first",
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
-            raise ValueError(f"model is a {type(model).__name__}; give the module itself")
+            raise ValueError(
+                f"model is a {type(model).__name__}; give the module itself, and micro_batch= to "
+                "compute a mini-batch in parts"
+            )
         for name, choice, allowed in (
             ("averaging", averaging, METHODS),
             ("check", check, get_args(LossCheck)),

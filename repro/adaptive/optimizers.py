@@ -5,7 +5,6 @@ gradient and state alone. A probe cannot decide this (it would miss clipping of 
 only), so it is taken as known for torch's own optimizers, and for no others.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -118,19 +117,10 @@ def check_optimizer(
     It must hold all parameters of the model that require a gradient, and no others except `others`.
 
     Raises:
-        ValueError: A parameter is missing or foreign, the model has nothing to train, the
-            optimizer's step needs a closure, or torch would update wrong memory.
+        ValueError: A parameter is missing or foreign, or torch would update wrong memory.
     """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"{type(optimizer).__name__} computes gradients by itself, in a closure; give an "
-            "optimizer that takes the gradients that are there"
-        )
     named = dict(model.named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
     held = {p for group in optimizer.param_groups for p in group["params"]}
     if lacking := [name for name, p in trained.items() if p not in held]:
         raise ValueError(

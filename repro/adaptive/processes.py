@@ -32,25 +32,22 @@ def _torchruns_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _by_loopback(backend: str) -> None:
-    """Let gloo or NCCL use the loopback interface, unless the environment names another."""
+def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
+    """Connect by the loopback interface, unless the environment names another.
+
+    Returns where the processes meet: a store there, unless torchrun or the caller has another.
+    """
     if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
-
-
-def _store(timeout: timedelta) -> dist.Store | None:
-    """Host the job's store, or connect to it, on loopback; None if it is hosted elsewhere."""
     if _torchruns_store() or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
-        return None
-    port, first = int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0"
+        return {}
+    rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     options: dict[str, Any] = {}
-    if first:
+    if rank == 0:
         # torch would listen on every interface.
-        server = socket.create_server((LOOPBACK, port))
-        options["master_listen_fd"] = server.detach()
-    return dist.TCPStore(
-        LOOPBACK, port, int(os.environ["WORLD_SIZE"]), first, timeout, False, **options
-    )
+        options["master_listen_fd"] = socket.create_server((LOOPBACK, port)).detach()
+    store = dist.TCPStore(LOOPBACK, port, size, rank == 0, timeout, False, **options)
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0) -> tuple[int, int]:
@@ -76,13 +73,8 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
         backend = dist.get_default_backend_for_device(torch.device(device).type)
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
-        where: dict[str, Any] = {}
         with with_peers("joining the other processes"):
-            if on_one_machine():
-                _by_loopback(backend)
-                if (store := _store(timeout)) is not None:
-                    size = int(os.environ["WORLD_SIZE"])
-                    where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": size}
+            where = _by_loopback(backend, timeout) if on_one_machine() else {}
             dist.init_process_group(backend, timeout=timeout, **where)
     return dist.get_rank(), dist.get_world_size()
 

@@ -5,7 +5,6 @@ ones on CPUs. Of ``"allreduce"`` all but the hook is DistributedDataParallel's.
 """
 
 import copy
-import gc
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -93,19 +92,6 @@ def test_parameters_of_every_layout_train_as_on_a_cpu(device, two, name, method,
     assert [p.stride() for p in model.parameters()] == strides
     for ours, wanted in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.cpu(), wanted, rtol=1e-10, atol=1e-10)
-
-
-def test_the_memory_of_buckets_is_free_only_after_what_is_under_way(device, two):
-    model = make().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    averager = OverlappedAverager(model, optimizer, "all_to_all", object(), 2**20, 30.0)
-    train(model, optimizer, averager, overlap=True)
-    sizes = [len(bucket.flat) for bucket in averager.buckets]
-    averager.close()  # the last update is lost
-    del averager
-    gc.collect()
-    again = [torch.zeros(size, dtype=torch.float64, device=device) for size in sizes * 2]
-    assert not any(part.any() for part in again)
 
 
 def test_labels_on_an_accelerator_are_read_when_the_next_mini_batch_comes(device):

@@ -69,14 +69,13 @@ def further(results: Results, task: str) -> dict[int, list[Record]]:
 
 
 def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """The figures in numbers: a row for each batch size, and θ-adaptive training for its K."""
+    """The figures in numbers: a row for each batch size."""
     rows = []
     for task in tasks:
-        paper, adaptive = PAPER[task], read.trained(results, task, "theta")
-        sizes: dict[Any, list[Record]] = dict(read.by_size(results, task))
+        paper = PAPER[task]
         peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
-        peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()), "θ-adaptive")
-        for size, records in (sizes | ({"θ-adaptive": adaptive} if adaptive else {})).items():
+        peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()))
+        for size, records in read.by_size(results, task).items():
             told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
             metric = read.final(results, records, runs.METRIC[task])
             rows.append(
@@ -88,8 +87,6 @@ def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
                     "accuracy or PSNR": Summary.of(metric).text(),
                     "θ peaks in epoch, paper": peak if size in peaks else DASH,
                     "θ peaks in epoch": read.span(first_peaks(results, records)),
-                    "K, paper": paper["interval"] if size == "θ-adaptive" else DASH,
-                    "K": read.interval(records),
                     "n": len(records),
                 }
             )

@@ -102,6 +102,12 @@ def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "
     )
 
 
+def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:
+    """The seconds of a step in every trial, by batch size; ``none`` is one process."""
+    steps = [step for step in measurement["steps"] if step["averaging"] == averaging]
+    return {step["batch"]: step["samples_s"] for step in steps}
+
+
 def end_to_end(
     measurement: Mapping[str, Any], task: str, strategy: str, averaging: str
 ) -> list[float]:
@@ -110,8 +116,7 @@ def end_to_end(
     Its epochs to the target are the paper's, and so are the mini-batches of an epoch: a step at the
     scale of other batch sizes counts as often as the paper's own.
     """
-    every = [step for step in measurement["steps"] if step["averaging"] == averaging]
-    steps = {step["batch"]: step["samples_s"] for step in every}
+    steps = samples_of(measurement, averaging)
     scale, samples = min(steps) / PAPER[task]["best"]["batch"], PAPER[task]["samples"]
     turns = [
         [epochs * math.ceil(samples / size) * seconds for seconds in steps[round(size * scale)]]

@@ -48,12 +48,6 @@ def over(first: Sequence[float], second: Sequence[float], measurement: Measureme
     return paired_ratio(first, second, trials=measurement.get("trials", "rounds"))
 
 
-def samples_of(measurement: Measurement, averaging: str) -> dict[int, list[float]]:
-    """The seconds of a step in every trial, by batch size; ``none`` is one process."""
-    steps = [step for step in measurement["steps"] if step["averaging"] == averaging]
-    return {step["batch"]: step["samples_s"] for step in steps}
-
-
 def pace(measurement: Measurement, task: str, strategy: str) -> Estimate:
     """The speed-up of two processes over one for the paper's training, as a ratio."""
     ways = ("none", projection.OURS)
@@ -220,7 +214,7 @@ def few_samples(results: Results) -> Cases:
     results.need("parallel")
     found: dict[str, Case] = {}
     for task, measurement in measured(results).items():
-        times = samples_of(measurement, "none")
+        times = projection.samples_of(measurement, "none")
         few, many = min(times), max(times)
         small, large = ([time / size for time in times[size]] for size in (few, many))
         label = f"{task}: time of a sample at B = {few} over {many}"
@@ -240,7 +234,7 @@ def all_to_all_faster(results: Results) -> Cases:
         )
     gaps: dict[str, Case] = {}
     for task, measurement in measured(results).items():
-        plain, ours = (samples_of(measurement, way) for way in AVERAGING[:2])
+        plain, ours = (projection.samples_of(measurement, way) for way in AVERAGING[:2])
         for size in ours:
             gaps[f"{task}, B = {size}"] = over(ours[size], plain[size], measurement)
     return gaps
@@ -251,7 +245,7 @@ def steps_predicted(results: Results) -> Cases:
     results.need("parallel")
     found: dict[str, Case] = {}
     for task, measurement in measured(results).items():
-        for size, times in samples_of(measurement, projection.OURS).items():
+        for size, times in projection.samples_of(measurement, projection.OURS).items():
             try:
                 model = projection.fitted_here(measurement, without=size)
                 said = model.step(size, measurement["processes"]).total_s

@@ -43,7 +43,6 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "task": task,
                     "after epochs": epochs,
                     "‖∇w‖ by batch size": listed,
-                    "B_s, paper": paper["theta"]["batch"],
                     "B_s, paper, at scale": round(
                         paper["theta"]["batch"] * read.batch_of(records) / paper["best"]["batch"]
                     ),
