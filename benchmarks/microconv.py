@@ -20,6 +20,10 @@ plain torch: layers in turn on micro-batches that stay in the processor's cache,
 with a backward pass; single layers by `tune`, by data type, dilation and groups; and iterations of
 networks that `tune` has gone through, beside the noise of plain torch against itself. No target: it
 tells whether to use the method for speed on a machine.
+
+``--rivals`` runs iterations of Caffe's AlexNet at N = 256 on CUDA by torch's own convolutions under
+each of its settings, in processes of their own: `cudnn.benchmark` with 10 plans and with all, with
+and without a cap of 64 MiB on the workspace; and tuned within as much. No target.
 """
 
 import argparse
@@ -36,6 +40,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from repro.experiments.microconv import iterating, runs
 from repro.experiments.microconv.experiments import made_up_fronts, made_up_kernel
 from repro.measure import Timing, describe_device, time_interleaved
 from repro.measure.allocations import keep_freed_memory
@@ -262,6 +267,31 @@ def networks(repeats: int) -> None:
         )
 
 
+def rivals(repeats: int) -> None:
+    """Run AlexNet's iterations under torch's settings on CUDA, and tuned within the cap."""
+    settings_run = runs.rivals("gpu")[0]
+    print(f"\n{runs.CAFFE}, N = 256, torch's own settings, median of {repeats} iterations")
+    if not torch.cuda.is_available():
+        print("  skipped: cudnn.benchmark and the cap of its workspace need CUDA")
+        return
+    shared = {"processes": 1, "repeats": repeats}
+    every = {"rivals": list(iterating.SETTINGS)[1:]}
+    torchs = iterating.iterations(settings_run.config | shared | every, 0, None, "cuda").metrics
+    ways = {"ways": [["WR", None, "undivided"], ["WR", None, "powerOfTwo"]]}
+    config = runs.iterations("gpu", runs.CAFFE).config | shared | ways
+    tuned = iterating.iterations(config, 0, None, "cuda").metrics
+    for found in (torchs, tuned):
+        for name, samples in found["samples_s"][0].items():
+            if name in found.get("rivals", {}):
+                seen = f", {found['rivals'][name]['seen_bytes'] / MIB:,.0f} MiB of workspace"
+            else:
+                seen = ""
+            print(f"  {name:36} {1e3 * statistics.median(samples):8.2f} ms{seen}")
+    for name, found in torchs["rivals"].items():
+        if "error" in found:
+            print(f"  {name}: failed, {found['error']}")
+
+
 def optimisers(repeats: int) -> None:
     """Time the optimisers on made-up input."""
     generator = random.Random(0)
@@ -286,6 +316,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--where", action="store_true", help="look for where dividing pays instead")
+    parser.add_argument("--rivals", action="store_true", help="torch's settings on CUDA instead")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     kept = keep_freed_memory()
@@ -294,6 +325,9 @@ def main() -> None:
         f"{device['name']}, {device['threads']} threads, torch {torch.__version__}, median of "
         f"{arguments.repeats} rounds, freed memory {'kept' if kept else 'not kept'}"
     )
+    if arguments.rivals:
+        rivals(arguments.repeats)
+        return
     if arguments.where:
         chains(arguments.repeats)
         layers(arguments.repeats)

@@ -61,18 +61,11 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     return int(value)
 
 
-def positive(name: str, value: Any) -> float | int:
-    """A finite number above 0 as Python's int or float; anything else raises a ValueError."""
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0 as a float; anything else raises a ValueError."""
     if not is_number(value) or value <= 0:
         raise ValueError(f"{name} is {value!r}; give a finite number above 0")
-    return plain(value)
-
-
-def plain(value: Any) -> float | int:
-    """A number as Python's int or float, since checkpoints are compared by text."""
-    if type(value) in (int, float):
-        return value  # type: ignore[no-any-return]
-    return int(value) if is_whole(value) else float(value)
+    return float(value)
 
 
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
@@ -80,18 +73,6 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     known = list(allowed)
     if value not in known:
         raise ValueError(f"{name} is {value!r}; choose among {', '.join(map(str, known))}")
-
-
-def instance(name: str, value: Any, kind: type) -> None:
-    """Raise a ValueError unless a value has the given type."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} is of type {type(value).__name__}; give a {kind.__name__}")
-
-
-def function(name: str, value: Any, optional: bool = False) -> None:
-    """Raise a ValueError unless a value is callable."""
-    if not callable(value) and not (optional and value is None):
-        raise ValueError(f"{name} is of type {type(value).__name__}; give a function")
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:

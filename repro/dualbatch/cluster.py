@@ -9,6 +9,7 @@ checkpoint after each epoch's worth of commits; the local engine can continue fr
 """
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -18,8 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from repro.dualbatch import own_cluster
 from repro.dualbatch.actors import WorkerActor, to_arrays, to_tensors
@@ -32,7 +31,6 @@ from repro.dualbatch.worker import Trained
 from repro.measure import accelerator
 
 CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
-CHECKS = 3  # consecutive checks without an answer that end the run
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
 RESTARTS = 3  # replacements of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
@@ -48,9 +46,6 @@ class RayEngine(Engine):
             interface and requires a token that only the run knows.
         cpus_per_worker: Cores for each worker, above 0; None is 1. For a recipe on CUDA the workers
             share all GPUs, at most one each.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     pauses = False
@@ -62,9 +57,7 @@ class RayEngine(Engine):
         address: str | None = None,
         cpus_per_worker: float | None = None,
     ) -> None:
-        if address is not None and not (isinstance(address, str) and address):
-            raise ValueError(f"address is {address!r}; give HOST:PORT, 'auto', or None")
-        self._address = address
+        self._address = address or None
         self._cpus = positive("cpus_per_worker", 1 if cpus_per_worker is None else cpus_per_worker)
         self._sent = job.recipe
         if not accelerator.count(job.recipe.device):  # a head node without a device
@@ -75,15 +68,7 @@ class RayEngine(Engine):
         self._deaths: Counter[int] = Counter()
 
     def run(self) -> None:
-        """Train to the end of the schedule.
-
-        Raises:
-            ClusterError: A worker died too often, the cluster cannot be reached or is gone, or an
-                exception cannot cross it.
-            NonFiniteError: A worker's loss or weights became infinite or NaN; all workers end.
-            ValueError: The data function does not give the samples of its shares.
-            CheckpointError: A function keeps a state that no checkpoint holds.
-        """
+        """Train to the end of the schedule; whatever happens, all workers end."""
         n, device, data = self.job.plan.n, self._sent.device, self._sent.data
         state_bytes = sum(tensor.nbytes for tensor in self.server.state.values())
         if not callable(data):
@@ -114,22 +99,13 @@ class RayEngine(Engine):
         )
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Wait for the next share to end; replace workers that die.
-
-        Raises:
-            ClusterError: A worker died too often, or the cluster does not answer.
-        """
-        ray, unanswered = self._ray, 0
+        """Wait for the next share to end; replace workers that die."""
+        ray = self._ray
         while True:
             ready, _ = ray.wait(list(self.running.values()), num_returns=1, timeout=CHECK_S)
             if not ready:
                 # Ray itself would end this process after a minute, without an exception.
-                unanswered = 0 if _answers(ray) else unanswered + 1
-                if unanswered == CHECKS:
-                    raise ClusterError(
-                        f"the cluster does not answer for {CHECKS * CHECK_S:g} s and no worker "
-                        f"ends a share; {_GO_ON}"
-                    )
+                _check_answer(ray)
                 continue
             (number,) = (n for n, share in self.running.items() if share == ready[0])
             del self.running[number]
@@ -161,20 +137,16 @@ class RayEngine(Engine):
     def _make_actors(self, numbers: Iterable[int]) -> None:
         """Start workers, and wait until they are ready."""
         ray, since = self._ray, time.monotonic()
-        if not _answers(ray):  # workers die with their cluster
-            raise ClusterError(f"the cluster does not answer; {_GO_ON}")
+        _check_answer(ray)  # workers die with their cluster
         made = {number: self._kind.remote() for number in numbers}
         self._actors |= made
         up = [actor.prepare.remote(*self._puts) for actor in made.values()]
         while ray.wait(up, num_returns=len(up), timeout=CHECK_S)[1]:
-            if not _answers(ray):
-                raise ClusterError(f"the cluster does not answer; {_GO_ON}")
+            _check_answer(ray)
             if time.monotonic() - since > PLACE_S:
-                held = ray.available_resources().items()
-                free = {k: v for k, v in held if k in ("CPU", "GPU")}
                 raise ClusterError(
                     f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU each, or a share of "
-                    f"a GPU; free are {free}; end what else runs there, or lower cpus_per_worker"
+                    "a GPU; end what else runs there, or lower cpus_per_worker"
                 )
         ray.get(up)
 
@@ -225,13 +197,12 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
                 stack.enter_context(own_cluster.guarded())
             stack.callback(ray.shutdown)
             _connect(ray, address, needed, state_bytes)
-        resources = ray.cluster_resources()
+        held = ray.cluster_resources()
         for kind, amount in needed.items():
-            if resources.get(kind, 0) < amount:
+            if held.get(kind, 0) < amount:
                 raise ClusterError(
-                    f"the workers need {amount:g} {kind}, the cluster has "
-                    f"{resources.get(kind, 0):g}; add machines, or lower "
-                    "cpus_per_worker"
+                    f"the workers need {amount:g} {kind}, the cluster has {held.get(kind, 0):g}; "
+                    "add machines, or lower cpus_per_worker"
                 )
         yield ray
 
@@ -242,7 +213,7 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
         if address is None:
             free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
             memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
-            cpus, gpus = int(np.ceil(needed["CPU"])), int(np.ceil(needed["GPU"]))
+            cpus, gpus = (math.ceil(needed[kind]) for kind in ("CPU", "GPU"))
             own_cluster.start(
                 ray,
                 num_cpus=max(1, cpus),
@@ -256,23 +227,29 @@ def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_b
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, **quiet)
     except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
-        if address is None:
-            raise ClusterError(
-                f"Ray does not start on this machine ({first_line(error)}); it needs the loopback "
-                "interface, a folder to write to (RAY_TMPDIR, else /tmp), and on a busy machine a "
-                "second try; engine='local' needs none of them"
-            ) from error
-        raise ClusterError(
-            f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
-            "'ray start --head', or leave the address out; one that asks for a token needs "
-            "RAY_AUTH_MODE=token in the environment"
-        ) from error
+        why = (
+            "Ray does not start on this machine; it needs the loopback interface, a folder to "
+            "write to (RAY_TMPDIR, else /tmp), and on a busy machine a second try; engine='local' "
+            "needs none of them"
+        )
+        if address is not None:
+            why = (
+                f"no Ray cluster at address {address!r}; start one with 'ray start --head', or "
+                "leave the address out; one that asks for a token needs RAY_AUTH_MODE=token in "
+                "the environment"
+            )
+        raise ClusterError(f"{why} ({first_line(error)})") from error
+
+
+def _check_answer(ray: Any) -> None:
+    if not _answers(ray):
+        raise ClusterError(f"the cluster does not answer; {_GO_ON}")
 
 
 def _answers(ray: Any) -> bool:
     host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError:
         return False
     return True

@@ -34,6 +34,8 @@ from repro.measure import (
 )
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
+_COMPARED = ("autocast", "factor", "seed", "optimizer_state")  # of the recipe, with a checkpoint's
+_MEASURED = ("time_model", "k")
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,15 @@ class Engine:
         model: A model made by the recipe.
 
     Attributes:
-        server: The parameter server.
-        history: One entry for each epoch.
         running: By busy worker, the engine's information on its current share.
         now_s: The virtual clock.
 
     Raises:
-        CheckpointError: The job's checkpoint cannot be read, or is of another training or a
-            diverged one.
+        CheckpointError: See `train_dual_batch`.
     """
 
     pauses = True  # all workers wait while the model is evaluated
     now_s = 0.0
-    _warned = False
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
@@ -123,13 +121,7 @@ class Engine:
         raise NotImplementedError
 
     def run(self) -> None:
-        """Train to the end of the schedule (section 2.3): workers pull, train and push.
-
-        Raises:
-            NonFiniteError: A worker's loss or weights became infinite or NaN.
-            ValueError: The data function does not give the samples of its shares.
-            CheckpointError: A function keeps a state that no checkpoint holds.
-        """
+        """Train to the end of the schedule (section 2.3): workers pull, train and push."""
         job, server, n = self.job, self.server, self.job.plan.n
         self._begun = time.perf_counter() - self.wall_s
         while len(self.history) < len(job.schedule):
@@ -182,15 +174,13 @@ class Engine:
         if changed := self.changed():
             if job.checkpoint is not None or not self.pauses:
                 raise CheckpointError(f"no checkpoint is written of epoch {epoch}: {changed}")
-            if not self._warned:
-                warnings.warn(changed, stacklevel=4)  # the caller of `train_dual_batch`
-            self._warned = True
+            warnings.warn(changed, stacklevel=4)  # the caller of `train_dual_batch`
         if job.checkpoint is not None:
             content = {
                 "fingerprint": self._fingerprint,
                 "server": self.server.state_dict(),
                 # By the virtual clock; a cluster repeats its unfinished shares.
-                "ends": {n: end for n, end in self.running.items() if isinstance(end, float)},
+                "ends": self.running if self.pauses else {},
                 "now_s": self.now_s if self.pauses else 0.0,
                 "wall_s": self.wall_s,
                 "history": [asdict(result) for result in self.history],
@@ -202,19 +192,17 @@ class Engine:
     def _parts(self, model: nn.Module) -> Parts:
         """Parts that a checkpoint and a training that resumes from it must share."""
         recipe, server = self.job.recipe, self.server
+        schedule = [
+            (setting.lr, setting.resolution, setting.dropout, _numbers(setting.plan))
+            for setting in self.job.schedule
+        ]
         parts = {
             "model": [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()],
             "plan": _numbers(self.job.plan),
-            "schedule": [
-                (s.lr, s.resolution, s.dropout, s.plan and _numbers(s.plan))
-                for s in self.job.schedule
-            ],
-            "autocast": recipe.autocast,
-            "factor": recipe.factor,
-            "seed": recipe.seed,
+            "schedule": schedule,
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
-            "optimizer_state": recipe.optimizer_state,
+            **{name: getattr(recipe, name) for name in _COMPARED},
         }
         seen = recipe.parts() | Seen("model", model, tensors=False).parts
         return seen | {name: repr(part) for name, part in parts.items()}
@@ -241,19 +229,7 @@ class Engine:
 
 
 class LocalEngine(Engine):
-    """Runs a job in this process, worker after worker.
-
-    Args:
-        job: The training.
-        time_models: Seconds of a step by resolution, for the virtual clock; else the plans' own.
-        jitter: See `train_dual_batch`, also for `slowdowns` and `follow`.
-        slowdowns: One number for each worker.
-        follow: Commit log that replaces the virtual clock's order.
-
-    Raises:
-        ValueError: Jitter or slowdowns are out of range.
-        CheckpointError: See `Engine`.
-    """
+    """Runs a job in this process, worker after worker; see `train_dual_batch` for the arguments."""
 
     def __init__(
         self,
@@ -269,11 +245,8 @@ class LocalEngine(Engine):
         self._slowdowns = [1.0] * n if slowdowns is None else list(slowdowns)
         if len(self._slowdowns) != n or not all(is_number(s) and s > 0 for s in self._slowdowns):
             raise ValueError(f"slowdowns is {slowdowns!r}; give {n} numbers above 0, or None")
-        unknown = time_models.keys() - {setting.resolution for setting in job.schedule}
-        if unknown or not all(isinstance(model, TimeModel) for model in time_models.values()):
-            raise ValueError(
-                f"time_models is {time_models!r}; give a TimeModel for resolutions of the schedule"
-            )
+        if unknown := time_models.keys() - {setting.resolution for setting in job.schedule}:
+            raise ValueError(f"time_models has {unknown}, which the schedule's resolutions lack")
         self._time_models, self._jitter, self._follow = time_models, jitter, follow
         self._worker = Worker(job.recipe, job.plan)
         super().__init__(job, self._worker.model)
@@ -291,21 +264,14 @@ class LocalEngine(Engine):
         self.running[number] = self.now_s + seconds
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Train the share that ends first, or the next share of the followed log.
-
-        Raises:
-            ValueError: The log is not of a training with this plan.
-        """
+        """Train the share that ends first, or the next share of the followed log."""
         if self._follow is None:
             self.now_s, number = min((end, number) for number, end in self.running.items())
         else:
             commit = self._follow[len(self.server.log)]
             number, self.now_s = commit.worker, commit.time_s
-            pulled = self.server.pulls.get(number) if number in self.running else None
-            if pulled is None or (pulled.iteration, pulled.version) != (
-                commit.iteration,
-                commit.pulled,
-            ):
+            held = self.server.pulls.get(number)
+            if not held or (held.iteration, held.version) != (commit.iteration, commit.pulled):
                 raise ValueError(
                     f"commit {len(self.server.log)} of the log, share {commit.iteration} of worker "
                     f"{number} pulled at version {commit.pulled}, does not follow from those "
@@ -322,10 +288,9 @@ class LocalEngine(Engine):
         return self._worker.changed()
 
 
-def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
-    # Without the fitted times, which differ with each measurement.
-    kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
-    return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
+def _numbers(plan: DualBatchPlan | None) -> list[Any]:
+    """A plan without k and the fitted times, which differ with each measurement."""
+    return [] if plan is None else [v for k, v in asdict(plan).items() if k not in _MEASURED]
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import pickle
 import random
-import re
 import sys
 import sysconfig
 import types
@@ -48,9 +47,8 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
             return True
         return one == other
 
-    return [path for path in before if not same(path)] + [
-        path for path in now if path not in before and "[" not in path
-    ]
+    grown = [path for path in now if path not in before and "[" not in path]
+    return [path for path in before if not same(path)] + grown
 
 
 class Seen:
@@ -97,8 +95,7 @@ class Seen:
         elif isinstance(value, _GENERATORS):
             self.parts[path] = _digest(pickle.dumps(value))
         else:
-            name = str(getattr(value, "__qualname__", type(value).__qualname__))
-            self.parts[path] = re.sub(r"\b0x[0-9a-fA-F]+", "", name)
+            self.parts[path] = str(getattr(value, "__qualname__", type(value).__qualname__))
             for part, inner in self._inside(value):
                 self._walk(path + part, inner)
             if code := _code_of(value):
@@ -124,20 +121,15 @@ class Seen:
             for prefix, module in value.named_modules():
                 of = f".{prefix}" if prefix else ""
                 yield f"{of}.class", type(module)
-                public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
-                yield from ((f"{of}.{k}", v) for k, v in sorted(public.items()) if k != "training")
+                held = sorted(vars(module).items())
+                yield from ((f"{of}.{k}", v) for k, v in held if k[0] != "_" and k != "training")
             if self._tensors:
                 yield from ((f".{name}", p) for name, p in value.named_parameters())
                 yield from ((f".{name}", b) for name, b in value.named_buffers())
-        elif isinstance(value, types.SimpleNamespace) or not (
-            isinstance(value, type) or _installed(type(value))
-        ):
+        elif not isinstance(value, type) and not _installed(type(value)):
+            wanted = object if self._objects else _GENERATORS
             held = sorted(getattr(value, "__dict__", {}).items())
-            yield from (
-                (f".{k}", v) for k, v in held if self._objects or isinstance(v, _GENERATORS)
-            )
-        if hasattr(value, "__wrapped__"):
-            yield ".wrapped", value.__wrapped__
+            yield from ((f".{k}", v) for k, v in held if isinstance(v, wanted))
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -176,16 +168,16 @@ def _code_of(value: Any) -> str:
     """The code of a user's function, or of a user's class's methods."""
     if isinstance(value, types.FunctionType):
         return "" if _installed(value) else _text(value.__code__)
-    if isinstance(value, partial | types.MethodType):
-        return ""
-    found = []
-    for kind in (value if isinstance(value, type) else type(value)).__mro__:
-        if not _installed(kind):
-            methods = {n: getattr(m, "__func__", m) for n, m in sorted(vars(kind).items())}
-            functions = {n: m for n, m in methods.items() if isinstance(m, types.FunctionType)}
-            # torch wraps `step` of an optimizer's class when the first optimizer is made.
-            found += [f"{n} {_text(inspect.unwrap(m).__code__)}" for n, m in functions.items()]
-    return "\n".join(found)
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    methods = {
+        f"{kind.__qualname__}.{name}": getattr(method, "__func__", method)
+        for kind in kinds
+        if not _installed(kind)
+        for name, method in sorted(vars(kind).items())
+    }
+    # torch wraps `step` of an optimizer's class when the first optimizer is made.
+    found = {n: inspect.unwrap(m) for n, m in methods.items() if isinstance(m, types.FunctionType)}
+    return "\n".join(f"{name} {_text(method.__code__)}" for name, method in found.items())
 
 
 def _text(code: types.CodeType) -> str:
@@ -201,14 +193,10 @@ def _text(code: types.CodeType) -> str:
 def _values(tensor: Tensor) -> str:
     kind = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
-        some = tensor.detach()
-        if some.dim():  # select rows first: flattening copies a tensor of another layout
-            some = some[:: max(1, min(len(some) // 256, some.numel() // _ELEMENTS))].flatten()
-            some = some[:: max(1, some.numel() // _ELEMENTS)]
-        some = some.to("cpu", copy=True)  # reading the copy's address has no side effects
-        return (
-            f"{kind} {_digest(some.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())}"
-        )
+        flat = tensor.detach().reshape(-1)
+        # Reading the address of a copy has no side effects.
+        some = flat[:: max(1, len(flat) // _ELEMENTS)].to("cpu", copy=True)
+        return f"{kind} {_digest(some.contiguous().view(torch.uint8).numpy().tobytes())}"
     except (RuntimeError, NotImplementedError):  # sparse, or without values
         return kind
 

@@ -55,10 +55,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Raise a ValueError unless an optimizer has exactly the trainable weights of a model."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(
-            f"optimizer_fn returns {kind}; give one optimizer, such as "
-            "torch.optim.SGD(parameters, lr)"
-        )
+        raise ValueError(f"optimizer_fn returns {kind}; give one optimizer of torch")
     taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if taken - {id(parameter) for parameter in model.parameters()}:
         raise ValueError(
@@ -69,8 +66,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if left_out := [name for name, p in named if p.requires_grad and id(p) not in taken]:
         raise ValueError(
             f"optimizer_fn leaves parameters out that require gradients "
-            f"({', '.join(left_out[:5])}); give the optimizer all that it is called with, or have "
-            "model_fn freeze those by requires_grad_(False)"
+            f"({', '.join(left_out[:5])}); give it all, or freeze those in model_fn"
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError(

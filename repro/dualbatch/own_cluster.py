@@ -12,17 +12,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_MODE = "RAY_AUTH_MODE"
-
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Make Ray require a token inside a ``with`` block: the user's own, or a new one."""
-    before = {name: os.environ.get(name) for name in (_MODE, *_TOKENS)}
-    os.environ[_MODE] = "token"
-    if not any(before[name] for name in _TOKENS):
-        os.environ[_TOKENS[0]] = secrets.token_hex(32)
+    """Make Ray require a new token inside a ``with`` block."""
+    names = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
     _read_environment()
     try:
         yield
@@ -46,12 +42,7 @@ def _read_environment() -> None:
 
 
 def start(ray: Any, **options: Any) -> None:
-    """Start a cluster on this machine, and warn of ports that listen on other interfaces.
-
-    Args:
-        ray: The module.
-        **options: For `ray.init`.
-    """
+    """Start a cluster on this machine, and warn of ports that listen on other interfaces."""
     before = open_ports()
     with _on_loopback():
         ray.init(address="local", include_dashboard=False, **options)

@@ -8,11 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
-from repro.dualbatch.checks import choice, instance, is_number, positive, whole
+from repro.dualbatch.checks import choice, is_number, whole
 from repro.measure import TimeModel
-from repro.measure.checks import is_whole
 
 Rounding = Literal["nearest", "floor"]
 Kind = Literal["small", "large"]
@@ -55,9 +54,6 @@ class DualBatchPlan:
         large_samples: d_L, the same for each large-batch worker; 0 without such workers.
         update_factor: d_S / d_L, the model-update factor of small-batch workers (section 3.4); 1 if
             there is only one kind of worker. Large-batch workers have the factor 1.
-
-    Raises:
-        ValueError: A count is no integer, or too small for the number of workers.
     """
 
     time_model: TimeModel
@@ -70,20 +66,6 @@ class DualBatchPlan:
     small_samples: int
     large_samples: int
     update_factor: float
-
-    def __post_init__(self) -> None:
-        instance("time_model", self.time_model, TimeModel)
-        counts = _counts(self.n_small, self.n_large, self.large_batch, self.samples)
-        names = ("n_small", "n_large", "large_batch", "samples")
-        values: dict[str, Any] = dict(zip(names, counts, strict=True))
-        if self.small_batch is not None or self.n_small:
-            values["small_batch"] = whole("small_batch", self.small_batch, 1)
-        values["small_samples"] = whole("small_samples", self.small_samples, bool(self.n_small))
-        values["large_samples"] = whole("large_samples", self.large_samples, bool(self.n_large))
-        for name in ("k", "update_factor"):
-            values[name] = positive(name, getattr(self, name))
-        for name, value in values.items():
-            object.__setattr__(self, name, value)  # the instance is frozen
 
     @classmethod
     def solve(
@@ -115,13 +97,13 @@ class DualBatchPlan:
             InfeasiblePlan: No small batch exists; the message states the feasible range of k.
             ValueError: An argument is out of range.
         """
-        instance("time_model", time_model, TimeModel)
-        n_small, n_large, large_batch, samples = _counts(n_small, n_large, large_batch, samples)
+        # Python's numbers: products of numpy's narrow integers would overflow.
+        n_small, n_large = whole("n_small", n_small, 0), whole("n_large", n_large, 0)
+        large_batch = whole("large_batch", large_batch, 2 if n_small else 1)
         n, a, b = n_small + n_large, time_model.a, time_model.b
-        if n_small:
-            whole("large_batch", large_batch, 2)
-        if samples < n:
-            raise ValueError(f"samples is {samples}; give one for each of {n} workers")
+        if not n:
+            raise ValueError("n_small and n_large are 0; give at least one worker")
+        samples = whole("samples", samples, n)  # one for each worker
         choice("rounding", rounding, ("nearest", "floor"))
         down = math.floor if rounding == "floor" else _nearest
         if n_small == 0:
@@ -158,11 +140,8 @@ class DualBatchPlan:
         small_batch = max(1, down(b / ((a + b / large_batch) * d_large / d_small - a)))
         if small_batch >= large_batch:
             raise infeasible(f"B_S would be {small_batch}, no smaller than B_L")
-        factor = 1.0  # section 3.4
-        if n_large:
-            factor = d_small / d_large
-        else:
-            d_large = 0
+        factor = d_small / d_large if n_large else 1.0  # section 3.4
+        d_large = d_large if n_large else 0
         counts = (n_small, n_large, samples, small_batch, large_batch)
         return cls(time_model, k, *counts, d_small, d_large, factor)
 
@@ -174,8 +153,7 @@ class DualBatchPlan:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kind of every worker: the small-batch workers come first."""
-        kinds: list[Kind] = ["small" if i < self.n_small else "large" for i in range(self.n)]
-        return tuple(kinds)
+        return (*["small"] * self.n_small, *["large"] * self.n_large)  # type: ignore[arg-type]
 
     def batch_of(self, kind: Kind) -> int:
         """Batch size of a kind of worker.
@@ -183,18 +161,13 @@ class DualBatchPlan:
         Raises:
             ValueError: There is no worker of that kind.
         """
-        batch = {"small": self.small_batch, "large": self.large_batch if self.n_large else None}
-        if (size := batch.get(kind)) is None:
-            raise ValueError(f"there is no {kind!r} worker among {self.kinds}")
-        return size
+        choice("kind", kind, sorted(set(self.kinds)))
+        batch = self.small_batch if kind == "small" else self.large_batch
+        assert batch is not None
+        return batch
 
     def share_of(self, kind: Kind) -> int:
-        """Samples of an epoch for a worker of a kind; 0 without such workers.
-
-        Raises:
-            ValueError: There is no such kind.
-        """
-        choice("kind", kind, ("small", "large"))
+        """Samples of an epoch for a worker of a kind; 0 without such workers."""
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
@@ -223,10 +196,10 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
     k n_S / (n - n_L k).
 
     Raises:
-        ValueError: A count is no integer, or there is no worker.
+        ValueError: A count is no whole number, or too small.
     """
-    instance("time_model", time_model, TimeModel)
-    n_small, n_large, large_batch, _ = _counts(n_small, n_large, large_batch, 1)
+    counts = (("n_small", n_small, 0), ("n_large", n_large, 0), ("large_batch", large_batch, 1))
+    n_small, n_large, large_batch = (whole(*count) for count in counts)
     a, b = time_model.a, time_model.b
     ratio = (a + b) / (a + b / large_batch)
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
@@ -234,14 +207,3 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
 
 def _nearest(value: float | Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
-
-
-def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
-    """The counts as Python's ints: products of numpy's narrow integers would overflow."""
-    if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or not (n_small or n_large):
-        raise ValueError(
-            f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "
-            "numbers, and one worker in all"
-        )
-    large_batch, samples = whole("large_batch", large_batch, 1), whole("samples", samples, 1)
-    return int(n_small), int(n_large), large_batch, samples

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from repro.dualbatch.checks import instance, is_number, plain, positive, whole
+from repro.dualbatch.checks import is_number, positive, whole
 from repro.dualbatch.plan import DualBatchPlan
 
 WARMUP_START = 0.2  # of the first rate
@@ -30,8 +30,8 @@ class SubStage:
     """A part of every stage.
 
     Attributes:
-        resolution: Side of the images in pixels, or their short side if they are not square
-            (see ``aspect`` of `train_dual_batch`); None leaves them unchanged.
+        resolution: Side of the images in pixels, or their short side if they are not square; None
+            leaves them unchanged.
         dropout: Rate for all dropout layers of the model; None leaves them unchanged.
         plan: Batch sizes and shares at this resolution; None takes the training's.
     """
@@ -43,16 +43,16 @@ class SubStage:
 
 @dataclass(frozen=True)
 class EpochSetting:
-    """Settings of one epoch.
+    """Settings of one epoch; None stands for what the images, the model or the training have.
 
     Attributes:
         epoch: From 1.
         stage: Number of the stage, from 1.
         sub_stage: Number of the sub-stage, from 1.
         lr: Learning rate, warm-up included.
-        resolution: Side of the images in pixels, None for their own.
-        dropout: Dropout rate, None for the model's own.
-        plan: Batch sizes and shares, None for the training's.
+        resolution: Side of the images in pixels.
+        dropout: Dropout rate.
+        plan: Batch sizes and shares.
     """
 
     epoch: int
@@ -97,18 +97,26 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         sub_stages: Sequence[SubStage] = (SubStage(),),
         warmup_epochs: int = 0,
     ) -> None:
-        if not stages or not sub_stages:
+        parts = len(sub_stages)
+        if not stages or not parts:
             raise ValueError(
-                f"there are {len(stages)} stages and {len(sub_stages)} sub-stages; give one of each"
+                f"there are {len(stages)} stages and {parts} sub-stages; give one of each"
             )
-        self.stages = tuple(_stage(stage, len(sub_stages)) for stage in stages)
-        self.sub_stages = tuple(map(_sub_stage, sub_stages))
-        kinds = {sub.plan.kinds for sub in sub_stages if sub.plan}
-        if len(kinds) > 1:
-            raise ValueError(f"the plans of the sub-stages have different workers: {sorted(kinds)}")
+        # Python's numbers instead of numpy's: they go into checkpoints.
+        self.stages = tuple(
+            Stage(whole("a stage's epochs", stage.epochs, parts), positive("a rate", stage.lr))
+            for stage in stages
+        )
+        self.sub_stages = tuple(
+            SubStage(
+                None if sub.resolution is None else whole("a resolution", sub.resolution, 1),
+                None if sub.dropout is None else _rate(sub.dropout),
+                sub.plan,
+            )
+            for sub in sub_stages
+        )
         self.warmup_epochs = whole("warmup_epochs", warmup_epochs, 0, self.stages[0].epochs)
         self._settings: list[EpochSetting] = []
-        parts = len(self.sub_stages)
         for number, stage in enumerate(self.stages, 1):
             for part, sub in enumerate(self.sub_stages, 1):
                 # Sub-stage i of m ends after the share i / m of its stage's epochs.
@@ -145,16 +153,14 @@ def set_dropout(model: nn.Module, rate: float) -> None:
     Raises:
         ValueError: The model has no dropout layer, or the rate is not from 0 up to below 1.
     """
-    if not _is_rate(rate):
-        raise ValueError(f"dropout is {rate!r}; give a rate from 0 up to below 1")
-    layers = list(dropout_rates(model))
+    rate, layers = _rate(rate), dropout_rates(model)
     if not layers:
         raise ValueError(
             f"the schedule sets dropout to {rate}, but {type(model).__name__} has no dropout "
             "layer; add one (nn.Dropout before the classifier), or leave dropout=None"
         )
     for layer in layers:
-        layer.p = float(rate)
+        layer.p = rate
 
 
 def dropout_rates(model: nn.Module) -> dict[nn.modules.dropout._DropoutNd, float]:
@@ -163,24 +169,7 @@ def dropout_rates(model: nn.Module) -> dict[nn.modules.dropout._DropoutNd, float
     return {module: module.p for module in model.modules() if isinstance(module, kind)}
 
 
-def _is_rate(value: Any) -> bool:
-    return is_number(value) and 0 <= value < 1
-
-
-# Python's numbers instead of numpy's, since checkpoints are compared by their text.
-
-
-def _stage(stage: Stage, parts: int) -> Stage:
-    instance("a stage", stage, Stage)
-    # At least one epoch for each sub-stage.
-    return Stage(whole("a stage's epochs", stage.epochs, parts), positive("a rate", stage.lr))
-
-
-def _sub_stage(sub: SubStage) -> SubStage:
-    instance("a sub-stage", sub, SubStage)
-    if sub.plan is not None:
-        instance("a sub-stage's plan", sub.plan, DualBatchPlan)
-    side = None if sub.resolution is None else whole("a resolution", sub.resolution, 1)
-    if sub.dropout is not None and not _is_rate(sub.dropout):
-        raise ValueError(f"a dropout is {sub.dropout!r}; give a rate from 0 up to below 1")
-    return SubStage(side, None if sub.dropout is None else plain(sub.dropout), sub.plan)
+def _rate(value: Any) -> float:
+    if not is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"dropout is {value!r}; give a rate from 0 up to below 1")
+    return float(value)

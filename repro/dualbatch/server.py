@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.dualbatch.checks import NonFiniteError, choice, not_finite, plain, positive, whole
+from repro.dualbatch.checks import NonFiniteError, choice, not_finite, positive, whole
 from repro.measure import CheckpointError
-from repro.measure.checks import is_whole
 
 State = Mapping[str, Tensor]
-Round = dict[int, tuple[dict[str, Tensor], "Commit"]]  # by worker, held back by BSP's barrier
 SYNCS = ("bsp", "asp", "ssp")
 MERGES = ("average", "journal", "conference", "delta")
 
@@ -127,20 +125,15 @@ class ParameterServer:
         _check_initial(state)
         self.sync, self.staleness = sync, _bound(sync, staleness, merge)
         self.merge = merge or ("average" if sync == "bsp" else "journal")
+        self.workers = whole("workers", workers, 1)
         self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
         self.version = 0
-        self.iterations = [0] * whole(
-            "workers", workers, 1
-        )  # number of shares committed by each worker
+        self.iterations = [0] * self.workers  # number of shares committed by each worker
         self.log: list[Commit] = []
         self.pulls: dict[int, Pull] = {}  # by worker, the unfinished share
         self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
-        self._round: Round = {}
-
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
-        return len(self.iterations)
+        # By worker, held back by BSP's barrier.
+        self._round: dict[int, tuple[dict[str, Tensor], Commit]] = {}
 
     def may_start(self, worker: int) -> bool:
         """Whether a worker may start its next share now.
@@ -148,7 +141,7 @@ class ParameterServer:
         Raises:
             ValueError: There is no such worker.
         """
-        self._check_worker(worker)
+        worker = whole("worker", worker, 0, self.workers - 1)
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
     def pull(self, worker: int) -> Pull:
@@ -158,16 +151,14 @@ class ParameterServer:
             ServerError: The worker must wait for slower workers.
             ValueError: There is no such worker.
         """
-        worker = self._check_worker(worker)
         if not self.may_start(worker):
             raise ServerError(
                 f"worker {worker} is to wait: it has committed {self.iterations[worker]} shares, "
-                f"the slowest {min(self.iterations)}, and the bound is {self.staleness:g}; ask "
-                "may_start first"
+                f"the slowest {min(self.iterations)}, the bound {self.staleness:g}; see may_start"
             )
         state = {name: tensor.clone() for name, tensor in self.state.items()}
-        pull = Pull(worker, self.iterations[worker], self.version, state)
-        self.pulls[worker] = pull
+        pull = Pull(int(worker), self.iterations[worker], self.version, state)
+        self.pulls[pull.worker] = pull
         return pull
 
     def push(
@@ -198,7 +189,8 @@ class ParameterServer:
             ServerError: The worker has not pulled this share, or has pushed it before.
             ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
-        worker, pull = self._check_worker(worker), self.pulls.get(worker)
+        worker = whole("worker", worker, 0, self.workers - 1)
+        pull = self.pulls.get(worker)
         if pull is None or pull.iteration != iteration:
             raise ServerError(
                 f"worker {worker} pushes share {iteration!r}, and has "
@@ -206,16 +198,26 @@ class ParameterServer:
                 "not pushed yet; pull each share, and push it once"
             )
         self._check_state(state)
-        number, stale = len(self.log), self.version - pull.version
-        when = float(positive("factor", factor)), float(time_s)
-        logged = math.nan if loss is None else float(loss)
-        commit = Commit(number, worker, pull.iteration, pull.version, stale, *when, logged)
-        if loss is not None and not math.isfinite(logged):
-            raise _diverged(f"the loss is {logged}", commit)
+        commit = Commit(
+            number=len(self.log),
+            worker=worker,
+            iteration=pull.iteration,
+            pulled=pull.version,
+            staleness=self.version - pull.version,
+            factor=positive("factor", factor),
+            time_s=float(time_s),
+            loss=math.nan if loss is None else float(loss),
+        )
+
+        def diverged(what: str) -> NonFiniteError:
+            return NonFiniteError(what, worker, pull.iteration + 1, None)
+
+        if loss is not None and not math.isfinite(commit.loss):
+            raise diverged(f"the loss is {commit.loss}")
+        if (name := not_finite(state)) is not None:
+            raise diverged(f"{name!r} is not finite")
         merged, waiting = None, self._round
         if self.sync == "bsp":
-            if (name := not_finite(state)) is not None:
-                raise _diverged(f"{name!r} is not finite", commit)
             kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
             waiting = self._round | {worker: (kept, commit)}
             if len(waiting) == self.workers:
@@ -223,12 +225,9 @@ class ParameterServer:
         else:
             merged = self._merged(self.state, state, pull.state, commit.factor)
         if merged is not None:
-            # A merge keeps NaN and infinity, so that one check is enough.
             if (name := not_finite(merged)) is not None:
-                bad = not_finite(state)
-                overflow = f"merging makes {name!r} overflow"
-                raise _diverged(overflow if bad is None else f"{bad!r} is not finite", commit)
-            self.state, self.version = merged, number + 1
+                raise diverged(f"merging makes {name!r} overflow")
+            self.state, self.version = merged, commit.number + 1
         self._round = waiting
         del self.pulls[worker]
         if optimizer is not None:
@@ -237,15 +236,14 @@ class ParameterServer:
         self.iterations[worker] += 1
         return commit
 
-    def _merged_round(self, waiting: Round) -> dict[str, Tensor]:
+    def _merged_round(self, waiting: Mapping[int, tuple[State, Commit]]) -> dict[str, Tensor]:
         """Merge a round of BSP, in which every worker started from the current state."""
-        merged = self.state
+        merged = dict(self.state)
         if self.merge != "average":
             for state, commit in sorted(waiting.values(), key=lambda entry: entry[1].number):
                 merged = self._merged(merged, state, self.state, commit.factor)
             return merged
         total = sum(commit.factor for _, commit in waiting.values())
-        merged = {}
         for name, start in self.state.items():
             average = torch.zeros_like(start) if start.is_floating_point() else start
             for worker in sorted(waiting):  # in a fixed order, since sums depend on it
@@ -296,12 +294,11 @@ class ParameterServer:
             raise CheckpointError(
                 f"the checkpoint is of {len(saved['iterations'])} workers, with "
                 f"{len(saved['round'])} at a barrier, this server has {self.workers} and sync "
-                f"{self.sync!r}; give the same plan and sync, or start anew without it"
+                f"{self.sync!r}; give the same, or start anew without it"
             )
         self._check_state(saved["state"])
-        entries = [*saved["pulls"], *saved["round"]]
-        for state in (saved["state"], *(entry["state"] for entry in entries)):
-            if (name := not_finite(state)) is not None:
+        for entry in (saved, *saved["pulls"], *saved["round"]):
+            if (name := not_finite(entry["state"])) is not None:
                 raise CheckpointError(
                     f"the checkpoint has a {name!r} that is not finite: its training had diverged; "
                     "start anew without it, with a lower learning rate"
@@ -315,26 +312,18 @@ class ParameterServer:
         held = [(dict(entry["state"]), Commit(**entry["commit"])) for entry in saved["round"]]
         self._round = {commit.worker: (state, commit) for state, commit in held}
 
-    def _check_worker(self, worker: int) -> int:
-        return whole("worker", worker, 0, self.workers - 1)
-
     def _check_state(self, state: State) -> None:
         """Raise a ValueError unless a state has the names, shapes and types of the server's."""
         ours, theirs = (
-            {name: f"{name} {tuple(t.shape)} {t.dtype}" for name, t in one.items()}
+            {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in one.items()}
             for one in (self.state, state)
         )
-        names = sorted(ours.keys() | theirs.keys())
-        pairs = ((theirs.get(n, f"no {n}"), ours.get(n, f"no {n}")) for n in names)
-        if wrong := [f"{their} in the place of {our}" for their, our in pairs if their != our]:
+        if ours != theirs:
             raise ValueError(
-                f"the state is not the server's: {', '.join(wrong[:5])}; push what "
-                "model.state_dict() gives for the model that was pulled"
+                f"the state is not the server's: it has {sorted(theirs - ours)[:5]} and lacks "
+                f"{sorted(ours - theirs)[:5]}; push what model.state_dict() gives for the model "
+                "that was pulled"
             )
-
-
-def _diverged(what: str, commit: Commit) -> NonFiniteError:
-    return NonFiniteError(what, commit.worker, commit.iteration + 1, None)
 
 
 def _merged_whole(current: Tensor, new: Tensor, pulled: Tensor) -> Tensor:
@@ -347,14 +336,12 @@ def _check_initial(state: State) -> None:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(
                 f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
-                "the model's state, by register_buffer(..., persistent=False) or without "
-                "get_extra_state"
+                "the model's state, such as by register_buffer(..., persistent=False)"
             )
     if (wrong := not_finite(state)) is not None:
         raise ValueError(
-            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend how the "
-            "model is made, or keep a constant such as a mask out of the state by "
-            "register_buffer(..., persistent=False)"
+            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend it, or keep "
+            "a constant such as a mask out of the state by register_buffer(..., persistent=False)"
         )
 
 
@@ -367,12 +354,8 @@ def _bound(sync: str, staleness: float | None, merge: str | None) -> float:
             f"merge='average' is of a whole round and needs sync='bsp', not {sync!r}; choose "
             "'journal', 'conference' or 'delta'"
         )
-    endless = isinstance(staleness, float) and staleness == math.inf
-    if sync == "ssp" and (endless or is_whole(staleness, 0)):
-        return plain(staleness)
-    if sync == "ssp" or staleness is not None:
-        raise ValueError(
-            f"staleness is {staleness!r} with sync={sync!r}; give 0 or more with 'ssp', a whole "
-            "number or math.inf, and None else"
-        )
+    if sync == "ssp":
+        return math.inf if staleness == math.inf else whole("staleness", staleness, 0)
+    if staleness is not None:
+        raise ValueError(f"staleness is {staleness!r} with sync={sync!r}; it is of 'ssp' alone")
     return 0.0 if sync == "bsp" else math.inf

@@ -83,40 +83,31 @@ def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, T
 
 
 def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a data function's mini-batches as long as they fit the share."""
+    """Yield a data function's mini-batches as long as they are the share's."""
     left, step = len(share.indices), 0
     due = f"a share of {left} samples in batches of {share.batch_size} ({whose})"
     for step, batch in enumerate(batches, 1):
-        if wrong := _wrong(batch, min(share.batch_size, left), share.resolution):
+        wanted, wrong = min(share.batch_size, left), ""
+        if not (len(batch) == 2 and all(isinstance(t, Tensor) and t.dim() for t in batch)):
+            wrong = "something else than two tensors with the samples first"
+        elif not len(batch[0]) == len(batch[1]) == wanted or not wanted:
+            wrong = f"{len(batch[0])} inputs and {len(batch[1])} targets where {wanted} are due"
+        elif batch[0].dim() == 4 and share.resolution not in (None, min(batch[0].shape[2:])):
+            wrong = f"inputs of shape {tuple(batch[0].shape)} for {share.resolution} pixels"
+        if wrong:
             raise ValueError(
-                f"the data function gives {wrong} at step {step} of {due}; give pairs of tensors, "
-                "inputs and targets with the samples first: those of share.indices, "
-                "share.batch_size at a time and the rest last, the short side of images "
-                "share.resolution (what changes the batch size goes around the training: a plan "
-                "for each size)"
+                f"the data function gives {wrong} at step {step} of {due}; give pairs of inputs "
+                "and targets: those of share.indices, share.batch_size at a time and the rest "
+                "last, the short side of images share.resolution (what changes the batch size goes "
+                "around the training: a plan for each size)"
             )
-        left -= len(batch[0])
+        left -= wanted
         yield batch[0], batch[1]
     if left:
         raise ValueError(
             f"the data function ends after step {step} of {due}, {left} samples too early; give "
             "all samples of share.indices"
         )
-
-
-def _wrong(batch: Any, wanted: int, side: int | None) -> str | None:
-    """Describe the fault of a data function's mini-batch, None for a valid one."""
-    if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        return f"{type(batch).__name__} in the place of a pair"
-    for what, value in zip(("inputs", "targets"), batch, strict=True):
-        if not isinstance(value, Tensor) or not value.dim():
-            return f"{type(value).__name__} as {what}"
-    inputs, targets = batch
-    if not len(inputs) == len(targets) == wanted or not wanted:
-        return f"{len(inputs)} inputs and {len(targets)} targets where {wanted} are due"
-    if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
-        return f"inputs of shape {tuple(inputs.shape)} where {side} pixels are due"
-    return None
 
 
 def resized(shape: Sequence[int], side: int | None) -> int | None:

@@ -11,15 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from repro.dualbatch.checks import choice, function, instance
+from repro.dualbatch.checks import choice
 from repro.dualbatch.engines import Engine, EpochResult, Job, LocalEngine, TimeModels
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
 from repro.dualbatch.shares import Data, resized
 from repro.dualbatch.worker import Recipe
-
-ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -118,24 +116,22 @@ def train_dual_batch(
             or a function keeps a state that no checkpoint holds.
         ClusterError: A cluster cannot be reached, or died, or an exception cannot cross it.
     """
-    choice("engine", engine, ENGINES)
-    function("evaluate", evaluate, optional=True)
-    function("on_epoch", on_epoch, optional=True)
-    _check_schedule(plan, schedule)
+    choice("engine", engine, ("local", "ray"))
     if isinstance(model_fn, nn.Module):
         raise ValueError(
             "model_fn is a model; give a function that makes a new one each time, such as "
             "lambda: copy.deepcopy(model)"
         )
+    _check_plans(plan, schedule)
     _check_data(data, plan, schedule)
-    of_the_clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
-    of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
+    clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
     if engine == "ray":
-        _check_unused({"follow": follow, **of_the_clock}, "engine='ray'")
+        _check_unused({"follow": follow, **clock}, "engine='ray'")
     else:
+        of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
         _check_unused(of_ray, "engine='local'")
     if follow is not None:
-        _check_unused(of_the_clock, "follow=")
+        _check_unused(clock, "follow=")
         if len(follow) != plan.n * len(schedule):
             raise ValueError(
                 f"follow has {len(follow)} commits, {plan.n} workers and {len(schedule)} epochs "
@@ -159,9 +155,7 @@ def train_dual_batch(
     return DualBatchResult(carried.server.state, carried.history, carried.server.log, engine)
 
 
-def _check_schedule(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
-    instance("plan", plan, DualBatchPlan)
-    instance("schedule", schedule, CyclicProgressiveSchedule)
+def _check_plans(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     for setting in schedule:
         own = setting.plan or plan
         if own.kinds != plan.kinds or own.samples != plan.samples:
@@ -175,11 +169,10 @@ def _check_schedule(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) ->
 def _check_data(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     if callable(data):
         return
-    tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
-    if not tensors or len(data) != 2:
+    if len(data) != 2 or not all(isinstance(tensor, Tensor) for tensor in data):
         raise ValueError(
-            f"data is of type {type(data).__name__}; give a pair of tensors (inputs, targets), or "
-            "a function from a Share to its mini-batches"
+            "data is no pair of tensors (inputs, targets), and no function from a Share to its "
+            "mini-batches; give one of them"
         )
     if not len(data[0]) == len(data[1]) == plan.samples:
         raise ValueError(

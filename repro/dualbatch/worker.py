@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.dualbatch.checks import NonFiniteError, choice, function, not_finite, whole
+from repro.dualbatch.checks import NonFiniteError, choice, not_finite, whole
 from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.guards import UnsavedBuffers, buffers_of, check_optimizer, storages
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
@@ -32,12 +32,10 @@ from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
 from repro.measure import accelerator
 
-OPTIMIZER_STATES = ("kept", "restarted")
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
 _LARGEST_SEED = 2**64 - 1  # torch's limit
-_AT_ONCE = ("cpu",)  # devices on which reading a loss does not wait
 _LOSS = -1  # in an optimizer's state, the key of the loss's buffers
 _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all recipes of this process
 
@@ -90,52 +88,38 @@ class Recipe:
     optimizer_state: str = "kept"
 
     def __post_init__(self) -> None:
-        function("model_fn", self.model_fn)
-        function("loss_fn", self.loss_fn)
-        function("optimizer_fn", self.optimizer_fn, optional=True)
-        function("passes_fn", self.passes_fn, optional=True)
         if trainable := Seen("loss_fn", self.loss_fn).trainable:
             raise ValueError(
                 f"loss_fn has tensors that require gradients ({', '.join(trainable[:5])}), which "
-                "no worker trains; make them part of the model of model_fn, whose outputs loss_fn "
-                "gets, freeze them by requires_grad_(False), or give a function that holds none"
+                "no worker trains; make them part of model_fn's model, or freeze them by "
+                "requires_grad_(False), or give a function that holds none"
             )
         choice("factor", self.factor, FACTORS)
-        choice("optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
+        choice("optimizer_state", self.optimizer_state, ("kept", "restarted"))
         object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
         if self.autocast not in (None, torch.bfloat16):
-            raise ValueError(
-                f"autocast is {self.autocast}; give torch.bfloat16 or None (float16 would need its "
-                "loss scaled)"
-            )
+            raise ValueError(f"autocast is {self.autocast}; give torch.bfloat16 or None")
         if self.passes_fn is not None and self.autocast is not None:
-            raise ValueError(
-                f"autocast is {self.autocast} and there is a passes_fn, which makes the forward "
-                "pass itself; enter torch.autocast there and leave autocast out"
-            )
+            raise ValueError("autocast has no effect on a passes_fn; enter torch.autocast there")
 
     def make_model(self) -> nn.Module:
         """A new model with the initial weights, on the device.
 
         Raises:
-            ValueError: `model_fn` makes no model, one without trainable weights, or one that shares
+            ValueError: `model_fn` makes a model without trainable weights, or one that shares
                 tensors with another live model.
         """
         with seeded(self.device, self.seed):
             model = self.model_fn()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model_fn returns {type(model).__name__}; give a function to a model")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
-                f"model_fn makes a {type(model).__name__} that has no parameter to train; leave "
-                "requires_grad of some as it is"
+                "model_fn's model has no parameter to train; set requires_grad of some"
             )
         mine = storages(model)
         if model in _made or any(mine & storages(other) for other in _made):
             raise ValueError(
-                "model_fn returns a model that shares tensors with one that it or another run's "
-                "made before, so that one training would change the other; have it make a new one "
-                "each time, such as by lambda: copy.deepcopy(model)"
+                "model_fn returns a model that shares tensors with another that was made before; "
+                "have it make a new one each time, such as by lambda: copy.deepcopy(model)"
             )
         model = model.to(self.device)
         if self.channels_last:
@@ -189,7 +173,6 @@ class Worker:
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
             self._passes = recipe.passes_fn(self.model, self._loss_fn)
-            function("what passes_fn returns", self._passes)
 
     def train(
         self,
@@ -204,9 +187,8 @@ class Worker:
         Without an `optimizer_state`, as before a worker's first share, the optimizer begins with a
         new state. Its rate is always the setting's.
 
-        The returned state is the model's own: push it before training the next share. On a CPU a
-        loss that is not finite ends the share at once, elsewhere after its last step, since reading
-        each loss would make the host wait.
+        The returned state is the model's own: push it before training the next share. A loss that
+        is not finite is found after the last step, since reading each would make the host wait.
 
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
@@ -215,14 +197,7 @@ class Worker:
                 changes its own options, or there is no such worker.
         """
         recipe, plan, device = self.recipe, setting.plan or self.plan, self.recipe.device
-        number = whole("worker", worker, 0, plan.n - 1)
-        whose = f"worker {number}, epoch {setting.epoch}"
-        at_once = torch.device(device).type in _AT_ONCE
-        losses: list[Tensor] = []
-
-        def diverged(what: str, step: int) -> NonFiniteError:
-            return NonFiniteError(what, number, setting.epoch, step, setting.lr)
-
+        whole("worker", worker, 0, plan.n - 1)
         # 1. The pulled weights, and the epoch's dropout and learning rate.
         self.model.load_state_dict(state)
         self._unsaved.restore()
@@ -234,10 +209,12 @@ class Worker:
         optimizer = self._make_optimizer(setting.lr, optimizer_state)
         options = _options(optimizer)
         # 2. The worker's d_S or d_L samples of the pass, in mini-batches of B_S or B_L.
-        share = share_of(plan, number, iteration, setting, recipe.seed)
-        total, samples = torch.zeros((), device=device), 0
+        share = share_of(plan, worker, iteration, setting, recipe.seed)
+        batches = batches_of(recipe.data, share, f"worker {worker}, epoch {setting.epoch}")
+        losses: list[Tensor] = []
+        total = torch.zeros((), device=device)
         with seeded(device, share.seed), torch.enable_grad():
-            for inputs, targets in batches_of(recipe.data, share, whose):
+            for inputs, targets in batches:
                 inputs = inputs.to(device, non_blocking=True)
                 targets = targets.to(device, non_blocking=True)
                 if recipe.channels_last and inputs.dim() == 4:
@@ -245,24 +222,22 @@ class Worker:
                 # 3. A step by the mean gradient of the mini-batch (equation 1).
                 optimizer.zero_grad(set_to_none=True)
                 loss = self._gradients(inputs, targets)
-                losses.append(loss)
-                if at_once and not math.isfinite(loss):
-                    raise diverged(f"the loss is {float(loss)}", len(losses))
                 optimizer.step()
+                losses.append(loss)
                 # Kept on the device: reading it would wait for every step. A half-precision
                 # product would overflow long before the loss.
                 total += loss.to(torch.promote_types(loss.dtype, total.dtype)) * len(inputs)
-                samples += len(inputs)
-        if not math.isfinite(total):
-            finite = torch.stack(losses).isfinite().tolist()
-            first = finite.index(False) if False in finite else len(losses) - 1
-            raise diverged(f"the loss is {float(losses[first])}", first + 1)
         # 4. The trained weights, to be pushed with the worker's model-update factor.
-        trained = dict(self.model.state_dict())
-        if (name := not_finite(trained)) is not None:
-            raise diverged(f"{name!r} is not finite after the step's update", len(losses))
-        factor = plan.factor_of(plan.kinds[number], recipe.factor)
-        return Trained(trained, factor, total / samples, self._left_by(optimizer, options))
+        trained, step, wrong = dict(self.model.state_dict()), len(losses), ""
+        if not math.isfinite(total):
+            step = next((n for n, loss in enumerate(losses, 1) if not loss.isfinite()), step)
+            wrong = f"the loss is {float(losses[step - 1])}"
+        elif (name := not_finite(trained)) is not None:
+            wrong = f"{name!r} is not finite after the step's update"
+        if wrong:
+            raise NonFiniteError(wrong, worker, setting.epoch, step, setting.lr)
+        factor, mean = plan.factor_of(plan.kinds[worker], recipe.factor), total / len(share.indices)
+        return Trained(trained, factor, mean, self._left_by(optimizer, options))
 
     def parts(self) -> Parts:
         """Visible parts of the functions, without state kept from share to share."""
@@ -292,20 +267,18 @@ class Worker:
         """Compute the gradients of a mini-batch; return its mean loss, ()."""
         who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
         loss = self._passes(inputs, targets)
-        if isinstance(loss, float) and self.recipe.passes_fn is not None:
+        if isinstance(loss, float):
             loss = torch.tensor(loss, device=self.recipe.device)
         if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-            is_tensor = isinstance(loss, Tensor)
-            kind = f"{loss.dtype} {tuple(loss.shape)}" if is_tensor else str(type(loss))
+            kind = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
             raise ValueError(
                 f"{who} returns {kind}; give the mean over the samples of the mini-batch, one "
-                "number as a floating tensor of shape (), such as with reduction='mean' or .mean()"
+                "floating number of shape (), such as by reduction='mean' or .mean()"
             )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                f"{who} leaves no gradient in the model: its loss depends on no weight which is "
-                "trained, or backward() was not called; leave detach(), item(), no_grad() and "
-                "other models out of forward and loss"
+                f"{who} leaves no gradient in the model; let its loss depend on trained weights, "
+                "without detach(), item() and no_grad(), and call backward() in your own passes"
             )
         return loss.detach().clone()  # the next replay of a graph overwrites its loss
 
@@ -337,8 +310,7 @@ class Worker:
             if _options(optimizer) != options:
                 raise ValueError(
                     f"{type(optimizer).__name__} changes its own options as it steps, which begin "
-                    "anew in each share: only what it keeps by parameter goes on; take another "
-                    "optimizer, or optimizer_state='restarted', which says so"
+                    "anew in each share; take another, or optimizer_state='restarted'"
                 )
         loss_state = buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:

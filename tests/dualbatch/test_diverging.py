@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainings import SYNCS, TIMES, Recorder, make_data, make_model, same, train
+from trainings import SYNCS, TIMES, Recorder, make_data, same, train
 
 from repro.dualbatch import (
     CheckpointError,
@@ -16,7 +16,6 @@ from repro.dualbatch import (
     NonFiniteError,
     ParameterServer,
     Stage,
-    worker,
 )
 from repro.measure import load_checkpoint, save_checkpoint
 
@@ -41,12 +40,8 @@ class Poisoned(Recorder):
 
 class TestTrainings:
     @pytest.mark.slow
-    @pytest.mark.parametrize("at_once", [True, False])  # False: as on an accelerator
     @pytest.mark.parametrize("options", SYNCS)
-    def test_a_bad_value_is_named_where_it_was_seen_first(
-        self, options, at_once, tmp_path, monkeypatch
-    ):
-        monkeypatch.setattr(worker, "_AT_ONCE", ("cpu",) if at_once else ())
+    def test_a_bad_value_is_named_where_it_was_seen_first(self, options, tmp_path):
         whole = train(data=Poisoned(), **options)
         path = tmp_path / "training.pt"
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
@@ -119,15 +114,6 @@ class TestTrainings:
         with pytest.raises(CheckpointError, match=r"has a '1.running_var' that is not finite"):
             train(checkpoint=path, count=2)
 
-    def test_a_model_that_cannot_be_merged(self):
-        def masked():
-            model = make_model()
-            model.register_buffer("mask", torch.full((3,), -INF))
-            return model
-
-        with pytest.raises(ValueError, match=r"initial state's 'mask' is not finite.*persistent="):
-            train(model_fn=masked)
-
 
 class TestServer:
     STATE = {"w": torch.ones(4), "mean": torch.zeros(2), "n": torch.tensor(3)}  # noqa: RUF012
@@ -137,12 +123,11 @@ class TestServer:
         state[name][-1] = value
         return state
 
-    @pytest.mark.parametrize(("name", "value"), [("w", NAN), ("mean", INF), ("w", -INF)])
+    @pytest.mark.parametrize(("name", "value"), [("w", NAN), ("mean", INF)])
     @pytest.mark.parametrize(
         ("sync", "merge"),
-        [("asp", "journal"), ("asp", "conference"), ("asp", "delta"), ("bsp", "average"),
-         ("bsp", "delta"), ("ssp", "journal")],
-    )  # fmt: skip
+        [("asp", "journal"), ("bsp", "average"), ("bsp", "delta"), ("ssp", "journal")],
+    )
     def test_nothing_bad_is_merged(self, sync, merge, name, value):
         server = ParameterServer(self.STATE, 2, sync, 1 if sync == "ssp" else None, merge)
         server.pull(0), server.pull(1)

@@ -34,8 +34,7 @@ def train(device, **options):
     return train_dual_batch(make_model, data, plan, schedule, device=device.type, **options)
 
 
-@pytest.mark.parametrize("sync", ["asp", "bsp"])
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("sync", "fast"), [("asp", False), ("bsp", True)])
 def test_it_trains_on_the_device(device, sync, fast):
     options = {"autocast": torch.bfloat16, "channels_last": True} if fast else {}
     result = train(device, sync=sync, **options)

@@ -29,6 +29,7 @@ from repro.dualbatch import (
 from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
+WHERE = ["on_epoch", "evaluate", "evaluate"]  # a training is interrupted
 EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
 
 
@@ -45,28 +46,13 @@ def one_by_one(share):
     return ((x, x) for x in torch.ones(len(share.indices), 1).split(share.batch_size))
 
 
-class TestRepeats:
-    @pytest.mark.parametrize("options", SYNCS)
-    def test_bit_for_bit(self, options):
-        one, two, other = train(**options), train(**options), train(seed=1, **options)
-        assert same(one.state, two.state)
-        assert one.log == two.log
-        assert without_wall_time(one) == without_wall_time(two)
-        assert not same(one.state, other.state)
-        assert len(one.log) == 4 * 3
-        assert sorted((c.worker, c.iteration) for c in one.log) == [
-            (worker, iteration) for worker in range(3) for iteration in range(4)
-        ]
-
-
 class TestDataParallel:
-    @pytest.mark.parametrize("plan", [EQUAL, replace(EQUAL, n_small=0, n_large=4)])
-    def test_bsp_of_equal_batches_averages_gradients(self, plan):
+    def test_bsp_of_equal_batches_averages_gradients(self):
         images, labels = (tensor[:40] for tensor in make_data())
         images = images.double()
         schedule = CyclicProgressiveSchedule([Stage(3, 0.3), Stage(2, 0.05)], warmup_epochs=2)
         options = {"data": (images, labels), "factor": "none", "optimizer_fn": plain_sgd, "seed": 3}
-        result = train(plan, model_fn=make_double, schedule=schedule, sync="bsp", **options)
+        result = train(EQUAL, model_fn=make_double, schedule=schedule, sync="bsp", **options)
         # Four workers with a fourth of the data each: the mean of their gradients is the
         # gradient of all the data.
         with torch.random.fork_rng():
@@ -87,9 +73,7 @@ class TestDataParallel:
 
 
 class TestShares:
-    @pytest.mark.parametrize(
-        ("workers", "samples"), [((1, 3), 480), ((2, 1), 61), ((3, 0), 480), ((0, 3), 61)]
-    )
+    @pytest.mark.parametrize(("workers", "samples"), [((1, 3), 480), ((2, 1), 61)])
     def test_of_a_pass_are_the_data(self, workers, samples):
         plan = make_plan(*workers, samples=samples)
         data = Recorder(samples)
@@ -113,9 +97,9 @@ class TestShares:
 
 
 class TestClock:
-    @pytest.mark.parametrize(("k", "n_small"), [(1.05, 1), (1.1, 2), (1.1, 3)])
-    def test_small_and_large_workers_end_together(self, k, n_small):
-        # The paper's plans; nothing is trained but one weight.
+    def test_small_and_large_workers_end_together(self):
+        # A plan of the paper; nothing is trained but one weight.
+        k, n_small = 1.1, 3
         plan = DualBatchPlan.solve(GTX_1080, k, n_small, 4 - n_small, 500, 50_000, "floor")
         options = {"model_fn": lambda: nn.Linear(1, 1), "data": one_by_one}
         result = train(plan, loss_fn=functional.mse_loss, count=3, **options)
@@ -169,37 +153,30 @@ class TestStraggler:
 
     def run(self, **options):
         plan, count = make_plan(0, 3), 6
-        slow = plan.time_of("large") * 3
         log = train(plan, count=count, slowdowns=[1, 1, 3], **options).log
-        ends = {(c.worker, c.iteration): c.time_s for c in log}
-        committed, leads, waited = [0, 0, 0], [], 0.0
+        starts, ends = {}, {}
         for commit in log:  # each pulls as soon as it may
-            seen = log[: commit.pulled]
-            done = [sum(c.worker == worker for c in seen) for worker in range(3)]
-            leads.append(commit.iteration - min(done))
-            start = seen[-1].time_s if seen else 0.0
-            if commit.iteration:
-                waited += start - ends[commit.worker, commit.iteration - 1]
-            committed[commit.worker] += 1
-        assert committed == [count] * 3
+            share = commit.worker, commit.iteration
+            starts[share] = log[commit.pulled - 1].time_s if commit.pulled else 0.0
+            ends[share] = commit.time_s
+        slow = plan.time_of("large") * 3
         assert ends[2, count - 1] == pytest.approx(count * slow)  # it never waits
-        return max(leads), waited, slow
+        assert len(ends) == len(log) == 3 * count
+        return [starts[0, share] for share in range(count)], slow
 
-    @pytest.mark.parametrize("bound", [0, 1, 2])
+    @pytest.mark.parametrize("bound", [0, 2])
     def test_the_bound_binds(self, bound):
-        lead, waited, slow = self.run(sync="ssp", staleness=bound)
-        assert lead == bound
+        starts, slow = self.run(sync="ssp", staleness=bound)
         # A fast worker starts share t once the straggler has committed t - s shares.
-        now, expected = 0.0, 0.0
+        now, expected = 0.0, []
         for share in range(6):
-            start = max(now, slow * (share - bound))
-            expected += start - now
-            now = start + slow / 3
-        assert waited == pytest.approx(2 * expected) and expected > 0
+            expected.append(max(now, slow * (share - bound)))
+            now = expected[-1] + slow / 3
+        assert starts == pytest.approx(expected)
 
     def test_without_a_bound_nobody_waits(self):
-        lead, waited, _ = self.run(sync="asp")
-        assert lead > 2 and waited == pytest.approx(0)
+        starts, slow = self.run(sync="asp")
+        assert starts == pytest.approx([share * slow / 3 for share in range(6)])
 
 
 def weighted(outputs, targets, weight=None):
@@ -237,8 +214,6 @@ SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 # What is given, how it is made of one thing or another, and what differs.
 OTHER_FUNCTIONS = {
     "another optimizer": ("optimizer_fn", partial, SGD, ADAM, r"optimizer_fn"),
-    "another argument": ("optimizer_fn", lambda m: partial(SGD, momentum=m), 0.9, 0.5,
-                         r"optimizer_fn\(momentum\)"),
     "other code": ("optimizer_fn", lambda make: make, lambda p, lr: SGD(p, lr),
                    lambda p, lr: SGD(p, lr / 2), r"optimizer_fn.code"),
     "other weights": ("loss_fn", lambda w: nn.CrossEntropyLoss(torch.tensor(w)), EVEN, UNEVEN,
@@ -248,8 +223,6 @@ OTHER_FUNCTIONS = {
     "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
     "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
     "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
-    "another slope": ("model_fn", lambda s: activated(nn.LeakyReLU(s)), 0.1, 0.2,
-                      r"model.2.negative_slope"),
     "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
                     torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
                     r"loss_fn.g"),
@@ -259,13 +232,14 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("where", "at"), [("on_epoch", 2), ("evaluate", 1), ("evaluate", 4)])
-    @pytest.mark.parametrize("options", SYNCS)
+    @pytest.mark.parametrize(
+        ("options", "where", "at"), list(zip(SYNCS, WHERE, (2, 1, 3), strict=True))
+    )
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
         plan = replace(make_plan(), small_samples=12, large_samples=36)
         path = tmp_path / "folder" / "training.pt"
-        options = options | {"plan": plan, "count": 5}
+        options = options | {"plan": plan, "count": 4}
 
         def evaluate(model):
             return {"sum": float(sum(p.detach().sum() for p in model.parameters()))}
@@ -290,14 +264,14 @@ class TestResume:
         assert same(resumed.state, whole.state)
         assert resumed.log == whole.log
         assert without_wall_time(resumed) == without_wall_time(whole)
-        assert [entry.epoch for entry in ended] == list(range(done + 1, 6))
+        assert [entry.epoch for entry in ended] == list(range(done + 1, 5))
         walls = [entry.wall_time_s for entry in resumed.history]
         assert walls == sorted(walls)
         assert list(path.parent.iterdir()) == [path]  # no temporary files
         # Once more: it has ended.
         again = train(checkpoint=str(path), on_epoch=ended.append, **options)
         assert again.history == resumed.history and same(again.state, whole.state)
-        assert len(ended) == 5 - done
+        assert len(ended) == 4 - done
 
     def test_with_a_sub_stage_that_leaves_dropout(self, tmp_path):
         schedule = CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(6, 0.6), SubStage(6)])
@@ -317,21 +291,16 @@ class TestResume:
             assert path.read_bytes() == damaged
 
     @pytest.mark.parametrize(
-        "change",
+        ("change", "named"),
         [
             ({"seed": 1}, "seed"),
             ({"sync": "bsp"}, "sync, merge"),
             ({"count": 3}, "schedule"),
             ({"plan": make_plan(1, 2)}, "plan"),
-            (
-                {"model_fn": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3))},
-                r"model.* model\S*",
-            ),
             ({"data": (make_data()[0] + 1, make_data()[1])}, r"data\[0\]"),
         ],
     )
-    def test_checkpoints_of_another_training(self, change, tmp_path):
-        change, named = change
+    def test_checkpoints_of_another_training(self, change, named, tmp_path):
         path = tmp_path / "training.pt"
         train(checkpoint=path, count=2)
         content = path.read_bytes()
@@ -420,7 +389,7 @@ class TestFollow:
     def test_the_same_weights(self, options):
         # Two machines: one has a cost per sample alone, the other one per step alone.
         plan = replace(make_plan(), small_samples=14, large_samples=32, small_batch=2)
-        options = options | {"count": 5}
+        options = options | {"count": 3}
         one = train(plan, time_models={None: TimeModel(1e-3, 0.0)}, **options)
         other = train(plan, time_models={None: TimeModel(1e-9, 1.0)}, **options)
         if options["sync"] != "bsp":
@@ -437,7 +406,6 @@ class TestFollow:
         [
             lambda log: log[1:],
             lambda log: [replace(log[0], pulled=5), *log[1:]],
-            lambda log: [replace(log[0], iteration=1), *log[1:]],
             lambda log: [replace(log[0], worker=-1), *log[1:]],
         ],
     )
@@ -451,5 +419,3 @@ class TestFollow:
         log = train(plan).log
         with pytest.raises(ValueError, match=r"commit 1 of the log, share 1 of worker 0 pulled"):
             train(plan, sync="bsp", follow=log)
-        with pytest.raises(ValueError, match="of the log"):
-            train(plan, sync="ssp", staleness=0, follow=log)

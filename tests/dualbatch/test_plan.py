@@ -143,11 +143,11 @@ class TestParts:
         assert (plan.small_batch, plan.small_samples, plan.large_samples) == (None, 0, 34)
         assert solve(1.1, 0, 3, 10, 101, "floor").large_samples == 33
         assert (plan.k, plan.update_factor) == (1.0, 1.0)
-        with pytest.raises(ValueError, match=r"there is no 'small' worker among \('large', "):
+        with pytest.raises(ValueError, match=r"kind is 'small'; choose among large"):
             plan.batch_of("small")
         plan = solve(1.1, 2, 0)
         assert plan.factor_of("small", "linear") == plan.factor_of("small", "sqrt") == 1.0
-        with pytest.raises(ValueError, match=r"there is no 'large' worker among"):
+        with pytest.raises(ValueError, match=r"kind is 'large'; choose among small"):
             plan.batch_of("large")
 
 
@@ -165,12 +165,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"n_small": -1}, r"n_small is -1 and n_large 2; give at least 0 each"),
-            ({"n_small": 0, "n_large": 0}, r"n_small is 0 and n_large 0; .* one worker in all"),
-            ({"k": math.nan}, r"k is nan; feasible k are above 1 and at most"),
-            ({"large_batch": 1}, r"large_batch is 1; give a whole number, at least 2"),
-            ({"large_batch": 0, "n_small": 0}, r"large_batch is 0; give .* at least 1"),
-            ({"samples": 3}, r"samples is 3; give one for each of 4 workers"),
+            ({"n_small": 0, "n_large": 0}, r"n_small and n_large are 0; give at least one worker"),
+            ({"samples": 3}, r"samples is 3; give a whole number, at least 4"),
             ({"rounding": "up"}, r"rounding is 'up'; choose among nearest, floor"),
             ({"samples": 8, "k": 1.01}, r"rounding leaves d_S = \d+ and d_L = \d+ of 8"),
             ({"k": 1.01, "large_batch": 2}, r"B_S would be 2, no smaller than B_L"),

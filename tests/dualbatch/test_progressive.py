@@ -103,11 +103,6 @@ class TestSetDropout:
     def test_errors(self):
         with pytest.raises(ValueError, match=r"sets dropout to 0.2, but Linear has no dropout"):
             set_dropout(nn.Linear(1, 1), 0.2)
-        model = nn.Sequential(nn.Dropout(0.5))
-        for rate in (-0.1, 1.0, float("nan")):
-            with pytest.raises(ValueError, match=rf"dropout is {rate}; give a rate from 0 up"):
-                set_dropout(model, rate)
-        assert model[0].p == 0.5
 
 
 class TestErrors:
@@ -116,22 +111,13 @@ class TestErrors:
         [
             ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
             ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
-            ({"stages": [Stage(0, 0.1)]}, r"a stage's epochs is 0; give .* at least 1"),
-            ({"stages": [Stage(5, 0.0)]}, r"a rate is 0.0; give a finite number above 0"),
             (
                 {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
                 r"a stage's epochs is 2; give .* at least 3",
             ),
-            ({"sub_stages": [SubStage(0)]}, r"a resolution is 0; give .* at least 1"),
-            ({"sub_stages": [SubStage(8, 1.0)]}, r"a dropout is 1.0; give a rate from 0"),
             ({"warmup_epochs": 5}, r"warmup_epochs is 5; give a whole number, from 0 to 4"),
         ],
     )
     def test_arguments(self, given, message):
         with pytest.raises(ValueError, match=message):
             CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))
-
-    def test_plans_of_different_workers(self):
-        plans = [plan(30.0, 500, 5000, n_small) for n_small in (1, 2)]
-        with pytest.raises(ValueError, match=r"the plans .* have different workers"):
-            CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(plan=one) for one in plans])

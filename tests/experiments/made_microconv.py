@@ -223,7 +223,8 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
     for name in names:
         value = relative.get(name.replace(" ", "_").replace(",", "").replace(".", "_"), 1.0)
         if name in rivals:
-            settings[name] = "a process failed" if value == "failed" else None
+            failed = {"seen_bytes": None, "error": "a process that times iterations failed"}
+            settings[name] = failed if value == "failed" else {"seen_bytes": 100 * MIB}
         elif not name.startswith("plain"):
             forms[name] = {"kernels": 14, "divided": 5 * ("undivided" not in name), "needed": 2}
             forms[name] |= {"predicted_s": 0.05, "native_s": 0.06}

@@ -9,12 +9,10 @@ import torch
 from repro import datasets
 from repro.datasets import DatasetError, ImageData, Split
 from repro.dualbatch import Commit, cluster, train_dual_batch
-from repro.experiments import load_paper
 from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
 from repro.experiments.dualbatch.runs import CIFAR
 from repro.measure import TimeModel
 
-PAPER = load_paper("dualbatch")
 DIGITS = {CIFAR: "digits"}
 MODEL = {"name": "resnet_cifar", "depth": 8, "width": 4}
 
@@ -29,37 +27,14 @@ def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
     return run.config | small | changes
 
 
-def synchronised(sync: str, merge: str) -> dict[str, Any]:
-    return shorter(runs.synchronised("smoke", DIGITS, sync, merge))
-
-
 _DUAL = shorter(runs.section51("smoke", DIGITS, 1.1, 2))
-_BASE = shorter(runs.section51("smoke", DIGITS, 1.0, 0))
 _HYBRID = shorter(runs.section52("smoke", DIGITS, 2, "hybrid"))
-_TIMES = runs.step_times("smoke").config
-_TIMES |= {"model": MODEL, "repeats": 1, "batch_sizes": [4, 16, 64], "samples": 80}
 _MEMORY = runs.memory("smoke", CIFAR).config | {"model": MODEL}
-_FLAT = shorter(runs.flatness("smoke", DIGITS)[2], loss_samples=20, draws=3)
 _OWN = shorter(runs.own_plan("smoke", DIGITS)[2])
 _OWN["measured"] = {"resolution": 8, "batch_sizes": [4, 64], "repeats": 1}
 (_PART,) = runs.wall("smoke").config["parts"]
 _PART |= {"syncs": runs.wall("quick").config["parts"][0]["syncs"], "model": MODEL, "samples": 40}
 _WALL = {"rounds": 2, "repeats": 1, "parts": [_PART]}
-TOYS = {
-    "three schemes": ("schemes", {"n_small": 1, "stages": 2}),
-    "bsp": ("synchronise", synchronised("bsp", "average")),
-    "flat": ("flatness", _FLAT),
-    "own plan": ("own_plan", _OWN),
-    "wall": ("wall", _WALL),
-    "solved": ("solve", {"table": "table2"}),
-    "baseline": ("train", _BASE),
-    "dual-batch": ("train", _DUAL),
-    "hybrid": ("train", _HYBRID),
-    "two workers": ("train", shorter(runs.engines("smoke", DIGITS)[0])),
-    "times": ("times", _TIMES),
-    "published": ("published", {"dataset": {"name": datasets.TIMES}}),
-    "memory": ("memory", _MEMORY),
-}
 
 
 def digits(config: Any) -> Any:
@@ -81,7 +56,7 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(cluster, "connected", lambda *arguments: nullcontext())
     patch.setattr(workers, "train_dual_batch", local)
-    patch.setattr(workers, "devices_here", lambda device: 2)
+    patch.setattr(workers, "cores", lambda: 2)
     timed_as(patch, 1e-3, 1e-2)  # steps cost something beside their samples
 
 
@@ -222,9 +197,6 @@ def test_seconds_of_shares_and_rounds():
     assert workers.share_seconds(log, 1) == [[[2.0], [1.5]]]  # shares begin with the pull
     log = logged((0, 0, 0, 1.0), (0, 1, 1, 2.0), (1, 0, 0, 4.0), (0, 2, 2, 3.5), (1, 1, 3, 8.5))
     assert workers.round_seconds(log, 1) == [4.5]  # without a barrier, the slower worker's
-
-
-# Times.
 
 
 # Memory.

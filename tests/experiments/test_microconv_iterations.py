@@ -123,9 +123,10 @@ class TestRivals:
 
     def test_rows(self):
         rows = self.rows(cudnn_benchmark="failed", cudnn_benchmark_all_plans=0.8)
-        assert set(rows.index.levels[0]) == {runs.CAFFE, "ResNet-50"} and len(rows) == 3
+        assert set(rows.index.levels[0]) == {runs.CAFFE, "ResNet-50"} and len(rows) == 5
+        assert set(rows["limit (MiB)"]) == {"64 each", "–"}
         row = rows.loc[runs.CAFFE, "torch's own, cudnn.benchmark, all plans"]
-        assert row["over torch's own"].startswith("×1.25")
+        assert row["over torch's own"].startswith("×1.25") and row["largest seen (MiB)"] == "100.0"
         failed = rows.loc["ResNet-50", "torch's own, cudnn.benchmark"]
         assert (failed["iteration (ms)"], failed["over torch's own"]) == ("failed", "–")
 
@@ -138,17 +139,20 @@ class TestRivals:
         config = runs.rivals("gpu")[0].config | {"processes": 2, "rivals": every[1:]}
         asked = []
 
-        def answer(function, arguments):
-            asked.append(arguments[2])
-            if "all plans" in arguments[2]:
+        def answer(function, arguments, environment):
+            asked.append((arguments[2], dict(environment)))
+            if "legacy" in arguments[2]:
                 raise RuntimeError("no such function")
-            return [0.1, 0.2]
+            return {"samples_s": [0.1, 0.2], "seen_bytes": len(asked)}
 
         monkeypatch.setattr(iterating, "in_a_process", answer)
         metrics = iterating.iterations(config, 0, None, "cpu").metrics
-        assert asked == [*every, *reversed(every)]
-        assert metrics["rivals"] == {every[1]: None, every[2]: "no such function"}
-        assert [len(sample) for sample in metrics["samples_s"]] == [2, 2]
+        assert [name for name, _ in asked] == [*every, *reversed(every)]
+        capped = {"CUDNN_CONV_WSCAP_DBG": "64"}
+        assert dict(asked)[every[0]] == {} and dict(asked)[every[3]] == capped
+        assert dict(asked)[every[4]] == capped | {"TORCH_CUDNN_V8_API_DISABLED": "1"}
+        assert "no such function" in metrics["rivals"][every[4]]["error"]
+        assert [len(sample) for sample in metrics["samples_s"]] == [4, 4]
 
     @pytest.fixture(autouse=True)
     def settings_are_put_back(self, monkeypatch):
@@ -158,4 +162,10 @@ class TestRivals:
     def test_a_rival_runs_on_a_cpu(self):
         config = runs.iterations("smoke", runs.CAFFE).config
         found = iterating.rival(config, "cpu", "cudnn.benchmark")
-        assert len(found) == config["repeats"]
+        assert len(found["samples_s"]) == config["repeats"] and found["seen_bytes"] == 0
+
+    @pytest.mark.gpu
+    def test_the_workspace_of_a_device_is_watched(self, device):
+        config = runs.iterations("smoke", runs.CAFFE).config
+        found = iterating.rival(config, str(device), "cudnn.benchmark")
+        assert len(found["samples_s"]) == config["repeats"] and found["seen_bytes"] >= 0

@@ -7,25 +7,22 @@ each mix?
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNTUNED = "untuned (edge of the grid)"
-IMAGES = {"held_out": "images held out", "accuracy": "test images"}
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
 
@@ -100,7 +97,7 @@ def over_another(results: Results, mixes: Sequence[tuple[int, int]]) -> Cases:
     pairs = {}
     for k, (n, base) in itertools.product(K, mixes):
         name = f"k = {k:g}" + f", n_S = {n}" * (len(mixes) > 1)
-        pairs[name] = (cells.section51(results, k, n), cells.section51(results, k, base))
+        pairs[name] = cells.section51(results, k, n), cells.section51(results, k, base)
     return cells.compared(results, pairs)
 
 
@@ -109,14 +106,15 @@ def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     names = {f"k = {k:g}": k for k in K}
     others = [n for n in ALL if n != wanted]
 
-    def over(name: str, n: int) -> Estimate:
-        ours, other = (cells.section51(results, names[name], m) for m in (wanted, n))
-        found = cells.change(results, ours, other, metric)
-        label = f"{name}, n_S = {wanted} over {n}"
-        return replace(found, candidates=len(others), label=label)
-
     def best(name: str) -> Estimate:
-        return min((over(name, n) for n in others), key=lambda estimate: sign * estimate.mean)
+        ours = cells.section51(results, names[name], wanted)
+        over = {
+            n: cells.change(results, ours, cells.section51(results, names[name], n), metric)
+            for n in others
+        }
+        closest = min(others, key=lambda n: sign * over[n].mean)
+        label = f"{name}, n_S = {wanted} over {closest}"
+        return replace(over[closest], candidates=len(others), label=label)
 
     return cases(names, best)
 
@@ -199,7 +197,6 @@ def imagenet(results: Results, numbers: Sequence[int]) -> Cases:
 TABLE10 = cells.artefact(
     "table10",
     rows=partial(scheme_table, role=IMAGENET),
-    draw=real_workers.draw_saving,
     claims={
         "saving": partial(real_workers.saving, role=IMAGENET),
         "imagenet_accuracy": partial(imagenet, numbers=(3, 4)),  # "more than two"
@@ -240,26 +237,13 @@ def _over_small(lines: cells.Lines) -> cells.Lines:
     }
 
 
-def gain_table(results: Results, of: Callable[[Results], Groups]) -> list[dict[str, Any]]:
-    """Gains by group and mix."""
-    return [
-        {
-            "trained with": title,
-            "workers": name,
-            "gain, paper (points)": f"{paper:+.1f}",
-            "gain (points)": str(gain or DASH),
-            "n": len(lines[name].records),
-        }
-        for title, lines in of(results).items()
-        for name, (gain, paper) in cells.gains(results, lines).items()
-    ]
-
-
-GAINS = cells.artefact("gains", rows=partial(gain_table, of=gain_groups))
-UPDATES = cells.artefact(
-    "updates",
-    rows=partial(gain_table, of=update_groups),
-    draw=partial(draw, of=update_groups),
+GAINS, UPDATES = (
+    cells.artefact("gains", rows=partial(table, of=gain_groups, columns="trained with, workers")),
+    cells.artefact(
+        "updates",
+        rows=partial(table, of=update_groups, columns="trained with, workers"),
+        draw=partial(draw, of=update_groups),
+    ),
 )
 
 # Does the gain stay at rates tuned for each mix?
@@ -271,50 +255,27 @@ def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
 
 def best_rate(results: Results, n: int) -> float | None:
     """The rate with the best mean accuracy on held-out images; None where not all were run."""
-    held_out = {
-        rate: [r.metrics["held_out"][-1] for r in _at_rate(results, n, rate)
-               if r.seed in runs.SEARCH_SEEDS]
-        for rate in runs.rates_of(results.profile, n)
-    }  # fmt: skip
-    if not all(held_out.values()):
-        return None
-    return max(held_out, key=lambda rate: float(np.mean(held_out[rate])))
+    means = {}
+    for rate in runs.rates_of(results.profile, n):
+        records = [r for r in _at_rate(results, n, rate) if r.seed in runs.SEARCH_SEEDS]
+        means[rate] = Summary.of(r.metrics["held_out"][-1] for r in records).mean
+    return None if any(map(math.isnan, means.values())) else max(means, key=lambda r: means[r])
 
 
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
-    tried = {n: runs.rates_of(results.profile, n) for n in runs.SEARCHED}
-    for n, rate in [(small, rate) for small in tried for rate in tried[small]]:
-        records, best = _at_rate(results, n, rate), rate == best_rate(results, n)
-        edge = f"; {UNTUNED}" if rate in (tried[n][0], tried[n][-1]) else ""
-        row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{f' (best{edge})' * best}"}
-        for metric, images in IMAGES.items():
-            mean = Summary.of(cells.final(results, records, metric)).text()
-            row[f"accuracy on {images} (%)"] = mean
-        rows.append(row | {"n": len(records)})
+    for n in runs.SEARCHED:
+        tried, best = runs.rates_of(results.profile, n), best_rate(results, n)
+        for rate in tried:
+            records, edge = _at_rate(results, n, rate), rate in (tried[0], tried[-1])
+            mark = f" (best{'; untuned (edge of the grid)' * edge})" * (rate == best)
+            row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{mark}"}
+            for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
+                mean = Summary.of(cells.final(results, records, metric)).text()
+                row[f"accuracy on {images} (%)"] = mean
+            rows.append(row | {"n": len(records)})
     return rows
 
 
-def draw_rates(results: Results) -> "Figure":
-    """Draw accuracy by rate for each mix: on images held out, and on test images."""
-    from repro.experiments.dualbatch import drawing
-
-    tried = {n: runs.rates_of(results.profile, n) for n in runs.SEARCHED}
-    trained = {mix(n): {r: _at_rate(results, n, r) for r in rates} for n, rates in tried.items()}
-    ran = cells.whose(results.ok("train", setting=runs.SEARCH))
-    panels = {
-        f"accuracy on {images}\n{ran}; bars: ± 1 deviation": {
-            name: {rate: cells.final(results, records, metric) for rate, records in line.items()}
-            for name, line in trained.items()
-        }
-        for metric, images in IMAGES.items()
-    }
-    figure, axes = drawing.draw_means(panels, "rate over the paper's", "accuracy (%)")
-    for axis in axes:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(tried[0], [f"×{rate:g}" for rate in tried[0]])
-    return figure
-
-
-RATE_SEARCH = cells.artefact("rates", rows=rates_table, draw=draw_rates)
+RATE_SEARCH = cells.artefact("rates", rows=rates_table)

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.dualbatch import cells
-from repro.experiments.dualbatch.runs import CIFAR, HALF, IMAGENET, OWN, PAPER, PARTS, K
+from repro.experiments.dualbatch.runs import CIFAR, HALF, OWN, PAPER, K
 from repro.experiments.judge import (
     BySeed,
     Cases,
@@ -27,15 +27,7 @@ from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Kind = dict[str, Any]  # of epoch: as asked for, its plan, and its wall seconds by round or process
-# The time of the hybrid scheme over dual-batch learning's.
-PAPER_RATIOS = {
-    role: PAPER[table]["hybrid_s"] / PAPER[table]["dual_batch_s"]
-    for role, table in ((CIFAR, "table8"), (IMAGENET, "table10"))
-}
 
 
 def _kinds_of(record: Record, of: str) -> list[Kind]:
@@ -47,12 +39,11 @@ def _kinds_of(record: Record, of: str) -> list[Kind]:
         )
     kinds = []
     for asked, part in zip(record.config["parts"], record.metrics["parts"], strict=True):
-        for number, kind in enumerate(asked["epochs"]):
+        for number, (kind, solved) in enumerate(zip(asked["epochs"], part["solved"], strict=True)):
             if kind["in"] == of:
-                shares = part["shares_s"].get(str(number), [])
                 # An epoch ends with its slower worker.
-                seconds = [max(both) for both in zip(*shares, strict=True)]
-                kinds.append({**kind, **part["solved"][number], "seconds": seconds})
+                shares = part["shares_s"].get(str(number), [])
+                kinds.append(kind | solved | {"seconds": list(map(max, *shares)) if shares else []})
     return kinds
 
 
@@ -88,9 +79,8 @@ def rounds(results: Results) -> dict[str, list[float]]:
 
 def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
     """The ratio of real workers' times, process by process, or round by round of one."""
-    ours, theirs = (
-        cells.by_process(results, results.ok("wall"), values) for values in (first, second)
-    )
+    records = results.ok("wall")
+    ours, theirs = (cells.by_process(results, records, values) for values in (first, second))
     if isinstance(ours, BySeed):
         return ratio(ours, theirs, digits, trials="processes")
     return paired_ratio(ours, theirs, digits)
@@ -99,8 +89,13 @@ def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> 
 # Tables 8 and 10: what cycling the resolution saves.
 
 
-def cycled(results: Results, role: str) -> Estimate:
+def saving(results: Results, role: str) -> Cases:
     """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
+    return cases([role], lambda _: cycled(results, role))
+
+
+def cycled(results: Results, role: str) -> Estimate:
+    """The same; `NotRun` where no time was measured."""
     kinds = kinds_of(results, role)
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
     epochs = [sum(b - a + 1 for a, b in spans[n :: len(kinds)]) for n in range(len(kinds))]
@@ -112,38 +107,14 @@ def cycled(results: Results, role: str) -> Estimate:
     return replace(time_ratio(results, hybrid, dual), label=label)
 
 
-def saving(results: Results, role: str) -> Cases:
-    """The time of whole schedules, cycled over not, at the resolutions of a task."""
-    return {role: cycled(results, role)}
-
-
 def saving_row(results: Results, role: str) -> dict[str, str]:
     """The last row of Table 8 or 10: the saving of cycling the resolution."""
-    (ours,) = cases([role], lambda _: cycled(results, role)).values()
+    ours, paper = saving(results, role)[role], PAPER["table8" if role == CIFAR else "table10"]
     return {
         "scheme": "time of hybrid over dual-batch",
-        "paper": f"×{PAPER_RATIOS[role]:.2f}",
+        "paper": f"×{paper['hybrid_s'] / paper['dual_batch_s']:.2f}",
         "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
     }
-
-
-def draw_saving(results: Results) -> "Figure":
-    """Draw the time that cycling the resolution takes over the highest one alone."""
-    from repro.experiments.dualbatch import drawing
-
-    rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
-    for role, ours in cases(PARTS, lambda role: cycled(results, role)).items():
-        mean = interval = None
-        if isinstance(ours, Estimate):
-            low, high = ours.interval()
-            mean, interval = math.exp(ours.mean), (math.exp(low), math.exp(high))
-        rows.append((f"at {role}'s resolutions", PAPER_RATIOS[role], mean, interval))
-    xlabel = "time of the hybrid scheme over dual-batch learning's (ratio)"
-    figure = drawing.plots.effects(rows, xlabel, log=False)
-    ran = cells.whose(results.ok("wall"), "two real workers, SYNTHETIC images")
-    paper = f"paper: {cells.ROLE}, four workers with a GPU each"
-    drawing.titled(figure.axes[0], f"{ran}\n{paper}", 100)
-    return figure
 
 
 # A plan for times measured here.

@@ -44,7 +44,6 @@ WORST = 0.05  # length of a step up the gradient, Foret et al.'s default
 PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along a direction
 
 OWN = "own"  # epochs by plans for times measured here
-ALONE = 1.0  # k of large batches alone
 
 
 def mix(n_small: int) -> str:

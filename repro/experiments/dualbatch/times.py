@@ -61,7 +61,7 @@ def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
     for record in [results.measured("times", role=CIFAR)] if ours else ():
         for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
             side, sizes = f"{fit['resolution']} px", record.config["batch_sizes"]
-            line = Line(whose(ours, side), fit, sizes, fit["seconds"], ())
+            line = Line(whose(ours, side), fit, sizes, fit["seconds"], _on(fit, sizes))
             if epochs:
                 keys = ("batch", "measured_s", "equation2_s")
                 line = Line(line.title, fit, *([row[key] for row in passes] for key in keys))
@@ -69,32 +69,36 @@ def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
     for record in results.ok("published"):
         for name, fit in record.metrics["frameworks"].items():
             title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
-            values = (fit["epoch_s"], fit["predicted_s"]) if epochs else (fit["per_batch_s"], ())
+            values = fit["per_batch_s"], _on(fit, fit["batches"])
+            values = (fit["epoch_s"], fit["predicted_s"]) if epochs else values
             lines[f"paper, {AUTHORS}, {name}"] = Line(title, fit, fit["batches"], *values)
-    for where, line in lines.items() if not epochs else ():
-        fitted = [line.fit["a"] * n + line.fit["b"] for n in line.sizes]
-        lines[where] = line._replace(predicted=fitted)
     return lines
+
+
+def _on(fit: Mapping[str, Any], sizes: Sequence[int]) -> list[float]:
+    return [fit["a"] * n + fit["b"] for n in sizes]
 
 
 def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
     """The fitted lines, and how far times of batches, or of epochs, are from their predictions."""
+    inferred = Line("", PAPER["inferred"], (), (), ())
     rows: list[dict[str, Any]] = []
-    fits = {"gives the paper's Table 2": PAPER["inferred"]}
-    lines = lines_of(results, epochs)
-    for where, fit in (fits | {where: line.fit for where, line in lines.items()}).items():
+    lines = {"gives the paper's Table 2": inferred} | lines_of(results, epochs)
+    for where, (_, fit, sizes, measured, predicted) in lines.items():
         row = {
             "where": where,
             "a (ms per sample)": f"{1e3 * fit['a']:.4f}",
             "b (ms per step)": f"{1e3 * fit['b']:.2f}",
             "b / a (samples)": f"{fit['b'] / fit['a']:.1f}",
         }
-        if line := lines.get(where):
-            errors = np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
+        if sizes:
+            errors = np.abs(np.array(measured) / np.array(predicted) - 1)
             largest = fit.get("largest_error", errors.max())  # the authors', of all sizes
-            row["batch sizes"] = f"{line.sizes[0]} to {line.sizes[-1]}"
-            row |= {"error, median": f"{100 * np.median(errors):.1f} %"}
-            row |= {"error, largest": f"{100 * largest:.1f} %"}
+            row |= {
+                "batch sizes": f"{sizes[0]} to {sizes[-1]}",
+                "error, median": f"{100 * np.median(errors):.1f} %",
+                "error, largest": f"{100 * largest:.1f} %",
+            }
         rows.append(row)
     return rows
 
@@ -123,8 +127,8 @@ def draw_times(results: Results, epochs: bool) -> "Figure":
     """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
     from repro.plots import legend_below
 
-    lines = list(lines_of(results, epochs).values())
     of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
+    lines = list(lines_of(results, epochs).values())
     figure, _ = _draw(lines, predicted, f"time of {of} (s)", 2.4)
     legend_below(figure, 4)
     return figure
@@ -190,17 +194,15 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
     for name in names:
         try:
             errors = errors_of(name)
+            if not errors:
+                raise NotRun("no records")
         except NotRun as missing:
             found[name] = missing
-            continue
-        if not errors:
-            found[name] = NotRun("no records")
             continue
         widened = {one: replace(of, candidates=len(errors)) for one, of in errors.items()}
         ends = {one: error.interval(LEVEL) for one, error in widened.items()}
         # Without a known spread an interval reaches any distance, and certainly none.
-        unknown = {one: (-math.inf, math.inf) for one, (low, _) in ends.items() if math.isnan(low)}
-        ends |= unknown
+        ends |= {one: (-math.inf, math.inf) for one, (low, _) in ends.items() if math.isnan(low)}
         far = max(ends, key=lambda one: max(-ends[one][0], ends[one][1]))
         sure = max(ends, key=lambda one: max(ends[one][0], -ends[one][1]))
         found[name] = replace(widened[far], label=f"farthest of {len(errors)}: {far}")

@@ -97,16 +97,9 @@ def _outcome(config: Config, result: DualBatchResult) -> Outcome:
 
 def plan_row(plan: DualBatchPlan, resolution: int | None) -> dict[str, Any]:
     """A plan's batch sizes, shares and factor, for a record."""
-    return {
-        "resolution": resolution,
-        "k": plan.k,
-        "n_small": plan.n_small,
-        "small_batch": plan.small_batch,
-        "large_batch": plan.large_batch,
-        "small_samples": plan.small_samples,
-        "large_samples": plan.large_samples,
-        "factor": plan.update_factor,
-    }
+    names = ("k", "n_small", "small_batch", "large_batch", "small_samples", "large_samples")
+    sizes = {name: getattr(plan, name) for name in names}
+    return {"resolution": resolution, **sizes, "factor": plan.update_factor}
 
 
 def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.dualbatch import DualBatchPlan, largest_k
+from repro.dualbatch import DualBatchPlan
 from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
-from repro.experiments.dualbatch.runs import PAPER, WORKERS, mix
+from repro.experiments.dualbatch.runs import PAPER, WORKERS
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
 from repro.measure import TimeModel
 
-# Ends of the widget's sliders, and of its axes, so that the plan alone moves.
+# Ends of the widget's sliders, and of its axis, so that the plan alone moves.
 MOST_TIME, BATCHES = 1.5, (100, 1000)
 # The setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080.
 TIMES = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
@@ -65,10 +64,26 @@ def describe(plan: DualBatchPlan | str) -> str:
 
 
 def draw(large_batch: int, plan: DualBatchPlan | str) -> Figure:
-    """Draw a plan's steps by worker, and the plan among all others, on axes that never change."""
-    figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
-    _draw_workers(axes[0, 0], large_batch, plan)
-    _draw_choices(axes[0, 1], large_batch, plan)
+    """Draw a plan's steps by worker, on axes that never change."""
+    figure, axes = plots.new_axes(1, 1, 9.8, 3.6)
+    axis = axes[0, 0]
+    titled(axis, "predicted for the paper's device: ResNet-18, GTX 1080", 60)
+    share = round(SAMPLES / WORKERS)
+    axis.set(xlabel="time of one epoch (s)", ylim=(WORKERS - 0.5, -0.5))
+    axis.set_xlim(0, 1.02 * MOST_TIME * TIMES.pass_time(BATCHES[0], share))
+    axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
+    axis.grid(axis="y", visible=False)
+    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
+    for kind, colour in colours.items():  # named even where no worker has such batches
+        axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
+    if isinstance(plan, str):
+        axis.text(0.5, 0.5, "no such plan", transform=axis.transAxes, ha="center", fontsize=12)
+    else:
+        for row, kind in enumerate(plan.kinds):
+            lane, steps = (row - 0.36, 0.72), steps_of(plan, row)
+            axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
+    baseline = TIMES.pass_time(large_batch, share)
+    axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
     plots.legend_below(figure, 4)
     plots.sign(figure, "SIMULATED: arithmetic of equations 4 to 8; nothing was trained or timed.")
     return figure
@@ -84,50 +99,3 @@ def steps_of(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
         spans.append((now, seconds))
         now, left = now + seconds, left - batch
     return spans
-
-
-def _draw_workers(axis: Axes, large_batch: int, plan: DualBatchPlan | str) -> None:
-    titled(axis, "predicted for the paper's device: ResNet-18, GTX 1080", 60)
-    longest = MOST_TIME * TIMES.pass_time(BATCHES[0], round(SAMPLES / WORKERS))
-    axis.set_xlim(0, 1.02 * longest)
-    axis.set_ylim(WORKERS - 0.5, -0.5)
-    axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
-    axis.set_xlabel("time of one epoch (s)")
-    axis.grid(axis="y", visible=False)
-    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
-    for kind, colour in colours.items():  # named even where no worker has such batches
-        axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
-    if isinstance(plan, str):
-        axis.text(0.5, 0.5, "no such plan", transform=axis.transAxes, ha="center", fontsize=12)
-    else:
-        for row, kind in enumerate(plan.kinds):
-            lane = (row - 0.36, 0.72)
-            steps = steps_of(plan, row)
-            axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
-    baseline = TIMES.pass_time(large_batch, round(SAMPLES / WORKERS))
-    axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
-
-
-def _draw_choices(axis: Axes, large_batch: int, plan: DualBatchPlan | str) -> None:
-    for n_small in range(1, WORKERS + 1):
-        ks, sizes = choices(n_small, large_batch)
-        axis.plot(ks, sizes, lw=1.8, label=mix(n_small), color=STYLES[mix(n_small)]["color"])
-    chosen = [] if isinstance(plan, str) or not plan.small_batch else [plan]
-    ks, sizes = [plan.k for plan in chosen], [plan.small_batch or 0 for plan in chosen]
-    axis.plot(ks, sizes, "o", color="#b3261e", ms=9, label="this plan")
-    titled(axis, f"every plan with large batches of {large_batch}", 60)
-    axis.set(xlabel="time over that of large batches alone (k)", ylabel="small batch size")
-    axis.set_xlim(1, MOST_TIME)
-    axis.set_yscale("log")
-    axis.set_ylim(1, BATCHES[1])
-    ticks = [1, 3, 10, 30, 100, 300, 1000]
-    axis.set_yticks(ticks, [str(tick) for tick in ticks])
-    axis.minorticks_off()
-
-
-def choices(n_small: int, large_batch: int) -> tuple[list[float], list[int]]:
-    """The time k and the small batch size of every plan with so many small-batch workers."""
-    top = min(MOST_TIME, largest_k(TIMES, n_small, WORKERS - n_small, large_batch))
-    ks = [1 + (top - 1) * step / 60 for step in range(1, 61)]
-    plans = [plan for k in ks if not isinstance(plan := solve(k, n_small, large_batch), str)]
-    return [plan.k for plan in plans], [plan.small_batch or 0 for plan in plans]

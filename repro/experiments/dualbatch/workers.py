@@ -7,7 +7,7 @@ of waiting for each other.
 import itertools
 import os
 from collections import defaultdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     assert data is not None
     torch.manual_seed(seed)
     setting = {**config, **config["measured"], "classes": data.num_classes}
-    measured, timings = _line(setting, setting["resolution"], setting["repeats"], device)
+    measured, timings = _line(setting, setting["resolution"], device)
     (entry,) = config["sub_stages"]
     solution = _solved(entry["plan"], measured)
     if solution["error"] is not None:
@@ -50,12 +50,10 @@ def planned_again(config: Config, metrics: Config) -> dict[str, Any]:
     return _solved(entry["plan"], {"a": metrics["a"], "b": metrics["b"], "error": None})
 
 
-def _line(
-    config: Config, resolution: int, repeats: int, device: str
-) -> tuple[dict[str, Any], dict[str, Timing]]:
+def _line(config: Config, resolution: int, device: str) -> tuple[dict[str, Any], dict[str, Timing]]:
     """A and b of steps timed now, or the error why there is no line; and the timings."""
     try:
-        fit, timed = fitted(config, resolution, {}, repeats, device)
+        fit, timed = fitted(config, resolution, {}, config["repeats"], device)
     except ValueError as error:  # times of larger batches that are no longer
         return {"a": None, "b": None, "error": str(error)}, {}
     return {"a": fit.a, "b": fit.b, "error": None}, dict(timed)
@@ -63,45 +61,27 @@ def _line(
 
 def _solved(entry: Config, measured: Config) -> dict[str, Any]:
     """A plan's sizes and shares for the times measured, or the error why there is none."""
-    solution = {**measured, "plan": None, "k_max": None}
     if measured["error"] is not None:
-        return solution
-    entry = {**entry, "a": measured["a"], "b": measured["b"]}
-    if entry["b"] > 0:
-        sizes = (entry["n_small"], entry["n_large"], entry["large_batch"])
-        solution["k_max"] = dualbatch.largest_k(TimeModel(entry["a"], entry["b"]), *sizes)
+        return {**measured, "plan": None}
     try:
-        plan = plan_of(entry)
+        plan = plan_of({**entry, "a": measured["a"], "b": measured["b"]})
     except ValueError as error:
-        return solution | {"error": str(error)}
+        return {**measured, "plan": None, "error": str(error)}
     names = ("small_batch", "large_batch", "small_samples", "large_samples")
-    return solution | {"plan": {name: getattr(plan, name) for name in names}}
+    return {**measured, "plan": {name: getattr(plan, name) for name in names}}
 
 
-class RandomImages:
-    """Random numbers as the mini-batches of any share: one batch of each size, used again."""
-
-    def __init__(self, classes: int, device: str) -> None:
-        self.classes, self.device = classes, device
-        self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def __call__(self, share: dualbatch.Share) -> Batches:
-        """Yield the mini-batches of a share."""
-        assert share.resolution is not None
-        for piece in share.indices.split(share.batch_size):
-            size = (len(piece), share.resolution)
-            if size not in self._made:
-                images = torch.randn(size[0], 3, size[1], size[1], device=self.device)
-                labels = torch.randint(self.classes, (size[0],), device=self.device)
-                self._made[size] = images, labels
-            yield self._made[size]
+@cache
+def _random(size: int, side: int, classes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.randn(size, 3, side, side, device=device)
+    return images, torch.randint(classes, (size,), device=device)
 
 
-def devices_here(device: str) -> int:
-    """The number of workers that have a core, or an accelerator, to themselves."""
-    if accelerator.is_accelerator(device):
-        return accelerator.count(device)
-    return cores()
+def _random_data(classes: int, device: str, share: dualbatch.Share) -> Batches:
+    """Yield random numbers as the mini-batches of a share, the same ones for each size."""
+    assert share.resolution is not None
+    for indices in share.indices.split(share.batch_size):
+        yield _random(len(indices), share.resolution, classes, device)
 
 
 def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -113,17 +93,17 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     plan exists, the reason is noted.
     """
     torch.manual_seed(seed)
-    devices = devices_here(device)
+    gpu = accelerator.is_accelerator(device)
+    devices = accelerator.count(device) if gpu else cores()
     if devices < TWO:
         return Outcome({"devices": devices, "parts": []})
     from repro.dualbatch.cluster import ClusterError, connected
 
     address = os.environ.get(RAY_ADDRESS) or None
-    needed = {"CPU": TWO, "GPU": TWO if accelerator.is_accelerator(device) else 0}
     parts: list[dict[str, Any]] = []
     timings: dict[str, Timing] = {}
     try:
-        with connected(address, needed, 2**26):
+        with connected(address, {"CPU": TWO, "GPU": TWO if gpu else 0}, 2**26):
             for number, part in enumerate(config["parts"]):
                 metrics, more = _part({**config, **part}, seed, device, address)
                 parts.append(metrics)
@@ -137,71 +117,53 @@ def _part(
     config: Config, seed: int, device: str, address: str | None
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     """Measure one model's times, solve its plans, and time epochs by them."""
+    kinds, samples = config["epochs"], config["samples"]
     lines: dict[int, dict[str, Any]] = {}
     timings: dict[str, Timing] = {}
-    for side in {kind["resolution"]: None for kind in config["epochs"] if kind["a"] is None}:
-        lines[side], timed = _line(config, side, config["repeats"], device)
+    for side in dict.fromkeys(kind["resolution"] for kind in kinds if kind["a"] is None):
+        lines[side], timed = _line(config, side, device)
         timings |= {f"{side}px, {key}": value for key, value in timed.items()}
     solved: list[dict[str, Any]] = []
     plans: dict[int, DualBatchPlan] = {}
-    for number, kind in enumerate(config["epochs"]):
-        given = {"a": kind["a"], "b": kind["b"], "error": None}
-        measured = lines[kind["resolution"]] if kind["a"] is None else given
-        entry = {key: kind[key] for key in ("k", "large_batch")}
-        entry |= {"n_small": 1, "n_large": TWO - 1, "samples": config["samples"]}
-        if kind["k"] == 1:
-            solved.append({**measured, "error": None, "plan": None, "k_max": None})
-            plans[number] = alone(kind["large_batch"], config["samples"])
+    for number, kind in enumerate(kinds):
+        measured = {"a": kind["a"], "b": kind["b"], "error": None}
+        if kind["a"] is None:
+            measured = lines[kind["resolution"]]
+        if kind["k"] == 1:  # large batches alone; real workers have no virtual clock
+            large, share, unused = kind["large_batch"], samples // TWO, TimeModel(1.0, 0.0)
+            solved.append({**measured, "error": None, "plan": None})
+            sizes = (samples, large, large, share, share)
+            plans[number] = DualBatchPlan(unused, 1.0, 1, TWO - 1, *sizes, update_factor=1.0)
             continue
+        entry = {key: kind[key] for key in ("k", "large_batch")}
+        entry |= {"n_small": 1, "n_large": TWO - 1, "samples": samples}
         solved.append(_solved(entry, measured))
         if solved[-1]["error"] is None:
             plans[number] = plan_of({**entry, "a": measured["a"], "b": measured["b"]})
     metrics: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
     for sync, wanted in config["syncs"].items():
-        chosen = [number for number in plans if config["epochs"][number]["in"] in wanted]
-        subs = [
-            dualbatch.SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen
-        ]
-        log = _run(config, subs, sync, seed, device, address)
+        chosen = [number for number in plans if kinds[number]["in"] in wanted]
+        subs = [dualbatch.SubStage(kinds[n]["resolution"], None, plans[n]) for n in chosen]
+        log = train_dual_batch(
+            partial(build_model, config, config["classes"]),
+            partial(_random_data, config["classes"], device),
+            plans[chosen[-1]],
+            dualbatch.CyclicProgressiveSchedule(
+                [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"]), subs
+            ),
+            sync=sync,
+            engine="ray",
+            seed=seed,
+            device=device,
+            address=address,
+            **compute_of(config),
+        ).log
         if sync == "bsp":
             seconds = share_seconds(log, len(subs))
             metrics["shares_s"] = dict(zip(map(str, chosen), seconds, strict=True))
         else:
             metrics["round_s"][sync] = round_seconds(log, len(subs))
     return metrics, timings
-
-
-def alone(large: int, samples: int) -> DualBatchPlan:
-    """Large batches alone, as a plan of the same two workers."""
-    share = samples // TWO
-    unused = TimeModel(1.0, 0.0)  # real workers have no virtual clock
-    return DualBatchPlan(unused, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
-
-
-def _run(
-    config: Config,
-    subs: list[dualbatch.SubStage],
-    sync: str,
-    seed: int,
-    device: str,
-    address: str | None,
-) -> list[dualbatch.Commit]:
-    stages = [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"])
-    plan = subs[-1].plan
-    assert plan is not None
-    result = train_dual_batch(
-        partial(build_model, config, config["classes"]),
-        RandomImages(config["classes"], device),
-        plan,
-        dualbatch.CyclicProgressiveSchedule(stages, subs),
-        sync=sync,
-        engine="ray",
-        seed=seed,
-        device=device,
-        **compute_of(config),
-        address=address,
-    )
-    return result.log
 
 
 def share_seconds(log: list[dualbatch.Commit], kinds: int) -> list[list[list[float]]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
 from repro.experiments.child import in_a_process
@@ -15,7 +16,7 @@ from repro.experiments.design import Outcome
 from repro.experiments.microconv import building
 from repro.experiments.microconv.building import Config, iteration, rounding
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
-from repro.measure import time_interleaved
+from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine
 from repro.microconv import BenchmarkCache, WorkspaceLimitError, tune
@@ -29,8 +30,19 @@ _WATCHED = (
     "repro_microconv::filter_gradient",
 )
 
-# Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all.
-SETTINGS = {PLAIN: None, "cudnn.benchmark": 10, "cudnn.benchmark, all plans": 0}
+# Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
+# and the variables set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of the
+# workspace that its legacy functions return. Whether torch's plans of today keep it is not
+# documented: the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy
+# functions.
+_CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
+SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
+    PLAIN: (None, ()),
+    "cudnn.benchmark": (10, ()),
+    "cudnn.benchmark, all plans": (0, ()),
+    "cudnn.benchmark, all plans, capped": (0, (_CAP,)),
+    "cudnn.benchmark, legacy API, capped": (0, (_CAP, _LEGACY)),
+}
 
 
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -63,32 +75,61 @@ def _rivals(config: Config, device: str) -> Outcome:
     settings in one process would run the same plans. One that fails is listed with its error.
     """
     names = [PLAIN, *config["rivals"]]
-    errors: dict[str, str | None] = dict.fromkeys(config["rivals"])
+    seen: dict[str, Any] = {name: {"seen_bytes": None} for name in names}
     samples: list[dict[str, list[float]]] = []
     for number in range(config["processes"]):
         sample: dict[str, list[float]] = {}
         for name in names if number % 2 == 0 else reversed(names):
+            values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
+            environment = {variable: values[variable] for variable in SETTINGS[name][1]}
             try:
-                sample[name] = in_a_process(f"{__name__}:rival", [dict(config), device, name])
+                answer = in_a_process(
+                    f"{__name__}:rival", [dict(config), device, name], environment
+                )
             except RuntimeError as error:
                 if name == PLAIN:
                     raise
-                errors[name] = str(error)[-300:]
+                seen[name]["error"] = str(error)[-300:]
+                continue
+            sample[name] = answer["samples_s"]
+            seen[name]["seen_bytes"] = max(seen[name]["seen_bytes"] or 0, answer["seen_bytes"])
         samples.append(sample)
-    return Outcome(metrics={"forms": {}, "rivals": errors, "samples_s": samples})
+    return Outcome(metrics={"forms": {}, "rivals": seen, "samples_s": samples})
 
 
-def rival(config: Config, device: str, name: str) -> list[float]:
-    """The seconds of torch's own iterations under a setting.
+def rival(config: Config, device: str, name: str) -> dict[str, Any]:
+    """The seconds of torch's own iterations under a setting, and the workspace seen.
 
     It leaves the setting as it is: for a process of its own.
     """
-    limit, cudnn = SETTINGS[name], torch.backends.cudnn
+    limit, cudnn = SETTINGS[name][0], torch.backends.cudnn
     cudnn.benchmark, cudnn.benchmark_limit = limit is not None, limit or 0
     with machine(config, device), rounding(config, device):
         step = partial(iteration, *building.build_network(config, device))
-        timed = time_interleaved({"": step}, warmup=2, repeats=config["repeats"], device=device)
-        return list(timed[""].samples_s)
+        step()  # chooses the plans
+        with _Workspace(device) as seen:
+            step()
+        timed = time_interleaved({"": step}, warmup=1, repeats=config["repeats"], device=device)
+        return {"samples_s": list(timed[""].samples_s), "seen_bytes": seen.largest}
+
+
+class _Workspace(TorchDispatchMode):
+    """The largest allocation of a convolution on an accelerator besides its result, in bytes."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device, self.largest = device, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watched = "convolution" in func.overloadpacket.__name__
+        if not watched or not accelerator.is_accelerator(self._device):
+            return func(*args, **(kwargs or {}))
+        accelerator.reset_peak_memory(self._device)
+        result = func(*args, **(kwargs or {}))
+        inside = accelerator.max_memory_allocated(self._device)
+        inside -= accelerator.memory_allocated(self._device)
+        self.largest = max(self.largest, inside)
+        return result
 
 
 def timed_forms(

@@ -120,23 +120,24 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def _row(record: Record, name: str) -> dict[str, Any]:
     """A form of a network; or torch's own under another setting, over its own choice of plans."""
-    rivals, outcome = record.metrics.get("rivals", {}), record.metrics["forms"].get(name, {})
+    rival = record.metrics.get("rivals", {}).get(name)
+    outcome = rival or record.metrics["forms"].get(name, {})
     samples = [sample[name] for sample in record.metrics["samples_s"] if name in sample]
     taken = ms(statistics.median(map(statistics.median, samples)) if samples else None)
     limit = f"{name.split()[1]} in all" if name.startswith("WD") else DASH
-    if name.startswith("WR"):
+    if "capped" in name or name.startswith("WR"):
         limit = f"{record.config['limit_mib']:g} each"
     if refused(outcome):
         taken = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
     elif untouched(record, name):
         taken = "left as it was"
-    elif rivals.get(name):
+    elif "error" in outcome:
         taken = "failed"
     over_torch = or_none(gain, record, *_most_rounds(record, PLAIN, name))
     changed = outcome.get("gradient_error")
     return {
         "network": network_name(record),
-        "form": f"torch's own, {name}" if name in rivals else name,
+        "form": f"torch's own, {name}" if rival else name,
         "limit (MiB)": limit,
         "paper": times(CLAIM.effect_of(record.config["role"])) if name == DIVIDED else DASH,
         "over undivided": str(or_none(gain, record, UNDIVIDED, name) or DASH),
