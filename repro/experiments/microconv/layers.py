@@ -385,11 +385,7 @@ def draw_shares(
 ) -> "Figure":
     """Draw the workspace of kernels under WR and under WD as paired bars.
 
-    Args:
-        kernels: One pair each.
-        each_mib: The limit of each under WR.
-        total_mib: The limit of all together under WD.
-        largest_mib: The right end of the axis; by default that of the bars.
+    The axis ends at `largest_mib`, by default with the bars.
     """
     from repro import plots
 

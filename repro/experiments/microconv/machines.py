@@ -63,14 +63,13 @@ def _sizes(split: Mapping[str, int]) -> str:
 
 def figure13_table(results: Results) -> list[dict[str, Any]]:
     """Mini-batches shared out among unequal devices, ours and then the paper's."""
+    k80 = "the paper's K80 (two GK210) + K20Xm"
     rows = [[*one, ms(s), times(gain), times(even)] for *one, s, gain, even in splits(results)]
-    split = _sizes(FIGURE["split_k80_k20"])
-    k80, every, even = (
-        times(FIGURE[key]) for key in ("speedup_k80_k20", "speedup_all", "even_slowdown")
-    )
-    rows.append(["the paper's 750Ti + K20Xm", DASH, DASH, DASH, even])
-    rows.append(["the paper's K80 (two GK210) + K20Xm", split, DASH, k80, DASH])
-    rows.append(["all of the paper's GPUs", DASH, DASH, every, DASH])
+    rows += [
+        ["the paper's 750Ti + K20Xm", DASH, DASH, DASH, times(FIGURE["even_slowdown"])],
+        [k80, _sizes(FIGURE["split_k80_k20"]), DASH, times(FIGURE["speedup_k80_k20"]), DASH],
+        ["all of the paper's GPUs", DASH, DASH, times(FIGURE["speedup_all"]), DASH],
+    ]
     heads = ("devices", "batch sizes", "slowest (ms)", "over the best one", "even is slower by")
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
@@ -86,11 +85,9 @@ def figure(results: Results) -> "Figure":
             if even:
                 evenly.append((name, FIGURE["even_slowdown"], even, None))
     groups = {"speed-up over the better device alone": together, "time of an even split": evenly}
-    title, told = (
-        runs.title_of(results.first("cluster"), "ResNet-18"),
-        "over the better device alone",
-    )
-    return measured.draw_effects(groups, f"{told}, or over the best split", title)
+    title = runs.title_of(results.first("cluster"), "ResNet-18")
+    told = "over the better device alone, or over the best split"
+    return measured.draw_effects(groups, told, title)
 
 
 FIGURE13 = runs.artefact(

@@ -87,10 +87,8 @@ def conv2(profile: str) -> Run:
         return replace(conv2("quick"), seeds=PROCESSES)
     if profile == "gpu":
         return _layer(profile, "conv2")
-    policy, batch = (
-        "powerOfTwo" if profile == "quick" else "all",
-        profile_of(profile)["conv2_batch"],
-    )
+    policy = "powerOfTwo" if profile == "quick" else "all"
+    batch = profile_of(profile)["conv2_batch"]
     return _layer(profile, "conv2", kinds=["forward"], policy=policy, batch=batch)
 
 
