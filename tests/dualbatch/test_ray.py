@@ -75,7 +75,7 @@ def run(**options):
     assert [entry.epoch for entry in result.history] == list(range(1, count + 1))
     times = [c.time_s for c in result.log]
     assert times == sorted(times)
-    assert result.engine == "ray" and math.isnan(result.history[-1].virtual_time_s)
+    assert math.isnan(result.history[-1].virtual_time_s)
     assert result.history[-1].wall_time_s >= times[-1] > 0
     return result
 
